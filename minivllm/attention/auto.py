@@ -1,0 +1,19 @@
+"""attention=auto: the fastest backend that can serve the model here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.eager import EagerBackend
+from minivllm.attention.sdpa import SDPABackend
+from minivllm.cache.kv import KVCache
+from minivllm.errors import BadInput
+
+
+def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
+    """The first backend, fastest first, whose constraints hold; its name goes into the record."""
+    try:
+        return SDPABackend(specs, kv)
+    except BadInput:
+        return EagerBackend(specs, kv)

@@ -1,0 +1,44 @@
+"""What a model asks of attention, and what an attention backend must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minivllm.engine.step import StepBatch
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention: its shape and its constants."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None  # a token sees this many positions, its own included
+    soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap)
+
+
+class AttentionBackend(Protocol):
+    """Attention over the paged cache. The constructor checks every constraint and raises BadInput
+    with what to use instead."""
+
+    name: str
+
+    def prepare(self, batch: StepBatch) -> Any:
+        """Work out once a step what all layers share; the result travels as `batch.attention`."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
+        """Write k and v into the cache at `batch.slot_mapping`, then attend.
+
+        Args:
+            layer: index of the layer (selects its cache and its AttentionSpec).
+            q: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim], rotated.
+
+        Returns:
+            [tokens, num_heads, head_dim] in q's dtype.
+        """

@@ -1,0 +1,66 @@
+"""attention=eager: the definition of attention, written out. The reference for every other backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minivllm.attention.base import AttentionSpec
+from minivllm.cache.kv import KVCache
+
+if TYPE_CHECKING:
+    from minivllm.engine.step import StepBatch
+
+
+def visible(query_len: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:
+    """Which keys each of the last `query_len` of `seq_len` positions may see. bool [query_len, seq_len]."""
+    queries = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
+    keys = torch.arange(seq_len, device=device)[None, :]
+    mask = keys <= queries
+    if window is not None:
+        mask &= keys > queries - window
+    return mask
+
+
+class EagerBackend:
+    """Scores, mask, softmax in float32, weighted sum: one request after another.
+
+    Takes every shape, dtype, window and soft cap.
+    """
+
+    name = "eager"
+
+    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
+        self.specs = specs
+        self.kv = kv
+
+    def prepare(self, batch: StepBatch) -> None:
+        """Nothing is shared between layers."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
+        """See AttentionBackend."""
+        spec = self.specs[layer]
+        self.kv.write(layer, batch.slot_mapping, k, v)
+        groups = spec.num_heads // spec.num_kv_heads
+        out = torch.empty_like(q)
+        start = 0
+        for row, (query_len, seq_len) in enumerate(
+            zip(batch.query_lens_host, batch.seq_lens_host, strict=True)
+        ):
+            part = slice(start, start + query_len)
+            start += query_len
+            blocks = -(-seq_len // self.kv.layout.block_size)
+            keys, values = (
+                cached[0].repeat_interleave(groups, dim=1)  # [seq_len, num_heads, head_dim]
+                for cached in self.kv.gather(layer, batch.block_table[row : row + 1, :blocks], seq_len)
+            )
+            scores = torch.einsum("qhd,khd->hqk", q[part].float(), keys.float()) * spec.scale
+            if spec.soft_cap is not None:
+                scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+            scores.masked_fill_(~visible(query_len, seq_len, spec.window, q.device), float("-inf"))
+            weights = torch.softmax(scores, dim=-1).to(q.dtype)
+            out[part] = torch.einsum("hqk,khd->qhd", weights, values)
+        return out

@@ -1,0 +1,42 @@
+"""cache=paged: small blocks handed out as sequences grow."""
+
+from __future__ import annotations
+
+from minivllm.cache.manager import CacheLayout
+from minivllm.errors import BadInput
+
+
+class PagedCache:
+    """Paged KV cache (PagedAttention, Kwon et al. 2023): at most one block a request is partly empty.
+
+    Args:
+        block_size: tokens a block.
+        num_blocks: blocks to allocate; None takes what `memory_fraction` allows, and no more than
+            `max_num_seqs` requests of full length could use.
+        memory_fraction: share of the memory free after loading the weights.
+    """
+
+    name = "paged"
+
+    def __init__(
+        self, block_size: int = 16, num_blocks: int | None = None, memory_fraction: float = 0.5
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.memory_fraction = memory_fraction
+
+    def layout(
+        self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
+    ) -> CacheLayout:
+        """See CachePolicy."""
+        usable = self.num_blocks
+        if usable is None:
+            affordable = int(available_bytes * self.memory_fraction) // (bytes_per_token * self.block_size)
+            usable = min(affordable, -(-max_model_len // self.block_size) * max_num_seqs)
+        if usable < 1:
+            raise BadInput(
+                f"the KV cache gets no block of {self.block_size} tokens: {self.memory_fraction:g} of "
+                f"{available_bytes / 2**20:.0f} MiB free is too little; raise cache.memory_fraction, "
+                "or set cache.num_blocks"
+            )
+        return CacheLayout(self.block_size, usable + 1)

@@ -1,0 +1,108 @@
+"""Blocks of KV cache: who owns which, and who gets one next. Pure Python, no tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockTable:
+    """The cache blocks of one request, in order of position.
+
+    It grows at the end; only rollback and eviction may change it otherwise, and each such change
+    bumps `version`, so that a copy on the device knows when it is stale.
+    """
+
+    __slots__ = ("blocks", "version")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Add blocks at the end; what is mirrored of the front stays valid."""
+        self.blocks.extend(blocks)
+
+    def truncate(self, length: int) -> list[int]:
+        """Keep the first `length` blocks and return the others, last one first."""
+        removed = self.blocks[length:][::-1]
+        if removed:
+            del self.blocks[length:]
+            self.version += 1
+        return removed
+
+
+class BlockPool:
+    """A fixed number of blocks with reference counts and a free list in LRU order.
+
+    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the
+    list (least recently used) and a request's blocks come back last one first, so that the front
+    of a sequence, which others may share, survives longest. Design after vLLM's block pool.
+
+    Args:
+        num_blocks: all blocks, the reserved one included; at least 2.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"a block pool needs at least 2 blocks (one is reserved), got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.allocated_total = 0  # liveness counter: blocks ever handed out
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can ever be allocated."""
+        return self.num_blocks - 1
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held by at least one request."""
+        return self.num_usable - self.num_free
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` blocks, or none of them (None) if too few are free."""
+        if count > len(self._free):
+            return None
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self.ref_counts[block] = 1
+        self.allocated_total += count
+        return blocks
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block in use."""
+        if self.ref_counts[block] < 1:
+            raise ValueError(f"block {block} is free and cannot be shared")
+        self.ref_counts[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each block, in the order given; unreferenced ones become free."""
+        for block in blocks:
+            if self.ref_counts[block] < 1:
+                raise ValueError(f"block {block} was released more often than it was taken")
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self._free[block] = None
+
+    def check_integrity(self, tables: Iterable[BlockTable]) -> None:
+        """Assert that references, tables and the free list agree. Costs O(blocks); for tests."""
+        references = [0] * self.num_blocks
+        for table in tables:
+            for block in table.blocks:
+                references[block] += 1
+        assert references == self.ref_counts, "reference counts differ from the block tables"
+        assert references[0] == 0, "the reserved block is in use"
+        free = set(self._free)
+        assert all((block in free) == (references[block] == 0) for block in range(1, self.num_blocks)), (
+            "a block is both free and used, or neither"
+        )

@@ -1,0 +1,307 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor
+
+from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.cache.kv import KVCache, bytes_per_token
+from minivllm.cache.manager import CacheManager, CachePolicy
+from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.events import EventBus, StepTimed
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request, RequestState
+from minivllm.engine.runner import Runner
+from minivllm.engine.sampler import sample, top_logprobs
+from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
+from minivllm.engine.tokenizer import Detokenizer, Tokenizer
+from minivllm.errors import BadInput
+from minivllm.models.loading import LoadedModel
+
+AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One new token of one request."""
+
+    request: Request
+    token_id: int
+    text: str  # new text that is certain; "" without a tokenizer or while a character is incomplete
+    finish_reason: str | None
+    logprobs: dict[int, float] | None = None
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+class Engine:
+    """Owns scheduler, cache, model and sampler, and moves requests through them.
+
+    Args:
+        loaded: the model and what it says of itself.
+        tokenizer: None serves token ids only.
+        policy: the batching policy.
+        cache: how the KV cache is cut up.
+        attention: makes the attention backend from the model's layers and the cache.
+        device: where everything lives.
+        seed: seeds of requests that bring none are derived from it.
+
+    Raises:
+        BadInput: an option cannot serve this model here.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer | None,
+        policy: BatchingPolicy,
+        cache: CachePolicy,
+        attention: AttentionFactory,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        self.loaded = loaded
+        self.tokenizer = tokenizer
+        self.max_model_len = loaded.max_model_len
+        self.seed = seed
+        self.events = EventBus()
+        specs = loaded.model.attention_specs
+        layout = cache.layout(
+            bytes_per_token=bytes_per_token(specs, loaded.model.dtype),
+            available_bytes=free_memory(device),
+            max_model_len=self.max_model_len,
+            max_num_seqs=policy.max_num_seqs,
+        )
+        self.kv = KVCache(specs, layout, loaded.model.dtype, device)
+        self.cache = CacheManager(layout)
+        self.scheduler = Scheduler(policy, self.cache, self.events)
+        self.runner = Runner(loaded.model, attention(specs, self.kv), layout.block_size, device)
+        self._requests: dict[str, Request] = {}
+        self._detokenizers: dict[str, Detokenizer] = {}
+        self._num_added = 0
+        self._last_step_end: float | None = None
+        self.prompt_logprobs: dict[str, list[dict[int, float]]] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_unfinished
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, detokenize: bool = True
+    ) -> Request:
+        """Queue a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt_token_ids: the prompt.
+            params: how to decode.
+            detokenize: also make text (always so when there are stop strings).
+
+        Raises:
+            BadInput: the prompt is empty, too long or holds unknown ids; the request can never fit;
+                stop strings without a tokenizer.
+        """
+        self._check(request_id, prompt_token_ids, params)
+        length = len(prompt_token_ids)
+        allowed = self.max_model_len - length
+        seed = params.seed if params.seed is not None else hash((self.seed, self._num_added)) & (2**63 - 1)
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_num_tokens=length + min(params.max_tokens or allowed, allowed),
+            seed=seed,
+            eos_token_ids=self.loaded.config.eos_token_ids,
+        )
+        self.scheduler.add(request)
+        self._num_added += 1
+        self._requests[request_id] = request
+        if self.tokenizer is not None and (detokenize or params.stop):
+            self._detokenizers[request_id] = Detokenizer(self.tokenizer, params.stop)
+        return request
+
+    def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        vocab = self.loaded.config.vocab_size
+        if request_id in self._requests:
+            raise BadInput(f"request {request_id} is already being served; choose another id")
+        if not prompt:
+            raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
+        if len(prompt) >= self.max_model_len:
+            raise BadInput(
+                f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
+                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise BadInput(f"request {request_id}: prompt token ids must be in [0, {vocab})")
+        if params.stop and self.tokenizer is None:
+            raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+
+    def abort(self, request_id: str) -> None:
+        """End a request early; unknown and finished ones are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, "abort")
+
+    def step(self) -> list[TokenOutput]:
+        """Plan, compute and sample one step; the tokens it produced."""
+        begin = time.perf_counter()
+        plan = self.scheduler.plan()
+        if not plan.scheduled:
+            return []
+        planned = time.perf_counter()
+        batch = self.runner.prepare(plan.scheduled)
+        prepared = time.perf_counter()
+        logits = self.runner.forward(batch)
+        computed = time.perf_counter()
+        sampling = [part.request for part in plan.scheduled if part.samples]
+        if len(logits) != len(sampling):
+            logits = self._take_prompt_logprobs(plan, logits)
+        sampled = sample(logits, sampling) if sampling else []
+        chosen = time.perf_counter()
+        for part in plan.scheduled:
+            self.scheduler.computed(part)
+        # The cache is fullest now, before finished requests leave it.
+        wasted = self.cache.waste(self.scheduler.running) if self.events else (0, 0)
+        used = self.cache.pool.num_used
+        outputs = [
+            self._accept(request, pick.token_id, pick.logprobs)
+            for request, pick in zip(sampling, sampled, strict=True)
+        ]
+        end = time.perf_counter()
+        if self.events:
+            marks = (begin, planned, prepared, computed, chosen, end)
+            self._tell(plan, batch, marks, used, wasted)
+        self._last_step_end = end if self.has_unfinished else None
+        return outputs
+
+    def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
+        """Add a sampled token to its request and end the request if that was the last one."""
+        reason = request.append(token_id)
+        text = ""
+        detokenizer = self._detokenizers.get(request.request_id)
+        if detokenizer is not None:
+            text = detokenizer.push(token_id)
+            if reason is not None:
+                text += detokenizer.finish()
+            if detokenizer.stopped:
+                reason = "stop"
+        if reason is not None:
+            self._finish(request, reason)
+        return TokenOutput(request, token_id, text, reason, logprobs)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        self.scheduler.finish(request, reason)
+        del self._requests[request.request_id]
+        self._detokenizers.pop(request.request_id, None)
+
+    def _take_prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> Tensor:
+        """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
+        rows: list[int] = []
+        row = 0
+        for part in plan.scheduled:
+            request = part.request
+            count = request.params.prompt_logprobs
+            if count is None:
+                if part.samples:
+                    rows.append(row)
+                    row += 1
+                continue
+            known = self.prompt_logprobs.setdefault(request.request_id, [])
+            for position in range(part.start, min(part.end, request.num_prompt_tokens - 1)):
+                if position == len(known):  # not there yet from before a preemption
+                    following = request.token_ids[position + 1]
+                    entry = top_logprobs(logits[row + position - part.start][None], [following], [count])[0]
+                    assert entry is not None
+                    known.append(entry)
+            row += part.num_tokens
+            if part.samples:
+                rows.append(row - 1)
+        return logits[rows]
+
+    def _tell(
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        marks: tuple[float, float, float, float, float, float],
+        used: int,
+        wasted: tuple[int, int],
+    ) -> None:
+        begin, planned, prepared, computed, chosen, end = marks
+        prefill = sum(
+            part.num_tokens for part in plan.scheduled if part.start < part.request.num_prompt_tokens
+        )
+        self.events.emit(
+            StepTimed(
+                start_s=time.monotonic() - (time.perf_counter() - begin),
+                num_requests=len(plan.scheduled),
+                num_tokens=plan.num_tokens,
+                num_prefill_tokens=prefill,
+                context_tokens=sum(batch.seq_lens_host),
+                waiting=len(self.scheduler.waiting),
+                kv_blocks_used=used,
+                kv_blocks_total=self.cache.pool.num_usable,
+                kv_slots_wasted=wasted[0],
+                kv_slots_allocated=wasted[1],
+                schedule_ms=(planned - begin) * 1e3,
+                prepare_ms=(prepared - planned) * 1e3,
+                forward_ms=(computed - prepared) * 1e3,
+                sample_ms=(chosen - computed) * 1e3,
+                emit_ms=(end - chosen) * 1e3,
+                gap_ms=(begin - self._last_step_end) * 1e3 if self._last_step_end is not None else 0.0,
+            )
+        )
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.
+
+        It goes through the same cache, attention and chunking as a request does.
+
+        Raises:
+            BadInput: the sequence is empty or longer than the context or the cache.
+            RuntimeError: requests are being served.
+        """
+        if self.has_unfinished:
+            raise RuntimeError("logits() shares the cache with requests: finish or abort them first")
+        if not 0 < len(token_ids) <= self.max_model_len:
+            raise BadInput(
+                f"logits of {len(token_ids)} tokens: give 1 to {self.max_model_len}, the context's length"
+            )
+        request = Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0)
+        if not self.cache.grow(request, len(token_ids)):
+            raise BadInput(
+                f"{len(token_ids)} tokens do not fit the KV cache of {self.cache.capacity_tokens}; "
+                "raise cache.num_blocks or cache.memory_fraction"
+            )
+        try:
+            step = (
+                self.scheduler.policy.max_num_batched_tokens
+                if self.scheduler.policy.chunked_prefill
+                else None
+            )
+            pieces = []
+            for start in range(0, len(token_ids), step or len(token_ids)):
+                count = min(step or len(token_ids), len(token_ids) - start)
+                batch = self.runner.prepare([ScheduledRequest(request, start, count)], all_logits=True)
+                pieces.append(self.runner.forward(batch).float())
+            return torch.cat(pieces)
+        finally:
+            self.cache.free(request)
+
+    def abort_all(self) -> None:
+        """End every request; the cache is empty afterwards."""
+        for request in list(self._requests.values()):
+            if request.state is not RequestState.DONE:
+                self._finish(request, "abort")

@@ -1,0 +1,105 @@
+"""How one request is to be decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minivllm.errors import BadInput
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Decoding parameters of one request, named as vLLM names them; checked when made.
+
+    Args:
+        max_tokens: most tokens to generate; None goes on to the end of the context.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p (nucleus sampling,
+            Holtzman et al. 2020).
+        min_p: keep tokens at least this fraction as likely as the likeliest one.
+        repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens that
+            occur in the prompt or the output (CTRL, Keskar et al. 2019).
+        presence_penalty: subtracted once from the logits of tokens in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
+            None lets the engine derive a seed for each request.
+        n: completions per prompt.
+        beam_width: beams of a beam search; 1 is no beam search.
+        stop: strings that end the output; they are not part of the text.
+        stop_token_ids: token ids that end the output.
+        ignore_eos: go on past the model's end-of-sequence token.
+        logprobs: also return the log-probabilities of this many most likely tokens at each step
+            (and of the chosen one); None returns none.
+        prompt_logprobs: the same for every prompt token after the first.
+        priority: lower runs first.
+        deadline_ms: milliseconds after arrival by which the request should have ended.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    beam_width: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    deadline_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        rules = (
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or null"),
+            (
+                "min_tokens",
+                0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
+                "in [0, max_tokens]",
+            ),
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
+            ("n", self.n >= 1, "at least 1"),
+            ("beam_width", self.beam_width == 1, "1: beam search is not built"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or null"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+                "0 or more, or null",
+            ),
+            ("priority", self.priority == 0, "0: requests run in order of arrival"),
+            ("deadline_ms", self.deadline_ms is None, "null: deadlines are not built"),
+        )
+        for name, holds, wanted in rules:
+            if not holds:
+                raise BadInput(f"decoding.{name}={getattr(self, name)!r} must be {wanted}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens seen so far."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

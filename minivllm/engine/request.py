@@ -1,0 +1,101 @@
+"""A request: its tokens, how far they are computed, and its state."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from minivllm.cache.pool import BlockTable
+from minivllm.engine.params import SamplingParams
+
+
+class RequestState(StrEnum):
+    """Life of a request."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    DONE = "done"
+
+
+class Request:
+    """One sequence being generated.
+
+    The scheduler needs three integers of it: tokens known (`num_tokens`), tokens computed
+    (`num_computed_tokens`), tokens allowed (`max_num_tokens`).
+
+    Args:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: at least one token.
+        params: decoding parameters.
+        max_num_tokens: prompt and output together may not exceed this.
+        seed: of the sampling noise.
+    """
+
+    __slots__ = (
+        "block_table",
+        "finish_reason",
+        "max_num_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "request_id",
+        "seed",
+        "state",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_num_tokens: int,
+        seed: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.max_num_tokens = max_num_tokens
+        self.params = params
+        self.seed = seed
+        self.stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self.state = RequestState.WAITING
+        self.block_table = BlockTable()
+        self.num_preemptions = 0
+        self.finish_reason: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt and what was generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the next token may end the output."""
+        return self.num_output_tokens >= self.params.min_tokens
+
+    def append(self, token_id: int) -> str | None:
+        """Add a generated token; the reason if it is the last one: "stop" or "length"."""
+        stops = self.may_stop and token_id in self.stop_ids
+        self.token_ids.append(token_id)
+        if stops:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.max_num_tokens else None

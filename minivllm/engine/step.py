@@ -1,0 +1,63 @@
+"""The two frozen records that carry one step: what to do (plan), and the tensors to do it with (batch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the scheduler imports this file and must stay free of torch
+    from torch import Tensor
+
+    from minivllm.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: compute tokens [start, start + num_tokens)."""
+
+    request: Request
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last token computed in this step."""
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the request's last known token and so chooses the next one."""
+        return self.end == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The scheduler's decision for one step. Pure Python; nothing of it is a tensor."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(part.num_tokens for part in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step's tensors, ragged (no padding), passed through model, layer and attention.
+
+    Requests lie one after another along the token axis. T tokens, R requests, B blocks of the
+    longest request, L rows whose logits are wanted.
+    """
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T], position of each token in its sequence
+    slot_mapping: Tensor  # int64 [T], where each token's key and value are written in the cache
+    query_start_loc: Tensor  # int32 [R + 1], first token of each request; the last entry is T
+    seq_lens: Tensor  # int32 [R], cached plus new tokens of each request
+    block_table: Tensor  # int32 [R, B], cache blocks of each request, padded with block 0
+    logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
+    query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
+    seq_lens_host: tuple[int, ...]
+    attention: Any = None  # what the attention backend's prepare() made of this batch

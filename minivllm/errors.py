@@ -1,0 +1,13 @@
+"""The one exception that means: the input is wrong, not the program."""
+
+from __future__ import annotations
+
+
+class BadInput(ValueError):
+    """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
+
+    The command line prints the line and exits with code 2; nothing has been written by then.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

@@ -1,0 +1,138 @@
+"""Every attention backend against plain softmax attention over the whole sequence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention.auto import select
+from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.eager import EagerBackend
+from minivllm.attention.sdpa import SDPABackend
+from minivllm.cache.kv import KVCache
+from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.engine.runner import Runner
+from minivllm.engine.step import ScheduledRequest
+from minivllm.errors import BadInput
+
+CPU = torch.device("cpu")
+LENGTHS = (1, 5, 16, 17, 40)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """Attention of a whole sequence, [tokens, heads, head_dim], in float64."""
+    groups = spec.num_heads // spec.num_kv_heads
+    q, k, v = q.double(), k.double().repeat_interleave(groups, 1), v.double().repeat_interleave(groups, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
+    if spec.soft_cap:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))[None, :]
+    hidden = (distance < 0) | (distance >= (spec.window or len(q)))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def run_in_pieces(
+    make: Callable[..., AttentionBackend],
+    spec: AttentionSpec,
+    layout: CacheLayout,
+    dtype: torch.dtype,
+    seed: int,
+) -> list[tuple[Tensor, Tensor]]:
+    """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    kv = KVCache([spec, spec], layout, dtype, CPU)
+    for cache in (*kv.keys, *kv.values):  # poisoned: what is read must have been written
+        cache[1:] = torch.nan if layout.block_size == 1 else 1e4
+    manager = CacheManager(layout)
+    backend = make([spec, spec], kv)
+    runner = Runner(nn.Identity(), backend, layout.block_size, CPU)
+    heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    requests, data, outputs = [], [], []
+    for index, length in enumerate(LENGTHS):
+        requests.append(
+            Request(str(index), [0] * length, SamplingParams(), max_num_tokens=length + 1, seed=0)
+        )
+        data.append(tuple(torch.randn(length, h, size).to(dtype) for h in (heads, kv_heads, kv_heads)))
+        outputs.append(torch.full((length, heads, size), torch.nan, dtype=dtype))
+    while any(r.num_computed_tokens < r.num_tokens for r in requests):
+        parts = []
+        for r in requests:
+            remaining = r.num_tokens - r.num_computed_tokens
+            if remaining and rng.random() < 0.7:
+                count = rng.choice([1, rng.randint(1, remaining), remaining])
+                assert manager.grow(r, r.num_computed_tokens + count)
+                parts.append(ScheduledRequest(r, r.num_computed_tokens, count))
+        if not parts:
+            continue
+        rng.shuffle(parts)
+        batch = runner.prepare(parts)
+        q, k, v = (
+            torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]) for i in range(3)
+        )
+        out = backend.forward(1, q, k, v, batch)
+        start = 0
+        for p in parts:
+            outputs[int(p.request.request_id)][p.start : p.end] = out[start : start + p.num_tokens]
+            p.request.num_computed_tokens = p.end
+            start += p.num_tokens
+    return [(out, reference(*qkv, spec)) for out, qkv in zip(outputs, data, strict=True)]
+
+
+SPECS = {
+    "multi-head": AttentionSpec(4, 4, 16, 0.25),
+    "grouped": AttentionSpec(6, 2, 16, 0.25),
+    "one kv head, odd size": AttentionSpec(3, 1, 24, 0.2),
+    "window": AttentionSpec(4, 2, 16, 0.25, window=7),
+    "soft cap": AttentionSpec(4, 2, 16, 0.25, soft_cap=5.0),
+}
+LAYOUTS = {"paged": CacheLayout(4, 40), "block of one": CacheLayout(1, 120), "contiguous": CacheLayout(48, 6)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("make", [EagerBackend, SDPABackend], ids=["eager", "sdpa"])
+def test_matches_reference(
+    make: Callable[..., AttentionBackend], spec: AttentionSpec, layout: CacheLayout
+) -> None:
+    if make is SDPABackend and spec.soft_cap:
+        pytest.skip("refused, see below")
+    for seed in range(3):
+        for out, expected in run_in_pieces(make, spec, layout, torch.float32, seed):
+            torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_error_is_at_most_twice_that_of_eager(dtype: torch.dtype) -> None:
+    def error(make: Callable[..., AttentionBackend]) -> float:
+        pairs = run_in_pieces(make, SPECS["grouped"], LAYOUTS["paged"], dtype, seed=0)
+        return max(float((out.double() - expected).abs().max()) for out, expected in pairs)
+
+    assert error(SDPABackend) <= 2 * error(EagerBackend) + 1e-6
+
+
+def test_soft_cap_is_refused_by_sdpa_and_auto_goes_on_to_eager() -> None:
+    spec = SPECS["soft cap"]
+    kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
+    with pytest.raises(BadInput, match="use attention=eager"):
+        SDPABackend([spec], kv)
+    assert select([spec], kv).name == "eager"
+    assert select([SPECS["grouped"]], kv).name == "sdpa"
+
+
+def test_padding_block_is_never_written() -> None:
+    spec, layout = SPECS["grouped"], LAYOUTS["paged"]
+    kv = KVCache([spec], layout, torch.float32, CPU)
+    manager = CacheManager(layout)
+    runner = Runner(nn.Identity(), SDPABackend([spec], kv), 4, CPU)
+    request = Request("a", [1] * 9, SamplingParams(), max_num_tokens=10, seed=0)
+    manager.grow(request, 9)
+    batch = runner.prepare([ScheduledRequest(request, 0, 9)])
+    assert int(batch.slot_mapping.min()) >= layout.block_size
+    assert len(set(batch.slot_mapping.tolist())) == 9

@@ -1,0 +1,95 @@
+"""The block pool under arbitrary use, with its integrity checked after every step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from minivllm.cache.pool import BlockPool, BlockTable
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Tables grow, shrink, share blocks and go, in any order."""
+
+    tables = Bundle("tables")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(9)
+        self.live: list[BlockTable] = []
+
+    @rule(target=tables)
+    def create(self) -> BlockTable:
+        table = BlockTable()
+        self.live.append(table)
+        return table
+
+    @rule(table=tables, count=st.integers(0, 5))
+    def grow(self, table: BlockTable, count: int) -> None:
+        free = self.pool.num_free
+        blocks = self.pool.allocate(count)
+        if count > free:
+            assert blocks is None
+            assert self.pool.num_free == free
+        else:
+            assert blocks is not None
+            assert len(set(blocks)) == count
+            assert 0 not in blocks
+            table.extend(blocks)
+
+    @rule(target=tables, table=tables)
+    def fork(self, table: BlockTable) -> object:
+        copy = BlockTable()
+        for block in table.blocks:
+            self.pool.share(block)
+        copy.extend(table.blocks)
+        self.live.append(copy)
+        return multiple(copy)
+
+    @rule(table=tables, length=st.integers(0, 4))
+    def truncate(self, table: BlockTable, length: int) -> None:
+        version, before = table.version, len(table)
+        self.pool.release(table.truncate(length))
+        assert len(table) == min(before, length)
+        assert (table.version > version) == (before > length)
+
+    @rule(table=consumes(tables))
+    def drop(self, table: BlockTable) -> None:
+        self.pool.release(table.truncate(0))
+        self.live = [other for other in self.live if other is not table]
+
+    @invariant()
+    def holds_together(self) -> None:
+        self.pool.check_integrity(self.live)
+        assert self.pool.num_used + self.pool.num_free == self.pool.num_usable
+
+
+TestPool = PoolMachine.TestCase
+
+
+def test_least_recently_freed_goes_first_and_tails_before_heads() -> None:
+    pool = BlockPool(5)
+    table = BlockTable()
+    table.extend(pool.allocate(4) or [])
+    head, *_, tail = table.blocks
+    pool.release(table.truncate(0))
+    assert pool.allocate(1) == [tail]
+    assert pool.allocate(3)[-1] == head  # type: ignore[index]
+
+
+def test_misuse_is_refused() -> None:
+    pool = BlockPool(3)
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release([1])
+    with pytest.raises(ValueError, match="cannot be shared"):
+        pool.share(2)
+    with pytest.raises(ValueError, match="at least 2"):
+        BlockPool(1)
+
+
+def test_integrity_check_sees_a_leak() -> None:
+    pool = BlockPool(4)
+    pool.allocate(1)
+    with pytest.raises(AssertionError, match="reference counts"):
+        pool.check_integrity([])

@@ -1,0 +1,152 @@
+"""Sampling: distributions, filters, penalties, and independence from the batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.engine.sampler import exponential_noise, filter_probs, sample
+from minivllm.errors import BadInput
+
+
+def request(
+    params: SamplingParams, tokens: list[int] | None = None, prompt: int = 1, seed: int = 0
+) -> Request:
+    made = Request("r", (tokens or [0])[:prompt], params, max_num_tokens=100, seed=seed, eos_token_ids=(5,))
+    made.token_ids.extend((tokens or [0])[prompt:])
+    return made
+
+
+def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:
+    """Frequencies of each token over `count` seeds."""
+    requests = [request(params, seed=seed) for seed in range(count)]
+    picked = torch.tensor([s.token_id for s in sample(logits.expand(count, -1), requests)])
+    return torch.bincount(picked, minlength=logits.numel()) / count
+
+
+def test_noise_is_exponential_and_depends_on_seed_position_and_token() -> None:
+    seeds, positions = torch.tensor([1, 1, 2, 1 + (1 << 40)]), torch.tensor([7, 8, 7, 7])
+    noise = exponential_noise(seeds, positions, 50_000)
+    assert torch.equal(noise, exponential_noise(seeds, positions, 50_000))
+    assert noise.min() > 0
+    for row in noise:
+        assert row.mean() == pytest.approx(1.0, abs=0.03)
+        assert row.var() == pytest.approx(1.0, abs=0.08)
+    correlation = torch.corrcoef(noise)
+    assert (correlation - torch.eye(4)).abs().max() < 0.02
+    # Neighbouring seeds at one token must look independent too.
+    across = exponential_noise(torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64), 3)
+    assert (torch.corrcoef(across.T) - torch.eye(3)).abs().max() < 0.03
+    assert across.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_frequencies_follow_the_softmax_at_a_temperature() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    for temperature in (0.5, 1.0, 2.0):
+        expected = torch.softmax(logits / temperature, 0)
+        error = (draws(logits, SamplingParams(temperature=temperature)) - expected).abs().max()
+        assert error < 4 * 0.5 / math.sqrt(4000)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(temperature=1, top_k=2), {0, 1}),
+        (SamplingParams(temperature=1, top_p=0.7), {0, 1}),  # 0.64 does not reach 0.7, the next one does
+        (SamplingParams(temperature=1, top_p=0.6), {0}),
+        (SamplingParams(temperature=1, min_p=0.2), {0, 1}),  # 0.24/0.64 is kept, 0.09/0.64 is not
+        (SamplingParams(temperature=1, top_k=3, top_p=0.99), {0, 1, 2}),
+    ],
+)
+def test_filters_keep_exactly_the_tokens_they_should(params: SamplingParams, kept: set[int]) -> None:
+    probs = torch.softmax(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), -1)
+    assert set(filter_probs(probs, [request(params)])[0].nonzero().flatten().tolist()) == kept
+    assert set(draws(torch.tensor([2.0, 1.0, 0.0, -1.0]), params, 500).nonzero().flatten().tolist()) == kept
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.builds(
+            SamplingParams,
+            temperature=st.sampled_from([0.0, 0.7, 1.0]),
+            top_k=st.integers(0, 8),
+            top_p=st.sampled_from([0.5, 0.9, 1.0]),
+            min_p=st.sampled_from([0.0, 0.1]),
+            repetition_penalty=st.sampled_from([1.0, 1.3]),
+            presence_penalty=st.sampled_from([0.0, 0.5]),
+            frequency_penalty=st.sampled_from([0.0, -0.5]),
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_a_token_does_not_depend_on_its_neighbours(params: list[SamplingParams]) -> None:
+    logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(0))
+    requests = [request(p, [3, 4, 3, 9], prompt=2, seed=i) for i, p in enumerate(params)]
+    together = [s.token_id for s in sample(logits, requests)]
+    alone = [sample(logits[i : i + 1], [r])[0].token_id for i, r in enumerate(requests)]
+    backwards = [s.token_id for s in sample(logits.flip(0), requests[::-1])][::-1]
+    assert together == alone == backwards
+
+
+def test_penalties_by_hand() -> None:
+    logits = torch.tensor([[1.0, 1.1, -1.0, 0.0]])
+    greedy = SamplingParams(repetition_penalty=2.0)  # token 1 was seen: 1.1 / 2 falls below 1.0
+    assert sample(logits, [request(greedy, [1])])[0].token_id == 0
+    presence = SamplingParams(presence_penalty=0.2)  # only output counts, and token 1 is in the prompt
+    assert sample(logits, [request(presence, [1])])[0].token_id == 1
+    assert sample(logits, [request(presence, [0, 1])])[0].token_id == 0
+    frequency = SamplingParams(frequency_penalty=0.06)  # two occurrences: 1.1 - 0.12 < 1.0
+    assert sample(logits, [request(frequency, [0, 1])])[0].token_id == 1
+    assert sample(logits, [request(frequency, [0, 1, 1])])[0].token_id == 0
+
+
+def test_end_of_sequence_cannot_come_before_min_tokens() -> None:
+    logits = torch.zeros(1, 8)
+    logits[0, 5], logits[0, 6] = 9.0, 1.0
+    params = SamplingParams(min_tokens=2, max_tokens=10)
+    assert sample(logits, [request(params, [0, 1])])[0].token_id == 6
+    assert sample(logits, [request(params, [0, 1, 1])])[0].token_id == 5
+    assert sample(logits, [request(SamplingParams(), [0, 1])])[0].token_id == 5
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    params = SamplingParams(temperature=0.5, logprobs=2, seed=3)
+    picked = sample(logits, [request(params, seed=11)])[0]
+    expected = torch.log_softmax(logits[0], 0)
+    assert picked.logprobs is not None
+    assert {0, 1, picked.token_id} == set(picked.logprobs)
+    for token, value in picked.logprobs.items():
+        assert value == pytest.approx(float(expected[token]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 3.0},
+        {"n": 0},
+        {"stop": ("",)},
+        {"min_tokens": 20, "max_tokens": 10},
+        {"beam_width": 4},
+        {"priority": 1},
+        {"deadline_ms": 5.0},
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=f"decoding.{next(iter(wrong))}="):
+        SamplingParams(**wrong)  # type: ignore[arg-type]
