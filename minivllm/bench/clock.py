@@ -1,0 +1,28 @@
+"""The clock that every time stamp of a measurement comes from."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class ClockProtocol(Protocol):
+    """What the driver needs of a clock; a test's scripted clock implements it too."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let this much time pass; returns at once if it is not positive."""
+
+
+class Clock:
+    """The machine's monotonic clock: `time.monotonic`, whose seconds engines also stamp their steps with."""
+
+    now = staticmethod(time.monotonic)
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        """Sleep; returns at once if `seconds` is not positive."""
+        if seconds > 0:
+            time.sleep(seconds)

@@ -1,0 +1,296 @@
+"""The driver: hands a workload to any engine as its arrival process says, and stamps every token."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice, pairwise
+
+from minivllm.bench.arrivals import Arrival, Concurrency
+from minivllm.bench.clock import ClockProtocol
+from minivllm.bench.engine import BenchEngine, EngineOutput
+from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+
+PROGRESS_INTERVAL_S = 0.25
+PATIENCE_S = 0.5  # longest wait for a remote engine's next tokens
+WARM_UP_TOKENS = 8
+COMPLETED = ("stop", "length")
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What the driver saw of one request. Times are clock seconds; `token_times` has one entry a token."""
+
+    request_id: str
+    input_tokens: int
+    scheduled_s: float  # when it was due; see `drive`
+    submitted_s: float | None = None  # when the engine was given it
+    started_s: float | None = None  # the engine's first step for it, where the engine says
+    finished_s: float | None = None  # when the driver learned that it had ended
+    token_times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "refused"; None: not finished
+    error: str | None = None  # why it did not complete
+
+    @property
+    def completed(self) -> bool:
+        """Whether it ended as it should and produced something."""
+        return self.finish_reason in COMPLETED and bool(self.token_times)
+
+    @property
+    def status(self) -> str:
+        """ok | empty | aborted | refused | unfinished."""
+        if self.finish_reason in COMPLETED:
+            return "ok" if self.token_times else "empty"
+        return {None: "unfinished", "abort": "aborted"}.get(self.finish_reason, str(self.finish_reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a drive has come."""
+
+    done: int
+    total: int
+    output_tokens: int
+    elapsed_s: float
+
+
+def drive(
+    engine: BenchEngine,
+    workload: Workload,
+    arrival: Arrival,
+    params: SamplingParams,
+    clock: ClockProtocol,
+    on_progress: Callable[[Progress], None] | None = None,
+    deadline_s: float | None = None,
+    seed: int = 0,
+) -> list[RequestTrace]:
+    """Run every request of a workload and trace it. Single-threaded.
+
+    A request's scheduled time is the arrival process's in an open loop, however late the driver gets
+    round to submitting it, and the moment its slot became free in a closed loop. All tokens of one
+    `EngineOutput` share the time at which `poll` returned them.
+
+    Args:
+        engine: answers on the same clock as `clock`.
+        workload: gives each request's `max_tokens` and `ignore_eos`.
+        arrival: when requests are due.
+        params: everything else about decoding. Each request's seed comes from `params.seed` (`seed`
+            where that is None) and the request's index.
+        clock: source of all times.
+        on_progress: called about four times a second and at the end.
+        deadline_s: give up after this many seconds. Requests then unfinished keep the tokens they
+            have and say so; the engine still holds them, so it must be reset or closed.
+        seed: of the arrival process.
+
+    Returns:
+        A trace for each request, in the workload's order. A request that the engine refuses
+        (BadInput) or aborts has the reason in its trace.
+
+    Raises:
+        BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
+        RuntimeError: the engine answered for a request that is not in flight.
+    """
+    return _Drive(engine, workload, arrival, params, clock, on_progress, deadline_s, seed).run()
+
+
+def warm_up(
+    engine: BenchEngine,
+    workload: Workload,
+    arrival: Arrival,
+    params: SamplingParams,
+    clock: ClockProtocol,
+    num_requests: int | None = None,
+    seed: int = 0,
+) -> float | None:
+    """Run requests of the workload with short outputs, as many at a time as the measurement will.
+
+    The caller resets the engine afterwards: the prompts are those that will be measured.
+
+    Args:
+        num_requests: how many; None is one full batch, 0 none.
+
+    Returns:
+        Seconds that it took, or None where nothing was run.
+    """
+    batch = full_batch(engine.info.max_num_seqs, arrival, len(workload))
+    count = batch if num_requests is None else num_requests
+    if count == 0 or not workload.requests:
+        return None
+    requests = tuple(
+        replace(request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
+        for i, request in enumerate(islice(cycle(workload.requests), count))
+    )
+    params = replace(params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests)))
+    start = clock.now()
+    drive(engine, Workload(requests), Concurrency(batch), params, clock, seed=seed)
+    return clock.now() - start
+
+
+def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
+    """Most requests that can run at once."""
+    return min(max_num_seqs, num_requests, arrival.concurrency or num_requests)
+
+
+def request_seed(seed: int, index: int) -> int:
+    """A request's own seed, in [0, 2^31): well mixed, and the same everywhere."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:4], "big") >> 1
+
+
+class _Drive:
+    """One run of the loop; everything that can be made beforehand is made before the clock starts."""
+
+    def __init__(
+        self,
+        engine: BenchEngine,
+        workload: Workload,
+        arrival: Arrival,
+        params: SamplingParams,
+        clock: ClockProtocol,
+        on_progress: Callable[[Progress], None] | None,
+        deadline_s: float | None,
+        seed: int,
+    ) -> None:
+        if params.n != 1:
+            raise BadInput(
+                f"decoding.n={params.n}: a measurement takes one completion a request; set decoding.n=1"
+            )
+        base_seed = seed if params.seed is None else params.seed
+        self.engine, self.clock, self.on_progress = engine, clock, on_progress
+        self.requests = workload.requests
+        self.submissions = [
+            (
+                request.request_id,
+                list(request.prompt_token_ids),
+                _params(params, request, request_seed(base_seed, i)),
+            )
+            for i, request in enumerate(workload.requests)
+        ]
+        self.concurrency = arrival.concurrency
+        self.due = _checked(arrival.schedule(len(workload), seed), len(workload))
+        self.deadline_s = math.inf if deadline_s is None else deadline_s
+        self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
+        self.traces: list[RequestTrace] = []
+        self.open: dict[str, RequestTrace] = {}
+        self.output_tokens = 0
+
+    def run(self) -> list[RequestTrace]:
+        clock, poll = self.clock, self.engine.poll
+        start = now = clock.now()
+        deadline = start + self.deadline_s
+        self.due = [start + offset for offset in self.due]
+        self.free_slots.extend([start] * (self.concurrency or 0))
+        next_report = start if self.on_progress else math.inf
+        while now < deadline:
+            self.submit_due(now)
+            next_due = self.next_due()
+            if self.open:
+                outputs = poll(min(next_due - now, deadline - now, PATIENCE_S))
+                now = clock.now()
+                if outputs:
+                    self.take(outputs, now)
+            elif next_due < math.inf:
+                clock.sleep(min(next_due, deadline) - now)
+                now = clock.now()
+            else:
+                break
+            if now >= next_report:
+                self.report(now - start)
+                next_report = now + PROGRESS_INTERVAL_S
+        self.give_up(now)
+        self.report(now - start)
+        return self.traces
+
+    def next_due(self) -> float:
+        """When the next request is due; infinite if none is, or if it waits for a slot."""
+        if self.concurrency is not None or len(self.traces) == len(self.due):
+            return math.inf
+        return self.due[len(self.traces)]
+
+    def submit_due(self, now: float) -> None:
+        """Submit whatever is due by `now`."""
+        total = len(self.submissions)
+        if self.concurrency is None:
+            while len(self.traces) < total and self.due[len(self.traces)] <= now:
+                self.submit(self.due[len(self.traces)])
+        else:
+            while len(self.traces) < total and self.free_slots:
+                self.submit(self.free_slots.popleft())
+
+    def submit(self, scheduled_s: float) -> None:
+        request_id, prompt, params = self.submissions[len(self.traces)]
+        trace = RequestTrace(request_id, len(prompt), scheduled_s, submitted_s=self.clock.now())
+        self.traces.append(trace)
+        try:
+            self.engine.submit(request_id, prompt, params)
+        except BadInput as refusal:
+            trace.error = str(refusal)
+            self.finish(trace, "refused", self.clock.now())
+        else:
+            self.open[request_id] = trace
+
+    def take(self, outputs: list[EngineOutput], now: float) -> None:
+        """Stamp what one poll returned. The hot path: appends to lists and nothing else."""
+        for output in outputs:
+            try:
+                trace = self.open[output.request_id]
+            except KeyError:
+                raise RuntimeError(
+                    f"the engine answered for {output.request_id}, which is not in flight"
+                ) from None
+            token_ids = output.token_ids
+            if len(token_ids) == 1:
+                trace.token_ids.append(token_ids[0])
+                trace.token_times.append(now)
+            else:
+                trace.token_ids.extend(token_ids)
+                trace.token_times.extend([now] * len(token_ids))
+            self.output_tokens += len(token_ids)
+            if trace.started_s is None:
+                trace.started_s = output.started_s
+            if output.finish_reason is not None:
+                del self.open[output.request_id]
+                if output.finish_reason not in COMPLETED:
+                    trace.error = (
+                        f"the engine ended it after {len(trace.token_ids)} tokens: {output.finish_reason}"
+                    )
+                self.finish(trace, output.finish_reason, now)
+
+    def finish(self, trace: RequestTrace, reason: str, now: float) -> None:
+        trace.finish_reason, trace.finished_s = reason, now
+        if self.concurrency is not None:
+            self.free_slots.append(now)
+
+    def give_up(self, now: float) -> None:
+        """Mark what the deadline cut off."""
+        for trace in self.open.values():
+            trace.error = f"not finished after {self.deadline_s:g} s: {len(trace.token_ids)} tokens came"
+        for request in self.requests[len(self.traces) :]:
+            scheduled = now if self.concurrency is not None else self.due[len(self.traces)]
+            error = f"not submitted within {self.deadline_s:g} s"
+            self.traces.append(
+                RequestTrace(request.request_id, len(request.prompt_token_ids), scheduled, error=error)
+            )
+
+    def report(self, elapsed_s: float) -> None:
+        if self.on_progress:
+            done = len(self.traces) - len(self.open)
+            self.on_progress(Progress(done, len(self.submissions), self.output_tokens, elapsed_s))
+
+
+def _params(params: SamplingParams, request: WorkloadRequest, seed: int) -> SamplingParams:
+    return replace(params, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=seed)
+
+
+def _checked(schedule: list[float], n: int) -> list[float]:
+    ascending = all(a <= b for a, b in pairwise(schedule))
+    if len(schedule) != n or not ascending or not all(0 <= time < math.inf for time in schedule):
+        raise BadInput(
+            f"the arrival process must give {n} ascending times of 0 s or more; it gave {schedule[:8]}..."
+        )
+    return schedule

@@ -1,0 +1,70 @@
+"""The one small interface through which the driver runs any engine, ours or a peer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from minivllm.engine.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineOutput:
+    """Tokens of one request that became available to the caller at one moment."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # "stop" | "length" | "abort"; None while it goes on
+    started_s: float | None = None  # clock time of the request's first step, where the engine knows it
+
+
+@dataclass
+class EngineInfo:
+    """What a loaded engine says of itself; goes into the record."""
+
+    name: str
+    weights: str  # "checkpoint" | "random"
+    fingerprint: str  # of the checkpoint, or of architecture and seed
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    load_s: float
+    compile_s: float | None = None
+    memory: dict[str, int | None] = field(
+        default_factory=dict
+    )  # bytes: weights, weights_16bit, linear, linear_16bit, kv_pool
+    model: dict[str, Any] = field(default_factory=dict)  # what the roofline needs, see roofline.py
+    attention_backend: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class BenchEngine(Protocol):
+    """An engine under test. Single-threaded: the driver calls, the engine answers."""
+
+    info: EngineInfo
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Take a request. Raises BadInput if it can never be served."""
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Run one step (in-process engines) or wait up to `timeout_s` (remote ones) for new tokens."""
+
+    def reset(self) -> None:
+        """Empty caches and zero counters and step records, before a measured window."""
+
+    def steps(self) -> list[dict[str, Any]]:
+        """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens, context_tokens,
+        waiting, kv_blocks_used, kv_blocks_total, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache": {...}}."""
+
+    def text(self, token_ids: list[int]) -> str | None:
+        """Decoded text, or None without a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Raises BadInput without a tokenizer."""
+
+    def close(self) -> None:
+        """Release the engine."""

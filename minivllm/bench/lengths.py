@@ -1,0 +1,108 @@
+"""Lengths of prompts and outputs, as a number or a distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minivllm.errors import BadInput
+
+# What each distribution needs, and what it may have besides.
+PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fixed": (("value",), ()),
+    "uniform": (("min", "max"), ()),
+    "normal": (("mean", "std"), ("min", "max")),
+    "lognormal": (("mean", "std"), ("min", "max")),
+}
+LONGEST = 2**31 - 1
+NAMES = ("value", "mean", "std", "min", "max")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution over whole numbers of tokens.
+
+    `fixed` is `value`; `uniform` takes every length from `min` to `max`, both included; `normal` and
+    `lognormal` have the given `mean` and `std` in tokens before they are rounded and clipped to
+    [`min`, `max`] (1 and unbounded where not given).
+    """
+
+    distribution: str
+    value: int | None = None
+    mean: float | None = None
+    std: float | None = None
+    min: int | None = None
+    max: int | None = None
+
+    @classmethod
+    def parse(cls, knob: str, spec: int | Mapping[str, Any]) -> Lengths:
+        """Read a length knob: a whole number, or a mapping with `distribution` and its parameters.
+
+        Parameters that are None count as not given, so that an option file can show them all.
+
+        Raises:
+            BadInput: naming `knob` and what is wrong with it.
+        """
+        if not isinstance(spec, Mapping):
+            return cls("fixed", value=_tokens(knob, spec))
+        given = {str(key): value for key, value in spec.items() if value is not None}
+        name = given.pop("distribution", None)
+        if not isinstance(name, str) or name not in PARAMETERS:
+            raise BadInput(f"{knob}.distribution={name!r} must be one of {', '.join(PARAMETERS)}")
+        required, optional = PARAMETERS[name]
+        surplus = [key for key in given if key not in required + optional]
+        if surplus:
+            unknown = [key for key in surplus if key not in NAMES]
+            hint = (
+                f"it takes {', '.join(required + optional)}"
+                if unknown or name != "fixed"
+                else f"write {knob}={given.get('value', 128)}"
+            )
+            raise BadInput(f"{knob}: a {name} length has no {', '.join(surplus)}; {hint}")
+        missing = [key for key in required if key not in given]
+        if missing:
+            raise BadInput(f"{knob}: a {name} length also needs {', '.join(missing)}")
+        for key in ("value", "min", "max"):
+            if key in given:
+                _tokens(f"{knob}.{key}", given[key])
+        for key, least in (("mean", 1.0), ("std", 0.0)):
+            if key in given and not (_is_number(given[key]) and least <= given[key] <= LONGEST):
+                raise BadInput(f"{knob}.{key}={given[key]!r} must be a number of tokens, at least {least:g}")
+        if "min" in given and "max" in given and given["min"] > given["max"]:
+            raise BadInput(f"{knob}.min={given['min']} is above {knob}.max={given['max']}")
+        return cls(name, **given)
+
+    def sample(self, rng: np.random.Generator, n: int) -> list[int]:
+        """Draw `n` lengths, each at least 1."""
+        if self.value is not None:
+            return [self.value] * n
+        if self.distribution == "uniform":
+            assert self.min is not None and self.max is not None
+            return [int(length) for length in rng.integers(self.min, self.max, size=n, endpoint=True)]
+        assert self.mean is not None and self.std is not None
+        if self.distribution == "normal":
+            drawn = rng.normal(self.mean, self.std, size=n)
+        else:  # the parameters of ln(length) that give this mean and standard deviation
+            variance = math.log1p((self.std / self.mean) ** 2)
+            drawn = rng.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), size=n)
+        low, high = self.min or 1, self.max or LONGEST
+        return [int(length) for length in np.clip(np.rint(drawn), low, high)]
+
+    @property
+    def longest(self) -> int | None:
+        """The greatest length that can be drawn; None if there is no bound."""
+        return self.value if self.distribution == "fixed" else self.max
+
+
+def _tokens(knob: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LONGEST:
+        raise BadInput(f"{knob}={value!r} must be a whole number of tokens, at least 1")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

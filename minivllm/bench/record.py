@@ -1,0 +1,178 @@
+"""record.json: the typed source of its schema. One record is one measurement of one cell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
+
+
+@dataclass
+class Percentiles:
+    """Distribution of one metric; a percentile is null where fewer than 1/(1 - p) samples exist."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    n: int = 0
+
+
+@dataclass
+class Window:
+    """Throughput over one span of time."""
+
+    duration_s: float | None = None
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+
+
+@dataclass
+class Metrics:
+    """What the requests saw. Times in milliseconds; definitions in metrics.py."""
+
+    ttft_ms: Percentiles = field(default_factory=Percentiles)
+    itl_ms: Percentiles = field(default_factory=Percentiles)
+    tpot_ms: Percentiles = field(default_factory=Percentiles)
+    e2e_ms: Percentiles = field(default_factory=Percentiles)
+    queue_ms: Percentiles = field(default_factory=Percentiles)
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    goodput_requests_per_s: float | None = None
+    duration_s: float | None = None
+    num_requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    steady: Window = field(default_factory=Window)
+
+
+@dataclass
+class Memory:
+    """Bytes. Device figures are null on a CPU; there the weights and the pool lie in host memory."""
+
+    weights: int | None = None  # as stored by the quantisation method
+    weights_16bit: int | None = None  # the same tensors at two bytes an element
+    linear: int | None = None  # the quantisable linear layers alone, as stored
+    linear_16bit: int | None = None
+    kv_pool: int | None = None
+    kv_waste: float | None = None  # mean fraction of allocated cache slots that hold no token
+    device_peak_allocated: int | None = None
+    device_peak_reserved: int | None = None
+    device_process: int | None = None  # the driver's figure for the worker (NVML)
+    host_rss_peak: int | None = None
+
+
+@dataclass
+class Energy:
+    """Energy of the measured window, read from a counter; null with the reason where there is none."""
+
+    joules: float | None = None
+    joules_per_output_token: float | None = None
+    mean_watts: float | None = None
+    idle_watts: float | None = None
+    joules_above_idle: float | None = None
+    window_s: float | None = None
+    method: str | None = None  # "nvml" | "rapl"
+    reason: str | None = None  # why the figures are null, or what to be careful about
+
+
+@dataclass
+class Cost:
+    """Money, from `measure.price`."""
+
+    currency: str | None = None
+    per_million_output_tokens: float | None = None
+
+
+@dataclass
+class Roofline:
+    """How far from the hardware's limit, as measured at the start of the run."""
+
+    bandwidth_bytes_per_s: float | None = None
+    matrix_flops_per_s: float | None = None
+    matrix_dtype: str | None = None
+    decode_bytes: float | None = None  # over all pure decode steps of the window
+    decode_s: float | None = None
+    mbu: float | None = None
+    prefill_flops: float | None = None  # over all pure prefill steps
+    prefill_s: float | None = None
+    mfu: float | None = None
+    fits_cache: bool | None = None  # the streamed bytes fit the last-level cache, so MBU may exceed 1
+
+
+@dataclass
+class Breakdown:
+    """Mean milliseconds a step, by phase, and the share of harness events in the window."""
+
+    steps: int = 0
+    schedule_ms: float | None = None
+    prepare_ms: float | None = None
+    forward_ms: float | None = None
+    sample_ms: float | None = None
+    emit_ms: float | None = None
+    gap_ms: float | None = None
+
+
+@dataclass
+class Cold:
+    """What happens once, before the steady state, in seconds."""
+
+    load_s: float | None = None
+    compile_s: float | None = None
+    first_batch_s: float | None = None
+
+
+@dataclass
+class Validity:
+    """Whether the measurement may be quoted, and why not."""
+
+    ok: bool = True
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # worth knowing, but not invalidating
+
+
+@dataclass
+class Failure:
+    """What went wrong in a cell that did not end well."""
+
+    type: str = ""
+    message: str = ""
+    log_tail: str = ""
+
+
+@dataclass
+class Record:
+    """One measurement: one cell, one block."""
+
+    run_id: str
+    cell_id: str
+    sweep: str  # the record folder under runs/
+    arm: str  # the cell's name within its sweep
+    block: int
+    status: str
+    config: dict[str, Any]
+    workload_hash: str | None = None
+    weights: str | None = None  # "checkpoint" | "random"
+    attention_backend: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    error: Failure | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    cold: Cold = field(default_factory=Cold)
+    metrics: Metrics = field(default_factory=Metrics)
+    memory: Memory = field(default_factory=Memory)
+    energy: Energy = field(default_factory=Energy)
+    cost: Cost = field(default_factory=Cost)
+    roofline: Roofline = field(default_factory=Roofline)
+    breakdown: Breakdown = field(default_factory=Breakdown)
+    quality: dict[str, float] | None = None
+    liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
+    validity: Validity = field(default_factory=Validity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionary, ready for JSON."""
+        return asdict(self)

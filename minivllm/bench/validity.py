@@ -1,0 +1,219 @@
+"""The gate: may this measurement be quoted? Every reason against it is one sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from minivllm.bench.driver import RequestTrace
+from minivllm.bench.record import Energy, Metrics, Roofline, Validity
+from minivllm.bench.workloads import Workload
+
+LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
+LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
+WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
+MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10  # longest stretch without a telemetry sample: the greater of the two
+OTHERS_PERCENT = 20.0  # of one core, used by other processes
+NAMED = 3  # examples named in a sentence
+
+
+def check(
+    traces: Sequence[RequestTrace],
+    workload: Workload,
+    metrics: Metrics,
+    *,
+    energy: Energy | None = None,
+    roofline: Roofline | None = None,
+    telemetry_rows: Sequence[Mapping[str, Any]] | None = None,
+    telemetry_interval_s: float = 0.2,
+    other_processes: Sequence[str] = (),
+) -> Validity:
+    """Judge one measurement.
+
+    Args:
+        traces: as the driver returned them.
+        workload: what was asked.
+        metrics: what `metrics.compute` made of the traces.
+        energy: the window's energy.
+        roofline: with MBU and MFU.
+        telemetry_rows: samples with `t_s` on the driver's clock; None leaves them for `check_telemetry`.
+        telemetry_interval_s: seconds between samples, as set.
+        other_processes: descriptions of heavy processes that ran beside; noted.
+    """
+    reasons = [
+        *_counts(traces, workload),
+        *_times(traces),
+        *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
+        *_above_limit(roofline or Roofline()),
+    ]
+    notes = [*_lateness(traces), *_limit_notes(roofline or Roofline()), *_energy_notes(energy, metrics)]
+    if other_processes:
+        notes.append(f"other processes were busy: {_examples(other_processes)}")
+    validity = Validity(not reasons, reasons, notes)
+    if telemetry_rows is not None and metrics.duration_s is not None:
+        start = min(trace.scheduled_s for trace in traces)
+        seen = check_telemetry(telemetry_rows, start, start + metrics.duration_s, telemetry_interval_s)
+        validity = merge(validity, seen)
+    return validity
+
+
+def merge(first: Validity, second: Validity) -> Validity:
+    """Both judgements as one."""
+    return Validity(first.ok and second.ok, first.reasons + second.reasons, first.notes + second.notes)
+
+
+def check_telemetry(
+    rows: Sequence[Mapping[str, Any]], start_s: float, end_s: float, interval_s: float = 0.2
+) -> Validity:
+    """Judge the samples of a measured window.
+
+    Args:
+        rows: with `t_s` in seconds of the clock of `start_s`, and `cpu_other_percent` (100 is one core).
+        start_s: the window's start.
+        end_s: the window's end.
+        interval_s: seconds between samples, as set.
+    """
+    reasons, notes = [], []
+    inside = [row for row in rows if start_s <= row["t_s"] <= end_s]
+    times = [start_s, *(row["t_s"] for row in inside), end_s]
+    gap = max(b - a for a, b in pairwise(times))
+    allowed = max(MAX_GAP_S, MAX_GAP_INTERVALS * interval_s)
+    if gap > allowed:
+        reasons.append(
+            f"telemetry has a gap of {gap:.1f} s, above {allowed:.1f} s: "
+            "the machine stood still or the sampler starved"
+        )
+    elif not inside:
+        notes.append(f"no telemetry sample fell into the window of {end_s - start_s:.2f} s")
+    others = [row["cpu_other_percent"] for row in inside if row.get("cpu_other_percent") is not None]
+    if others and sum(others) / len(others) > OTHERS_PERCENT:
+        notes.append(
+            f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"
+        )
+    return Validity(not reasons, reasons, notes)
+
+
+def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
+    """Every request asked for was answered, with the tokens it asked for."""
+    asked = {request.request_id: request for request in workload.requests}
+    if [trace.request_id for trace in traces] != list(asked):
+        yield f"{len(traces)} requests were traced and {len(asked)} asked for, or they are not the same"
+        return
+    failed = [
+        f"{trace.request_id}: {trace.error or trace.status}"
+        for trace in traces
+        if trace.status not in ("ok", "empty")
+    ]
+    if failed:
+        yield f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"
+    empty = [trace.request_id for trace in traces if trace.status == "empty"]
+    if empty:
+        yield f"{len(empty)} of {len(traces)} requests produced no token ({_examples(empty)})"
+    wrong_prompts, wrong_outputs = [], []
+    for trace in traces:
+        request = asked[trace.request_id]
+        got, wanted = len(trace.token_ids), request.max_tokens
+        if trace.input_tokens != len(request.prompt_token_ids):
+            wrong_prompts.append(
+                f"{trace.request_id}: {trace.input_tokens} of {len(request.prompt_token_ids)}"
+            )
+        if trace.completed and (got > wanted or (request.ignore_eos and got < wanted)):
+            wrong_outputs.append(f"{trace.request_id}: {got} of {wanted}")
+    if wrong_prompts:
+        yield f"{len(wrong_prompts)} prompts are not as long as asked ({_examples(wrong_prompts)})"
+    if wrong_outputs:
+        yield f"{len(wrong_outputs)} outputs are not as long as asked ({_examples(wrong_outputs)})"
+
+
+def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """Time runs forward, and the engine's clock is the driver's."""
+    backwards, early = [], []
+    for trace in traces:
+        times = trace.token_times
+        if len(times) != len(trace.token_ids) or any(a > b for a, b in pairwise(times)):
+            backwards.append(trace.request_id)
+        if not times:
+            continue
+        if times[0] < trace.scheduled_s:
+            early.append(
+                f"{trace.request_id}: first token {trace.scheduled_s - times[0]:.3f} s before it was due"
+            )
+        elif trace.started_s is not None and not trace.scheduled_s <= trace.started_s <= times[0]:
+            offset = trace.started_s - trace.scheduled_s
+            early.append(f"{trace.request_id}: first step {offset:+.3f} s from when it was due")
+    if backwards:
+        yield f"{len(backwards)} requests have token times missing or out of order ({_examples(backwards)})"
+    if early:
+        yield f"{len(early)} requests have times that cannot be ({_examples(early)}): the clocks disagree"
+
+
+def _littles_law(traces: Sequence[RequestTrace], metrics: Metrics) -> Iterator[str]:
+    """Requests in the system, counted over time, equal throughput times latency (Little 1961)."""
+    window, rate, latency = metrics.duration_s, metrics.requests_per_s, metrics.e2e_ms.mean
+    if not window or rate is None or latency is None:
+        yield "nothing was measured: the window from first arrival to last token is empty"
+        return
+    changes = sorted(
+        change
+        for trace in traces
+        if trace.finished_s is not None
+        for change in ((trace.scheduled_s, 1), (trace.finished_s, -1))
+    )
+    area, present = 0.0, 0
+    for (time_s, change), (next_s, _) in pairwise(changes):
+        present += change
+        area += present * (next_s - time_s)
+    counted, expected = area / window, rate * latency / 1e3
+    if abs(counted - expected) > LITTLE_TOLERANCE * max(counted, expected):
+        yield (
+            f"Little's law fails: {counted:.2f} requests were in the system on average, and "
+            f"{rate:.3g} requests/s times a mean latency of {latency:.1f} ms make {expected:.2f}"
+        )
+
+
+def _above_limit(roofline: Roofline) -> Iterator[str]:
+    """Nothing is faster than the hardware, unless it never left the cache."""
+    if roofline.fits_cache:
+        return
+    if roofline.mbu is not None and roofline.mbu > 1:
+        yield f"decoding would have used {100 * roofline.mbu:.0f} % of the measured memory bandwidth"
+    if roofline.mfu is not None and roofline.mfu > 1:
+        yield f"prefill would have used {100 * roofline.mfu:.0f} % of the measured matrix rate"
+
+
+def _limit_notes(roofline: Roofline) -> Iterator[str]:
+    if roofline.fits_cache and max(roofline.mbu or 0, roofline.mfu or 0) > 1:
+        yield "the model fits the last-level cache, so its use of the measured limits may exceed 100 %"
+
+
+def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """How late the single-threaded driver was; the latencies include it."""
+    sent = [trace for trace in traces if trace.completed and trace.submitted_s is not None]
+    if not sent:
+        return
+    late = sum((trace.submitted_s or 0.0) - trace.scheduled_s for trace in sent) / len(sent)
+    latency = sum(trace.token_times[-1] - trace.scheduled_s for trace in sent) / len(sent)
+    if late > LATE_SHARE * latency:
+        yield (
+            f"requests were submitted {1e3 * late:.1f} ms late on average, {100 * late / latency:.0f} % of "
+            "their latency, which includes it: the engine's steps are long beside it"
+        )
+
+
+def _energy_notes(energy: Energy | None, metrics: Metrics) -> Iterator[str]:
+    if energy is None or energy.joules is None:
+        return
+    if energy.reason:
+        yield f"energy: {energy.reason}"
+    if (
+        metrics.duration_s
+        and energy.window_s
+        and abs(energy.window_s / metrics.duration_s - 1) > WINDOW_TOLERANCE
+    ):
+        yield f"energy is of {energy.window_s:.2f} s and throughput of {metrics.duration_s:.2f} s"
+
+
+def _examples(items: Sequence[str]) -> str:
+    more = f"; {len(items) - NAMED} more" if len(items) > NAMED else ""
+    return "; ".join(items[:NAMED]) + more

@@ -1,0 +1,198 @@
+"""The gate: a clean measurement passes; each thing that can be wrong with one is told with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scripted import ScriptedClock, ScriptedEngine, workload
+
+from minivllm.bench.arrivals import Concurrency, Offline
+from minivllm.bench.driver import RequestTrace, drive
+from minivllm.bench.metrics import compute
+from minivllm.bench.record import Energy, Metrics, Roofline, Validity
+from minivllm.bench.validity import check, check_telemetry, merge
+from minivllm.bench.workloads import Workload
+from minivllm.engine.params import SamplingParams
+
+Measured = tuple[list[RequestTrace], Workload, Metrics]
+
+
+def measured(ignore_eos: bool = True, **script: Any) -> Measured:
+    """Four requests, two at a time: 1, 2, 3 and 4 tokens."""
+    engine = ScriptedEngine(ScriptedClock(10.0), **script)
+    work = workload((3, 1), (3, 2), (3, 3), (3, 4), ignore_eos=ignore_eos)
+    traces = drive(engine, work, Concurrency(2), SamplingParams(), engine.clock)
+    return traces, work, compute(traces, {}, 2)
+
+
+def test_a_clean_measurement_is_valid() -> None:
+    assert check(*measured()) == Validity(True, [], [])
+
+
+def only_reason(validity: Validity) -> str:
+    assert not validity.ok and len(validity.reasons) == 1
+    return validity.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ({"eos_after": {"d": 2}}, "1 outputs are not as long as asked (d: 2 of 4)"),
+        ({"refuse": {"a"}}, "1 of 4 requests did not complete (a: a can never fit)"),
+        (
+            {"abort": {"c", "d"}},
+            "2 of 4 requests did not complete (c: the engine ended it after 2 tokens: abort; "
+            "d: the engine ended it after 2 tokens: abort)",
+        ),
+        ({"eos_after": {"b": 0}}, "1 of 4 requests produced no token (b)"),
+    ],
+)
+def test_work_that_is_not_what_was_asked(script: dict[str, Any], reason: str) -> None:
+    assert only_reason(check(*measured(**script))) == reason
+
+
+def test_an_early_end_is_fine_where_it_is_allowed() -> None:
+    assert check(*measured(ignore_eos=False, eos_after={"d": 2})).ok
+    traces, work, metrics = measured(ignore_eos=False)
+    traces[0].token_ids.append(5)
+    traces[0].token_times.append(traces[0].token_times[-1])
+    assert only_reason(check(traces, work, metrics)) == "1 outputs are not as long as asked (a: 2 of 1)"
+
+
+def test_long_lists_are_cut() -> None:
+    reason = only_reason(check(*measured(refuse={"a", "b", "c", "d"})))
+    assert reason.startswith("4 of 4 requests did not complete (a: a can never fit; b: ") and reason.endswith(
+        "; 1 more)"
+    )
+
+
+def test_missing_requests() -> None:
+    traces, work, metrics = measured()
+    reasons = check(traces[:3], work, metrics).reasons
+    assert reasons[0] == "3 requests were traced and 4 asked for, or they are not the same"
+
+
+def test_a_prompt_of_another_length() -> None:
+    traces, work, metrics = measured()
+    traces[1].input_tokens = 30
+    assert only_reason(check(traces, work, metrics)) == "1 prompts are not as long as asked (b: 30 of 3)"
+
+
+def change_last_token(traces: list[RequestTrace]) -> None:
+    traces[3].token_times[1] -= 1.5
+
+
+def change_first_token(traces: list[RequestTrace]) -> None:
+    traces[3].token_times[0] -= 1.5
+
+
+def change_start(traces: list[RequestTrace]) -> None:
+    traces[3].started_s = 9.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (change_last_token, "1 requests have token times missing or out of order (d)"),
+        (
+            change_first_token,
+            "1 requests have times that cannot be (d: first token 0.500 s before it was due)",
+        ),
+        (change_start, "1 requests have times that cannot be (d: first step -3.000 s from when it was due)"),
+    ],
+)
+def test_times_that_cannot_be(change: Callable[[list[RequestTrace]], None], reason: str) -> None:
+    traces, work, metrics = measured()
+    change(traces)
+    assert only_reason(check(traces, work, metrics)).startswith(reason)
+
+
+def test_littles_law() -> None:
+    """a 10-11, b 10-12, c 11-14, d 12-16: 10 request-seconds in 6 s, and 4 / 6 requests/s times 2.5 s."""
+    traces, work, metrics = measured()
+    assert metrics.requests_per_s == pytest.approx(4 / 6)
+    assert metrics.e2e_ms.mean == 2500
+    wrong = replace(metrics, requests_per_s=0.5)
+    assert only_reason(check(traces, work, wrong)) == (
+        "Little's law fails: 1.67 requests were in the system on average, and "
+        "0.5 requests/s times a mean latency of 2500.0 ms make 1.25"
+    )
+    traces[0].finished_s = 16.0  # held on to for 5 s after its last token
+    assert "Little's law fails: 2.50 requests" in only_reason(check(traces, work, metrics))
+
+
+def test_an_empty_window() -> None:
+    engine = ScriptedEngine(ScriptedClock(), step_s=0.0)
+    work = workload((1, 1))
+    traces = drive(engine, work, Offline(), SamplingParams(), engine.clock)
+    assert "nothing was measured" in only_reason(check(traces, work, compute(traces, {}, 1)))
+
+
+def test_faster_than_the_hardware() -> None:
+    measurement = measured()
+    assert check(*measurement, roofline=Roofline(mbu=0.99, mfu=0.2, fits_cache=False)).ok
+    assert only_reason(check(*measurement, roofline=Roofline(mbu=1.31))) == (
+        "decoding would have used 131 % of the measured memory bandwidth"
+    )
+    assert only_reason(check(*measurement, roofline=Roofline(mfu=1.2, fits_cache=False))) == (
+        "prefill would have used 120 % of the measured matrix rate"
+    )
+    cached = check(*measurement, roofline=Roofline(mbu=1.31, fits_cache=True))
+    assert cached.ok and "fits the last-level cache" in cached.notes[0]
+
+
+def test_a_driver_that_is_held_up_is_noted() -> None:
+    traces, work, metrics = measured()
+    for trace in traces:
+        trace.submitted_s = trace.scheduled_s + 0.5
+    validity = check(traces, work, metrics)
+    assert validity.ok
+    assert validity.notes[0].startswith(
+        "requests were submitted 500.0 ms late on average, 20 % of their latency"
+    )
+
+
+def test_energy_notes() -> None:
+    measurement = measured()  # of 6 s
+    assert check(*measurement, energy=Energy(reason="no counter")).notes == []
+    assert check(*measurement, energy=Energy(joules=1.0, window_s=6.1, method="nvml")).notes == []
+    assert check(*measurement, energy=Energy(joules=1.0, window_s=9.0, reason="coarse")).notes == [
+        "energy: coarse",
+        "energy is of 9.00 s and throughput of 6.00 s",
+    ]
+
+
+def test_other_processes_are_noted() -> None:
+    validity = check(*measured(), other_processes=["make (pid 7, 180 %)"])
+    assert validity == Validity(True, [], ["other processes were busy: make (pid 7, 180 %)"])
+
+
+def samples(*times: float, other: float = 0.0) -> list[dict[str, float]]:
+    return [{"t_s": time, "cpu_other_percent": other} for time in times]
+
+
+def test_telemetry_gaps() -> None:
+    steady = samples(*(9 + 0.2 * i for i in range(40)))
+    assert check(*measured(), telemetry_rows=steady) == Validity(True, [], [])
+    assert only_reason(check(*measured(), telemetry_rows=samples(10, 11, 13.5, 14, 16))) == (
+        "telemetry has a gap of 2.5 s, above 2.0 s: the machine stood still or the sampler starved"
+    )
+    assert not check_telemetry(samples(10, 11), 10, 14).ok  # it ended early
+    assert not check_telemetry([], 10, 14).ok
+    assert check_telemetry(samples(10, 15), 10, 15, interval_s=1.0).ok
+    assert check_telemetry([], 10, 10.1).notes == ["no telemetry sample fell into the window of 0.10 s"]
+
+
+def test_busy_neighbours_are_noted_from_telemetry() -> None:
+    seen = check_telemetry(samples(1, 2, 3, other=150.0), 1, 3)
+    assert seen == Validity(True, [], ["other processes used 150 % of a core on average during the window"])
+    assert check_telemetry(samples(1, 2, 3, other=5.0), 1, 3).notes == []
+    assert check_telemetry([{"t_s": 1.5, "cpu_other_percent": None}], 1, 2).notes == []
+
+
+def test_merge() -> None:
+    merged = merge(Validity(True, [], ["n"]), Validity(False, ["r"], ["m"]))
+    assert merged == Validity(False, ["r"], ["n", "m"])
