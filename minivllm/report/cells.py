@@ -1,0 +1,239 @@
+"""Cells: the records of one configuration (one a block), gathered, named and averaged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from minivllm.report.rows import Row, number, status_of
+
+# Parts of the configuration that are not knobs of the measurement.
+IGNORED = {
+    "name",
+    "runs_dir",
+    "reports_dir",
+    "runs",
+    "choices",
+    "sweep",
+    "prompt",
+    "task",
+    "preset",
+    "ablation",
+}
+CHOICE_ORDER = (
+    "model",
+    "quant",
+    "attention",
+    "batching",
+    "cache",
+    "decoding",
+    "speculative",
+    "workload",
+    "arrival",
+    "engine",
+)
+MAX_LABEL_PARTS = 4
+DEVICE = "provenance.device.name"
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One figure over the blocks of a cell."""
+
+    mean: float
+    low: float
+    high: float
+    n: int  # blocks that have the figure
+
+    @property
+    def spread(self) -> bool:
+        """Whether there is a range to show."""
+        return self.n >= 2
+
+
+@dataclass
+class Cell:
+    """What is compared: one arm of one sweep, over its blocks."""
+
+    sweep: str
+    arm: str
+    cell_id: str
+    rows: list[Row]
+    label: str = ""
+    varying: dict[str, str] = field(default_factory=dict)  # config column -> value, only those that vary
+
+    @cached_property
+    def ok(self) -> list[Row]:
+        """Rows whose figures may be quoted."""
+        return [row for row in self.rows if status_of(row) == "ok"]
+
+    @cached_property
+    def failed(self) -> list[Row]:
+        """Rows that did not end well, invalid ones included."""
+        return [row for row in self.rows if status_of(row) != "ok"]
+
+    @property
+    def status(self) -> str:
+        """`ok` when any block is; else the commonest failure."""
+        return "ok" if self.ok else Counter(status_of(row) for row in self.rows).most_common(1)[0][0]
+
+    @property
+    def status_text(self) -> str:
+        """Status for people: names what failed among the blocks."""
+        if not self.failed:
+            return "ok"
+        failures = Counter(status_of(row) for row in self.failed)
+        if not self.ok and len(failures) == 1:
+            return self.status
+        counts = ", ".join(f"{n} {name}" for name, n in failures.items())
+        return f"{len(self.ok)} ok, {counts}" if self.ok else counts
+
+    def stat(self, key: str) -> Stat | None:
+        """Mean and range of a field over the ok blocks; None where no block has it."""
+        values = [v for v in (number(row.get(key)) for row in self.ok) if v is not None]
+        if not values:
+            return None
+        return Stat(math.fsum(values) / len(values), min(values), max(values), len(values))
+
+    def mean(self, key: str) -> float | None:
+        """Mean of a field over the ok blocks."""
+        stat = self.stat(key)
+        return stat.mean if stat else None
+
+    @cached_property
+    def configured(self) -> bool:
+        """Whether the configuration was recorded; an arm that could not be composed has none."""
+        return any(k.startswith("choices.") and row[k] is not None for row in self.rows for k in row)
+
+    def first(self, key: str) -> Any:
+        """The field in the first row that has it, ok rows first."""
+        for row in self.ok + self.failed:
+            if row.get(key) is not None:
+                return row[key]
+        return None
+
+
+def gather(rows: list[Row]) -> list[Cell]:
+    """Cells in the order in which they were first measured, labelled; the first is the baseline.
+
+    Records of different code or devices are never averaged: they are cells of their own.
+    """
+    known: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for row in rows:
+        for key in ("provenance.code_hash", DEVICE):
+            if row.get(key) is not None:
+                known.setdefault(_identity(row), {}).setdefault(key, set()).add(str(row[key]))
+
+    def group(row: Row) -> tuple[str, ...]:
+        parts = list(_identity(row))
+        for key in ("provenance.code_hash", DEVICE):
+            candidates = known.get(_identity(row), {}).get(key, set())
+            # A worker that died early could not say; its record belongs to the only cell it can belong to.
+            missing = next(iter(candidates)) if len(candidates) == 1 else ""
+            parts.append(str(row[key]) if row.get(key) is not None else missing)
+        return tuple(parts)
+
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in sorted(rows, key=lambda r: (str(r.get("provenance.started_at") or "~"), str(r.get("arm")))):
+        groups.setdefault(group(row), []).append(row)
+    cells = [
+        Cell(
+            key[0],
+            key[1],
+            key[2],
+            sorted(members, key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id")))),
+        )
+        for key, members in groups.items()
+    ]
+    cells.sort(key=lambda cell: cell.arm != "baseline")  # stable: a named baseline comes first
+    _label(cells)
+    return cells
+
+
+def _identity(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(key) or "") for key in ("sweep", "arm", "cell_id"))
+
+
+def _label(cells: list[Cell]) -> None:
+    """Fill in what varies among the cells and a unique label for each."""
+    for key, title in varying_columns(cells).items():
+        for cell in cells:
+            cell.varying[title] = show(cell.first(key))
+    for cell in cells:
+        # An option's name speaks for itself; a bare number does not.
+        parts = [f"{t.rsplit('.', 1)[-1]}={v}" if "." in t else v for t, v in cell.varying.items()]
+        named = cell.arm and (not cell.configured or not parts or len(parts) > MAX_LABEL_PARTS)
+        cell.label = cell.arm if named else " · ".join(parts) or cell.sweep or cell.cell_id or "cell"
+    counts = Counter(cell.label for cell in cells)
+    for cell in cells:
+        if counts[cell.label] > 1 and cell.arm and cell.arm != cell.label:
+            cell.label = f"{cell.label} ({cell.arm})"
+    counts, seen = Counter(cell.label for cell in cells), Counter[str]()
+    for cell in cells:
+        if counts[cell.label] > 1:
+            seen[cell.label] += 1
+            cell.label = f"{cell.label} #{seen[cell.label]}"
+
+
+def varying_columns(cells: list[Cell]) -> dict[str, str]:
+    """Record fields that differ among the cells, with the title of their column.
+
+    A group whose option differs is shown by the option's name; its other knobs are shown only where they
+    differ among cells of the same option.
+    """
+    if len(cells) < 2:
+        return {}
+    columns: dict[str, str] = {}
+    if len({cell.sweep for cell in cells}) > 1:
+        columns["sweep"] = "run"
+    names = sorted({k for cell in cells for row in cell.rows for k in row})
+    choices = [f"choices.{group}" for group in CHOICE_ORDER if f"choices.{group}" in names]
+    choices += [k for k in names if k.startswith("choices.") and k not in choices]
+    moving: dict[str, str] = {}
+    for key in choices:
+        group = key.removeprefix("choices.")
+        if group not in IGNORED and not group.startswith("hydra") and _differs(cells, key):
+            columns[key] = moving[group] = group
+    for key in names:
+        path = key.removeprefix("config.").split(".")
+        if not key.startswith("config.") or path[0] in IGNORED or path[-1] == "_target_":
+            continue
+        if path[0] in moving:
+            by_option: dict[str, list[Cell]] = {}
+            for cell in cells:
+                by_option.setdefault(show(cell.first(f"choices.{path[0]}")), []).append(cell)
+            differs = any(_differs(members, key) for members in by_option.values())
+        else:
+            differs = _differs(cells, key)
+        if differs:
+            columns[key] = ".".join(path)
+    for key, title in (
+        ("weights", "weights kind"),
+        ("attention_backend", "attention kernel"),
+        (DEVICE, "device"),
+        ("provenance.code_hash", "code"),
+    ):
+        # Missing in records of early failures, so only different known values count.
+        if len({show(cell.first(key)) for cell in cells if cell.first(key) is not None}) > 1:
+            columns[key] = title
+    return columns
+
+
+def _differs(cells: list[Cell], key: str) -> bool:
+    return len({show(cell.first(key)) for cell in cells if cell.configured}) > 1
+
+
+def show(value: Any) -> str:
+    """A configuration value as one writes it on the command line."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # pandas turns integer columns with gaps into floats
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(v) for v in value) + "]"
+    return str(value)

@@ -1,0 +1,37 @@
+"""Numbers for people: few digits, one unit a column."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"
+
+
+def sig(value: float | None, digits: int = 3) -> str:
+    """`value` to so many significant digits, thousands separated, never in exponent form above 1e-4."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    rounded = round(value, decimals)
+    return f"{rounded:,.{max(0, min(decimals, 6))}f}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio such as 3.42×."""
+    return MISSING if value is None else f"{sig(value)}×"
+
+
+def count(n: int, noun: str, plural: str | None = None) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def listing(items: list[str], limit: int = 5) -> str:
+    """`a, b and c`; the rest is counted beyond the limit."""
+    if len(items) > limit:
+        return ", ".join(items[:limit]) + f" and {len(items) - limit} more"
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

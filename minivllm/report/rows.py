@@ -1,0 +1,95 @@
+"""Records as plain rows: the one place where the report reads anything."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]  # flattened record: "metrics.ttft_ms.p50" -> value, None where there is none
+
+
+def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[str]]:
+    """Rows of every record at or below the given folders, failed ones included, and the unreadable files.
+
+    Raises BadInput where there is no record at all.
+    """
+    from minivllm.bench.records import load_records
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the page lists the files that could not be read
+        frame = load_records(source)
+    rows = rows_of(frame)
+    if not rows:
+        places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
+        raise BadInput(
+            f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
+        )
+    return rows, [str(path) for path in frame.attrs.get("unreadable", [])]
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """A frame of `load_records` as rows, with None for every kind of missing value."""
+    return [{str(k): _plain(v) for k, v in row.items()} for row in frame.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int | list | dict | tuple | Path):
+        return value
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None if str(value) in ("NaT", "<NA>", "nan") else value
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float, or None where it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def strings(value: Any) -> list[str]:
+    """A list field of a record as strings; empty where it is missing."""
+    if isinstance(value, str):
+        return [value] if value else []
+    return [str(v) for v in value] if isinstance(value, list | tuple) else []
+
+
+def below(row: Row, prefix: str) -> Row:
+    """The fields under `prefix.`, without it; nested dictionaries that were not flattened included."""
+    found = {k[len(prefix) + 1 :]: v for k, v in row.items() if k.startswith(prefix + ".") and v is not None}
+    nested = row.get(prefix)
+    if isinstance(nested, Mapping):
+        found.update(nested)
+    return found
+
+
+def record_folder(row: Row) -> Path | None:
+    """The folder that holds the row's record.json and its parquet files."""
+    value = row.get("directory")
+    return Path(value) if isinstance(value, str | Path) and str(value) else None
+
+
+def status_of(row: Row) -> str:
+    """The record's status; a record whose validity gate failed counts as invalid whatever it says."""
+    status = str(row.get("status") or "error")
+    return "invalid" if status == "ok" and row.get("validity.ok") is False else status
+
+
+def distinct(rows: Iterable[Row], key: str) -> list[Any]:
+    """The different values of a field that are not missing, in order of appearance."""
+    seen: list[Any] = []
+    for row in rows:
+        value = row.get(key)
+        if value is not None and value not in seen:
+            seen.append(value)
+    return seen

@@ -1,0 +1,321 @@
+"""The words and tables of the page, as plain data for its template."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell, show
+from minivllm.report.format import MISSING, count, listing, sig
+from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
+from minivllm.report.tables import COLUMNS, Column, speedup, spread_text, text, used_columns
+
+MAX_FAILURES = 200  # shown in full; the table and the CSV have all
+MAX_LOG = 200_000  # characters of log tails on the page, all together
+
+
+def link(row: Row, out_dir: Path, file: str = "record.json") -> str | None:
+    """Relative URL of a file of the record; None where it is not there."""
+    folder = record_folder(row)
+    if folder is None or not (folder / file).is_file():
+        return None
+    try:
+        return quote(Path(os.path.relpath(folder / file, out_dir)).as_posix())
+    except ValueError:  # another drive on Windows
+        return (folder / file).resolve().as_uri()
+
+
+def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
+    """What was measured, where and when: label and text."""
+    axes = [f"{title} = {_values(cells, title)}" for title in _titles(cells)]
+    blocks = sorted({len(cell.rows) for cell in cells})
+    amount = f"{count(len(cells), 'cell')}, {count(len(rows), 'record')}"
+    if len(cells) > 1 and len(blocks) == 1:
+        amount += f" ({count(blocks[0], 'block')} a cell)"
+    facts = [("Varied", "; ".join(axes))] if axes else []
+    facts.append(("Measured", amount))
+    models = [show(v) for v in distinct(rows, "choices.model")]
+    facts.append(("Model", listing([f"{m}{_max_len(rows, m)}" for m in models]) if models else MISSING))
+    kinds = {"random": "random (real architecture)", "checkpoint": "checkpoint"}
+    facts.append(
+        ("Weights", listing([kinds.get(str(v), str(v)) for v in distinct(rows, "weights")]) or "not loaded")
+    )
+    facts.append(("Device", listing([show(v) for v in distinct(rows, DEVICE)]) or "not recorded"))
+    load = [
+        f"{group} {listing([show(v) for v in found])}"
+        for group in ("workload", "arrival")
+        if (found := distinct(rows, f"choices.{group}"))
+    ]
+    if load:
+        facts.append(("Load", ", ".join(load) + _requests(cells)))
+    started = sorted(str(v) for v in distinct(rows, "provenance.started_at"))
+    if started:
+        facts.append(
+            (
+                "Started",
+                _when(started[0]) + (f" to {_when(started[-1])}" if started[-1] != started[0] else ""),
+            )
+        )
+    return facts
+
+
+def _values(cells: list[Cell], title: str, limit: int = 12) -> str:
+    values = list(dict.fromkeys(cell.varying[title] for cell in cells if cell.configured))
+    more = f", … ({len(values)} values)" if len(values) > limit else ""
+    return ", ".join(values[:limit]) + more
+
+
+def _titles(cells: list[Cell]) -> list[str]:
+    return list(cells[0].varying)
+
+
+def _max_len(rows: list[Row], model: str) -> str:
+    lengths = distinct(
+        [row for row in rows if show(row.get("choices.model")) == model], "config.model.max_model_len"
+    )
+    return f" (context {show(lengths[0])})" if len(lengths) == 1 else ""
+
+
+def _requests(cells: list[Cell]) -> str:
+    found = {
+        (n, row.get("metrics.input_tokens"), row.get("metrics.output_tokens"))
+        for cell in cells
+        for row in cell.ok
+        if (n := row.get("metrics.num_requests"))
+    }
+    if len(found) != 1:
+        return ""
+    n, tokens_in, tokens_out = (number(v) or 0.0 for v in next(iter(found)))
+    return f": {count(int(n), 'request')}, {tokens_in:,.0f} tokens in, {tokens_out:,.0f} out"
+
+
+def _when(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
+
+
+def commands(rows: list[Row]) -> list[str]:
+    """The different command lines, without the interpreter's path."""
+    found = []
+    for command in distinct(rows, "provenance.command"):
+        words = str(command).split()
+        if words and Path(words[0]).name.startswith("python"):
+            words[0] = "python"
+        found.append(" ".join(words))
+    return list(dict.fromkeys(found))
+
+
+def constants(cells: list[Cell]) -> list[tuple[str, str]]:
+    """Config groups whose option is the same in every cell."""
+    rows = [row for cell in cells for row in cell.rows]
+    groups = {k.removeprefix("choices.") for row in rows for k in row if k.startswith("choices.")}
+    ordered = [g for g in CHOICE_ORDER if g in groups]
+    ordered += sorted(
+        g for g in groups if g not in CHOICE_ORDER and g not in IGNORED and not g.startswith("hydra")
+    )
+    found = []
+    for group in ordered:
+        values = distinct(rows, f"choices.{group}")
+        if len(values) == 1 and group not in _titles(cells):
+            found.append((group, show(values[0])))
+    return found
+
+
+def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
+    """Every knob of the first cell's resolved configuration, for those who want all of it."""
+    config = below(cells[0].rows[0], "config")
+    return [
+        (k, show(v))
+        for k, v in sorted(config.items())
+        if k.split(".")[0] not in IGNORED and "architecture" not in k
+    ]
+
+
+def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
+    """Header and rows of the main table, and why a column is absent."""
+    columns = used_columns(cells)
+    top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
+    names = _titles(cells) or ["cell"]
+    rows = []
+    for cell in cells:
+        figures = []
+        for column in columns:
+            value = cell.mean(column.key)
+            share = 100 * value / top[column.key] if value and top.get(column.key) else None
+            figures.append(
+                {
+                    "text": text(cell, column),
+                    "sort": value,
+                    "spread": spread_text(cell, column),
+                    "bar": share,
+                    "why": _why_missing(cell, column) if value is None else "",
+                }
+            )
+        rows.append(
+            {
+                "names": list(cell.varying.values())
+                if cell.varying and cell.configured
+                else [cell.label] + [""] * (len(names) - 1),
+                "status": cell.status_text,
+                "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
+                "speedup": speedup(cell, cells[0]),
+                "figures": figures,
+                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
+            }
+        )
+    return {
+        "names": names,
+        "columns": columns,
+        "rows": rows,
+        "compare": len(cells) > 1 and any(c.key == COLUMNS[0].key for c in columns),
+        "absent": _absent(cells, columns),
+    }
+
+
+def _why_missing(cell: Cell, column: Column) -> str:
+    if not cell.ok:
+        return ""
+    if column.key.startswith("energy."):
+        return str(cell.first("energy.reason") or "no reason recorded")
+    if column.key.endswith(".p99"):
+        n = cell.first(column.key.removesuffix("p99") + "n")
+        return f"the 99th percentile needs at least 100 samples; here {show(n)}"
+    return "not recorded"
+
+
+def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
+    """Why columns that a reader may look for are not in the table."""
+    ok = [row for cell in cells for row in cell.ok]
+    keys: set[str] = {column.key for column in used}
+    notes: list[str] = []
+    if not ok:
+        return notes
+    if "metrics.ttft_ms.p99" not in keys:
+        n = max((number(row.get("metrics.ttft_ms.n")) or 0 for row in ok), default=0)
+        notes.append(f"TTFT p99: at least 100 requests a block are needed, there were {n:.0f}.")
+    if "energy.joules_per_output_token" not in keys:
+        notes.append(
+            f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
+        )
+    if "roofline.mbu" not in keys:
+        notes.append("MBU: no roofline was recorded (measure.roofline).")
+    return notes
+
+
+def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], int]:
+    """What went wrong, blocks of a cell that failed alike together, and how many more there are."""
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    for cell in cells:
+        for row in cell.failed:
+            reasons = "; ".join(strings(row.get("validity.reasons")))
+            message = str(row.get("error.message") or reasons or "no message was recorded")
+            key = (cell.label, status_of(row), str(row.get("error.type") or ""), message)
+            group = groups.setdefault(
+                key, {"log": str(row.get("error.log_tail") or ""), "records": [], "run_log": None}
+            )
+            group["records"].append((show(row.get("block")), link(row, out_dir)))
+            group["run_log"] = group["run_log"] or link(row, out_dir, "run.log")
+    each = min(6_000, MAX_LOG // max(1, min(len(groups), MAX_FAILURES)))
+    found = [
+        {
+            "label": label,
+            "status": status,
+            "type": kind,
+            "message": message,
+            **group,
+            "log": group["log"][-each:],
+        }
+        for (label, status, kind, message), group in list(groups.items())[:MAX_FAILURES]
+    ]
+    return found, len(groups) - len(found)
+
+
+def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
+    """The page's title, such as `qwen3: quant × batching`, and the names of the record folders."""
+    models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
+    varied = [title for title in _titles(cells) if title != "model"]
+    constant = dict(constants(cells))
+    options = [constant[group] for group in ("quant", "batching") if group in constant] if not varied else []
+    title = f"{models}: {' × '.join(varied)}" if varied else " · ".join([models, *options])
+    names = [str(name) for name in distinct(rows, "sweep")]
+    return title, " + ".join(names[:3]) + (f" + {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def validity(cells: list[Cell]) -> list[dict[str, Any]]:
+    """Notes and reasons of the validity gate, each once with the cells it concerns."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for row in cell.rows:
+            for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
+                for line in strings(row.get(key)):
+                    labels = found.setdefault((kind, line), [])
+                    if cell.label not in labels:
+                        labels.append(cell.label)
+            reason = row.get("energy.reason")
+            if reason and number(row.get("energy.joules")) is not None:
+                labels = found.setdefault(("note", f"energy: {reason}"), [])
+                if cell.label not in labels:
+                    labels.append(cell.label)
+    return [
+        {
+            "kind": kind,
+            "text": line,
+            "cells": "all cells" if len(labels) == len(cells) > 1 else listing(labels, 6),
+        }
+        for (kind, line), labels in found.items()
+    ]
+
+
+def provenance(rows: list[Row]) -> list[tuple[str, str]]:
+    """Where the numbers come from; several values where the records differ."""
+    names = {
+        "provenance.git_sha": "Commit",
+        "provenance.dirty_hash": "Uncommitted changes",
+        "provenance.code_hash": "Code hash",
+        "provenance.host": "Host",
+        DEVICE: "Device",
+        "provenance.driver": "Driver",
+        "provenance.power_limit": "Power limit, W",
+        "provenance.cpu.model": "CPU",
+        "provenance.cpu.physical_cores": "Physical cores",
+        "provenance.cpu.usable_cores": "Usable cores",
+        "provenance.threads": "Threads",
+        "provenance.seed": "Seed",
+        "workload_hash": "Workload",
+        "roofline.matrix_dtype": "Matrix-rate dtype",
+    }
+    facts = [
+        (title, ", ".join(show(v) for v in values[:6]))
+        for key, title in names.items()
+        if (values := distinct(rows, key))
+    ]
+    for key, title, scale, unit in (
+        ("roofline.bandwidth_bytes_per_s", "Bandwidth, measured", 1e-9, "GB/s"),
+        ("roofline.matrix_flops_per_s", "Matrix rate, measured", 1e-12, "TFLOP/s"),
+    ):
+        values = [v for row in rows if (v := number(row.get(key))) is not None]
+        if values:
+            low, high = sig(min(values) * scale), sig(max(values) * scale)
+            facts.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
+    versions = {k: v for row in rows for k, v in below(row, "provenance.packages").items()}
+    facts.append(("Packages", ", ".join(f"{k} {v}" for k, v in versions.items()) or MISSING))
+    facts.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
+    return facts
+
+
+def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
+    """A line a record, with the figures before they were averaged."""
+    keys = ("metrics.output_tokens_per_s", "metrics.ttft_ms.p50", "metrics.itl_ms.p50")
+    return [
+        {
+            "label": cell.label,
+            "block": show(row.get("block")),
+            "status": status_of(row),
+            "figures": [sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in keys],
+            "record": link(row, out_dir),
+            "run_id": str(row.get("run_id") or ""),
+        }
+        for cell in cells
+        for row in cell.rows
+    ]

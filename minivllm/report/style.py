@@ -1,0 +1,148 @@
+"""How figures look: one palette, one canvas, safe for colour-blind readers and for dark pages."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minivllm.report.cells import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), without yellow (too faint on white) and with a grey.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, BLACK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#999999",
+    "#222222",
+)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, BLACK)
+MARKERS = "osD^vPX"
+INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"
+DPI = 144
+WIDTH = 8.6  # inches; shown at about 830 CSS pixels
+MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure for the page."""
+
+    name: str  # file name without .png
+    title: str
+    alt: str
+    caption: str
+    png: bytes
+
+
+def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any) -> tuple[Figure, Any]:
+    """A white figure with plain axes; no pyplot, so nothing global is kept open."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "font.size": 9.5,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "axes.labelcolor": INK,
+        "axes.edgecolor": "#bbbbbb",
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": GRID,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "text.color": INK,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, **options)
+    return figure, axes
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG; the same figure gives the same bytes."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": "minivllm"})
+    return out.getvalue()
+
+
+def bar_height(n: int, extra: float = 1.0) -> float:
+    """Height in inches of a plot with `n` horizontal rows."""
+    return extra + max(2, n) * (0.34 if n <= 16 else 0.24)
+
+
+def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
+    """Put the cells on the y axis, first on top."""
+    names = [short(cell.label) for cell in cells] if labels else []
+    ax.set_yticks(range(len(cells)), names) if labels else ax.tick_params(labelleft=False)
+    ax.set_ylim(len(cells) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+
+
+def short(label: str, limit: int = 38) -> str:
+    """A label that fits beside a bar."""
+    return label if len(label) <= limit else label[: limit - 1] + "…"
+
+
+def mark_failure(ax: Axes, y: float, cell: Cell, *, right: float) -> None:
+    """A hatched stub with the status: a failed cell is a row like any other."""
+    ax.barh(y, right * 0.06, height=0.62, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8)
+    ax.text(right * 0.07, y, cell.status_text, va="center", ha="left", color=VERMILION, fontsize=9)
+
+
+def colours(cells: list[Cell]) -> tuple[list[str], dict[str, str], str]:
+    """A colour for each cell by the first column of 2 to 7 values; the legend; the column's name."""
+    for title in cells[0].varying if cells else ():
+        values = list(dict.fromkeys(cell.varying[title] for cell in cells if cell.configured))
+        if 2 <= len(values) <= len(PALETTE):
+            legend = dict(zip(values, PALETTE, strict=False))
+            return [legend.get(cell.varying[title], GREY) for cell in cells], legend, title
+    return [BLUE] * len(cells), {}, ""
+
+
+def heading(ax: Axes, text: str) -> None:
+    """A bold title over the left edge of the axes."""
+    ax.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK)
+
+
+def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
+    """One line of handles and names under all axes, out of the data's way; nothing for no entries."""
+    if not entries:
+        return
+    handles, names = zip(*entries, strict=True)
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=min(7, len(names)),
+        fontsize=8.5,
+        frameon=False,
+        handlelength=1.1,
+        handletextpad=0.5,
+        columnspacing=1.6,
+    )
+
+
+def patch(colour: str) -> Any:
+    """A legend's handle for a bar."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour)
+
+
+def mark(marker: str, colour: str) -> Any:
+    """A legend's handle for a point."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], marker=marker, color=colour, ls="", ms=6.5, mew=1.6 if marker == "|" else 0.6)

@@ -1,0 +1,38 @@
+"use strict";
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells];
+  const body = table.tBodies[0];
+  const original = [...body.rows];
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    const raw = "sort" in cell.dataset ? cell.dataset.sort : cell.textContent.trim();
+    const number = Number(raw.replaceAll(",", ""));
+    return raw === "" || raw === "–" ? null : Number.isNaN(number) ? raw : number;
+  };
+  const compare = (a, b) =>
+    typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+  const sort = (column) => {
+    // Numbers first show their greatest; a third click restores the order of measurement.
+    const cycle = heads[column].classList.contains("text") ? ["ascending", "descending"] : ["descending", "ascending"];
+    const next = cycle[cycle.indexOf(heads[column].getAttribute("aria-sort")) + 1] ?? null;
+    for (const head of heads) head.removeAttribute("aria-sort");
+    let rows = [...original];
+    if (next) {
+      heads[column].setAttribute("aria-sort", next);
+      const sign = next === "ascending" ? 1 : -1;
+      rows.sort((x, y) => {
+        const a = key(x, column), b = key(y, column);
+        // Rows without a figure stay at the end whichever way the column is sorted.
+        return a === null || b === null ? (a === null) - (b === null) : sign * compare(a, b);
+      });
+    }
+    body.append(...rows);
+  };
+  heads.forEach((head, column) => {
+    head.tabIndex = 0;
+    head.addEventListener("click", () => sort(column));
+    head.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(column); }
+    });
+  });
+}

@@ -1,0 +1,75 @@
+"""task=report: rebuild a report from records that are already there."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import Any
+
+from minivllm.errors import BadInput
+
+MAX_NAME = 80
+
+
+def run(config: dict[str, Any]) -> int:
+    """Build the report of `runs` and print its path.
+
+    Args:
+        config: the resolved configuration; uses `runs` (folders or globs, also relative to `runs_dir`),
+            `runs_dir`, `reports_dir` and `name`.
+
+    Returns:
+        0.
+
+    Raises:
+        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it.
+    """
+    folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
+    out_dir = Path(config.get("reports_dir") or "reports") / str(config.get("name") or joined_name(folders))
+    from minivllm.report import build_report
+
+    print(f"report: {build_report(folders, out_dir)}")
+    return 0
+
+
+def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
+    """Folders that the patterns name, each once; a pattern is tried as it is, then below `runs_dir`."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not patterns:
+        raise BadInput(
+            f"runs is empty: name the records to report, such as 'runs=[{runs_dir}/<name>]' "
+            f"or 'runs=[\"{runs_dir}/*\"]'"
+        )
+    found: list[Path] = []
+    for pattern in patterns:
+        matches = _matches(str(pattern)) or _matches(str(runs_dir / str(pattern)))
+        if not matches:
+            raise BadInput(
+                f"runs: no records at {pattern} nor at {runs_dir / str(pattern)}; {_available(runs_dir)}"
+            )
+        found += [path for path in matches if path not in found]
+    return found
+
+
+def _matches(pattern: str) -> list[Path]:
+    """Folders of a pattern that hold records, so that `*` means runs and not whatever else lies there."""
+    return sorted(path for name in glob.glob(pattern) if _holds_records(path := Path(name)))
+
+
+def _holds_records(folder: Path) -> bool:
+    return any(next(folder.glob(f"{depth}record.json"), None) for depth in ("", "*/", "*/*/"))
+
+
+def _available(runs_dir: Path) -> str:
+    names = sorted((p.name for p in runs_dir.glob("*") if p.is_dir() and p.name != "workloads"), reverse=True)
+    if not names:
+        return f"{runs_dir} holds no records yet: run a benchmark first"
+    return f"{runs_dir} has {', '.join(names[:5])}" + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
+
+
+def joined_name(folders: list[Path]) -> str:
+    """A name for the report: the folder's, or those of several joined."""
+    name = "+".join(folder.resolve().name for folder in folders)
+    return name if len(name) <= MAX_NAME else f"{folders[0].resolve().name}+{len(folders) - 1}-more"

@@ -1,0 +1,111 @@
+"""Tables for the terminal and for READMEs, number formats, and the task around them."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import make_record, write
+
+from minivllm.bench.records import load_records
+from minivllm.errors import BadInput
+from minivllm.report import build_report, summary_table
+from minivllm.report.format import listing, sig
+from minivllm.tasks.report import find_runs, joined_name, run
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        (0.0, "0"),
+        (1.0, "1.00"),
+        (0.0188, "0.0188"),
+        (9.996, "10.00"),
+        (123.4, "123"),
+        (69812.0, "69,800"),
+        (-2.5, "-2.50"),
+        (0.00000123, "1.23e-06"),
+    ],
+)
+def test_significant_digits(value: float | None, text: str) -> None:
+    assert sig(value) == text
+
+
+def test_listing_counts_what_it_leaves_out() -> None:
+    assert listing(["a"]) == "a"
+    assert listing(["a", "b", "c"]) == "a, b and c"
+    assert listing(["a", "b", "c"], 2) == "a, b and 1 more"
+
+
+def rendered(table: Any, width: int = 120) -> str:
+    from rich.console import Console
+
+    out = StringIO()
+    Console(file=out, width=width).print(table)
+    return out.getvalue()
+
+
+def test_summary_has_a_row_a_cell_and_the_main_figures(sweep: Path) -> None:
+    text = rendered(summary_table(load_records(sweep)))
+    rows = [line for line in text.splitlines() if "│" in line]
+    assert len(rows) == 6
+    best = next(line for line in rows if "int8" in line and "continuous" in line)
+    assert "76.6" in best and "6.89" in best and "0.750" in best
+    assert "oom" in rows[-1]
+
+
+def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
+    text = rendered(summary_table(load_records(write(tmp_path, [make_record(arm="[red]odd[/red]")]))))
+    assert "× first" not in text
+    assert "[red]odd[/red]" in text  # names are not markup
+
+
+def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:
+    records = [make_record(arm=f"a|{i}", cell_id=f"c{i}", run_id=f"r{i}", index=i) for i in range(2)]
+    build_report(write(tmp_path / "runs", records), tmp_path / "out")
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert len(lines) == 4
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "a\\|0" in lines[2]
+
+
+def settings(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    plain = {
+        "runs": [],
+        "runs_dir": str(tmp_path / "runs"),
+        "reports_dir": str(tmp_path / "reports"),
+        "name": None,
+    }
+    return plain | changes
+
+
+def test_task_builds_from_paths_names_and_globs(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(settings(tmp_path, runs=[str(sweep)])) == 0
+    index = tmp_path / "reports" / sweep.name / "index.html"
+    assert str(index) in capsys.readouterr().out and index.is_file()
+    assert run(settings(tmp_path, runs=[sweep.name], name="mine")) == 0
+    assert (tmp_path / "reports" / "mine" / "index.html").is_file()
+    assert find_runs(["*", sweep.name], sweep.parent) == [sweep]
+
+
+@pytest.mark.parametrize("runs", [[], ["nowhere"]])
+def test_task_refuses_what_is_not_there(sweep: Path, tmp_path: Path, runs: list[str]) -> None:
+    with pytest.raises(BadInput, match="runs") as caught:
+        run(settings(tmp_path, runs=runs))
+    assert "\n" not in str(caught.value)
+    if runs:
+        assert sweep.name in str(caught.value)  # says what there is
+    assert not (tmp_path / "reports").exists()
+
+
+def test_long_names_are_cut() -> None:
+    assert joined_name([Path("/x/a"), Path("/x/b")]) == "a+b"
+    assert joined_name([Path(f"/x/{'n' * 30}{i}") for i in range(4)]) == "n" * 30 + "0+3-more"

@@ -1,0 +1,209 @@
+"""What the page and table.csv say: true to the records, whatever the records are."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pagereader import Page, build, table
+from synthetic import failed, make_record, make_sweep, write
+
+from minivllm.bench.metrics import glossary
+from minivllm.bench.record import Percentiles, Validity
+from minivllm.errors import BadInput
+from minivllm.report import build_report
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def test_numbers_are_means_and_ranges_of_the_ok_blocks(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build_report(sweep, out)
+    rows = table(out)
+    assert len(rows) == 6
+    values = [make_record("int8", "continuous", block, 3).metrics.output_tokens_per_s for block in range(3)]
+    row = rows["int8 · continuous"]
+    key = "metrics.output_tokens_per_s"
+    assert float(row[key]) == pytest.approx(math.fsum(v or 0 for v in values) / 3)
+    assert float(row[f"{key}.min"]) == min(v or 0 for v in values)
+    assert float(row[f"{key}.max"]) == max(v or 0 for v in values)
+    assert (row["quant"], row["batching"], row["blocks"], row["blocks_ok"]) == (
+        "int8",
+        "continuous",
+        "3",
+        "3",
+    )
+    assert float(row["memory.weights"]) == 0.75e9
+    assert row["metrics.ttft_ms.p99"] == ""  # 48 requests have no 99th percentile
+    lost = rows["nf4 · continuous"]
+    assert (lost["status"], lost["blocks_ok"], lost[key], lost["error.type"]) == (
+        "oom",
+        "0",
+        "",
+        "MemoryError",
+    )
+
+
+def test_verdict_comes_first_and_says_what_the_records_say(sweep: Path, tmp_path: Path) -> None:
+    text = Page(build_report(sweep, tmp_path / "out")).text
+    assert text.index("Fastest: int8 · continuous at 76.6 output tokens/s, 6.89× the slowest") < text.index(
+        "Results"
+    )
+    assert "Over 3 blocks the fastest had 75.7 to 77.6 tokens/s" in text
+    assert "1 of 6 cells had failures: nf4 · continuous (oom)" in text
+    assert "Random weights." in text
+    assert "J/token: no RAPL counter is readable" in text
+    assert "no interval" not in text
+
+
+def test_one_block_says_that_there_is_no_interval(tmp_path: Path) -> None:
+    page, _ = build(tmp_path, make_sweep(blocks=1))
+    assert "measured once, so there is no interval" in page.text
+    assert "Over 1 block" not in page.text
+
+
+def test_overlapping_ranges_are_not_called_a_winner(tmp_path: Path) -> None:
+    records = []
+    for arm, figures in (("a", (10.0, 12.0)), ("b", (11.0, 11.5))):
+        for block, figure in enumerate(figures):
+            record = make_record(block=block, arm=arm, cell_id=arm, run_id=f"{arm}{block}")
+            record.metrics.output_tokens_per_s = figure
+            records.append(record)
+    page, _ = build(tmp_path, records)
+    assert "Not separated from the second" in page.text
+
+
+def test_different_workloads_get_no_ratio(tmp_path: Path) -> None:
+    first, second = (
+        make_record("fp16", "sequential"),
+        make_record("nf4", "sequential", index=1, workload_hash="other"),
+    )
+    page, _ = build(tmp_path, [first, second])
+    assert "different workloads, so no ratio" in page.text
+    assert "the slowest" not in page.text
+
+
+def test_the_first_cell_as_the_fastest_is_said_plainly(tmp_path: Path) -> None:
+    page, _ = build(tmp_path, [make_record("int8", "continuous"), make_record("int8", "sequential", index=1)])
+    assert "nothing that was varied made it faster" in page.text
+
+
+def test_an_arm_that_could_not_be_composed_does_not_disturb_the_others(tmp_path: Path) -> None:
+    broken = failed(
+        make_record(arm="typo", cell_id="", run_id="typo"), "invalid", "BadInput", "no option nf5", ""
+    )
+    broken.config = {}
+    page, out = build(tmp_path, [make_record("fp16"), make_record("int8", index=1), broken])
+    rows = table(out)
+    assert set(rows) == {"fp16", "int8", "typo"}
+    header = (out / "table.csv").read_text().splitlines()[0].split(",")
+    assert header[: header.index("status")] == ["label", "sweep", "arm", "cell_id", "quant"]
+    assert "no option nf5" in page.text
+
+
+def test_a_record_that_failed_its_validity_gate_is_not_quoted(tmp_path: Path) -> None:
+    bad = make_record("nf4", "sequential", index=1, validity=Validity(False, ["MBU above 100 %"]))
+    page, out = build(tmp_path, [make_record("fp16", "sequential"), bad])
+    row = table(out)["nf4"]
+    assert (row["status"], row["metrics.output_tokens_per_s"]) == ("invalid", "")
+    assert "not valid MBU above 100 %" in page.text
+
+
+def test_some_blocks_failed(tmp_path: Path) -> None:
+    records = [make_record(block=block, run_id=f"r{block}") for block in range(3)]
+    failed(records[1], "timeout", "Timeout", "took longer than 1800 s").provenance = {}
+    page, out = build(tmp_path, records)
+    rows = list(table(out).values())
+    assert len(rows) == 1  # the failed block knows neither device nor code, yet belongs to its cell
+    assert (rows[0]["status"], rows[0]["blocks"], rows[0]["blocks_ok"]) == ("ok", "3", "2")
+    assert "2 ok, 1 timeout" in page.text
+
+
+def test_records_of_different_code_are_never_averaged(tmp_path: Path) -> None:
+    old, new = make_record(run_id="old"), make_record(run_id="new", block=1)
+    new.provenance = {**new.provenance, "code_hash": "beef"}
+    _, out = build(tmp_path, [old, new])
+    assert [row["code"] for row in table(out).values()] == ["c0de", "beef"]
+
+
+def test_a_knob_that_did_nothing_is_flagged(tmp_path: Path) -> None:
+    base, arm = make_record("fp16", "sequential"), make_record("int8", "sequential", index=1)
+    arm.liveness = copy.deepcopy(base.liveness)
+    page, _ = build(tmp_path, [base, arm])
+    assert "Not live, so not a result: quant=int8 in int8" in page.text
+    arm.liveness["quant"]["layers_quantised"] = 196
+    page, _ = build(tmp_path, [base, arm])
+    assert "Not live" not in page.text
+
+
+def test_swept_numbers_are_columns_and_implied_knobs_are_not(tmp_path: Path) -> None:
+    records = []
+    for index, size in enumerate((16, 32)):
+        record = make_record(
+            cell_id=f"c{size}", arm=f"cache.block_size={size}", run_id=f"r{size}", index=index
+        )
+        record.config["cache"]["block_size"] = size
+        records.append(record)
+    _, out = build(tmp_path, records)
+    assert set(table(out)) == {"block_size=16", "block_size=32"}
+
+
+def test_an_unreadable_record_is_named(sweep: Path, tmp_path: Path) -> None:
+    torn = sorted(sweep.glob("*/record.json"))[0]
+    torn.write_text("{")
+    assert str(torn) in Page(build_report(sweep, tmp_path / "out")).text
+
+
+def test_percentiles_that_exist_are_shown(tmp_path: Path) -> None:
+    record = make_record()
+    record.metrics.ttft_ms = Percentiles(200.0, 150.0, 300.0, 350.0, 987.0, 128)
+    page, _ = build(tmp_path, [record])
+    assert "TTFT p99" in page.text and "987" in page.text
+
+
+def test_a_failing_write_leaves_the_old_page(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    index = build_report(sweep, out)
+    before = index.read_bytes()
+
+    def full_disk(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        build_report(sweep, out)
+    assert index.read_bytes() == before
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_several_runs_are_one_report(tmp_path: Path) -> None:
+    first = write(tmp_path / "runs", [make_record(sweep="monday")])
+    second = write(tmp_path / "runs", [make_record(sweep="tuesday", run_id="other")])
+    out = tmp_path / "out"
+    page = Page(build_report([first, second], out))
+    assert set(table(out)) == {"monday", "tuesday"}
+    assert "monday + tuesday" in page.text
+
+
+def test_no_records_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="no record"):
+        build_report(tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> None:
+    text = Page(build_report(sweep, tmp_path / "out")).text
+    for entry in glossary():
+        assert str(entry["name"]) in text and str(entry["description"])[:40] in text
+
+
+def test_the_report_never_imports_torch() -> None:
+    code = "import sys, minivllm.report, minivllm.tasks.report; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
