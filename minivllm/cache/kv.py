@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec
 from minivllm.cache.manager import CacheLayout
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only once they are written to, where the system can do that.
+
+    torch.zeros writes every page; numpy asks the system for zeroed pages, which come when touched. A
+    pool of many GB on a CPU is then free until it is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
@@ -35,8 +48,8 @@ class KVCache:
         for spec in specs:
             shape = (layout.num_blocks, layout.block_size, spec.num_kv_heads, spec.head_dim)
             # Zeros, not empty: padded reads are masked, and a stray NaN would survive the mask.
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+            self.keys.append(zeros(shape, dtype, device))
+            self.values.append(zeros(shape, dtype, device))
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,37 @@
+"""Which class builds which architecture. Free of torch until a class is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.models.llama import LlamaForCausalLM
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "minivllm.models.llama",
+    "Qwen3ForCausalLM": "minivllm.models.qwen3",
+}
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Names that a config.json may give as its architecture."""
+    return tuple(sorted(_ARCHITECTURES))
+
+
+def check_architecture(architecture: str, where: str = "config.json") -> None:
+    """Raises BadInput, naming the supported ones, if no class builds the architecture."""
+    if architecture not in _ARCHITECTURES:
+        raise BadInput(
+            f"{where}: architecture {architecture} is not supported; supported: "
+            f"{', '.join(supported_architectures())}"
+        )
+
+
+def model_class(architecture: str) -> type[LlamaForCausalLM]:
+    """The class that builds the architecture; imports it (and torch) on the first call."""
+    check_architecture(architecture)
+    found: type[LlamaForCausalLM] = getattr(import_module(_ARCHITECTURES[architecture]), architecture)
+    return found

@@ -1,0 +1,191 @@
+"""Where a model comes from: a folder, the hub's cache, the hub, or a random generator. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm.errors import BadInput
+from minivllm.models.checkpoint import Checkpoint, read_json
+from minivllm.models.config import ModelConfig
+from minivllm.models.registry import check_architecture
+
+EMBEDDED = Path(__file__).parent.parent / "assets" / "tiny"
+HUB_TIMEOUT_S = 4.0  # for the hub's first answer; with no network this is the whole wait
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_RANDOM = "weights are random: speed and memory are the real model's, its text is noise"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be built."""
+
+    folder: Path | None  # where weights, or at least the tokenizer, lie
+    weights: str  # "checkpoint" | "random"
+    config: dict[str, Any]  # config.json, with the end-of-sequence ids of generation_config.json
+    fingerprint: str  # of the checkpoint; for random weights of architecture and seed
+    warnings: list[str]
+
+
+def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], Source]:
+    """Find the weights that a model option asks for, and check all of it but the weights' values.
+
+    Args:
+        node: the resolved `model` group: path, weights, architecture, seed.
+        allow_random: whether `weights: auto` may end in random weights (benchmarks only).
+
+    Returns:
+        The node with `weights` rewritten to "random" or the folder, so that resolving again is instant;
+        and the source.
+
+    Raises:
+        BadInput: nothing there, or not usable; one line that names the file and what to do.
+    """
+    weights = str(node.get("weights") or "auto")
+    path = str(node.get("path") or "")
+    if weights == "random":
+        return _random(node, [_RANDOM])
+    if weights not in ("auto", "hub"):
+        return _checkpoint(node, _existing(Path(weights).expanduser(), "model.weights"))
+    if not path:
+        raise BadInput("model.path is empty: give a folder or a hub id such as Qwen/Qwen3-0.6B")
+    if weights == "auto" and (folder := _local(path)):
+        return _checkpoint(node, folder)
+    folder, reason = _from_hub(path)
+    if folder is not None:
+        return _checkpoint(node, folder)
+    if weights == "auto" and allow_random and node.get("architecture"):
+        return _random(node, [f"{reason}; {_RANDOM}"])
+    raise BadInput(
+        f"{reason}: give model.path=FOLDER with a checkpoint, or model.weights=random for speed alone"
+    )
+
+
+def _local(path: str) -> Path | None:
+    """The folder that `path` means, or None if it can only be a hub id."""
+    if path == "embedded":
+        if not (EMBEDDED / "config.json").exists():
+            raise BadInput(
+                f"the embedded model is missing from {EMBEDDED}: reinstall, or run scripts/train_tiny.py"
+            )
+        return EMBEDDED
+    folder = Path(path).expanduser()
+    if folder.exists() or not _HUB_ID.fullmatch(path):
+        return _existing(folder, "model.path")
+    return None
+
+
+def _existing(folder: Path, knob: str) -> Path:
+    if not folder.exists():
+        raise BadInput(
+            f"{knob}={folder} does not exist: give a folder with config.json and .safetensors files"
+        )
+    if not folder.is_dir():
+        raise BadInput(f"{knob}={folder} is not a folder: give the one that holds config.json")
+    return folder.resolve()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / "config.json", "give a folder saved by save_pretrained")
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        eos = read_json(generation, "repair or remove it").get("eos_token_id")
+        config["eos_token_id"] = config.get("eos_token_id") if eos is None else eos
+    return config
+
+
+def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The config, once its architecture and every value of it is known to be supported."""
+    check_architecture(str((config.get("architectures") or ["(none)"])[0]), where)
+    ModelConfig.from_dict(config, where)
+    return config
+
+
+def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
+    config = _checked(_config(folder), str(folder / "config.json"))
+    fingerprint = Checkpoint.open(folder).fingerprint()
+    return node | {"weights": str(folder)}, Source(folder, "checkpoint", config, fingerprint, [])
+
+
+def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
+    """Random weights in the option's architecture, or in that of a folder at hand."""
+    path = str(node.get("path") or "")
+    folder = (
+        _local(path) if path == "embedded" or not _HUB_ID.fullmatch(path) or Path(path).exists() else None
+    )
+    if folder is None and path:
+        folder = _cached(path)
+    architecture = node.get("architecture")
+    if architecture:
+        config = _checked(dict(architecture), "model.architecture")
+    elif folder is not None:
+        config = _checked(_config(folder), str(folder / "config.json"))
+    else:
+        raise BadInput(f"model.weights=random needs model.architecture, or config.json in model.path={path}")
+    identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)
+    fingerprint = "random-" + hashlib.sha256(identity.encode()).hexdigest()
+    return node | {"weights": "random"}, Source(folder, "random", config, fingerprint, warnings)
+
+
+def _cached(path: str) -> Path | None:
+    """The hub cache's snapshot, if it has a config."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(path, local_files_only=True, allow_patterns=_HUB_FILES))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+    return folder if (folder / "config.json").exists() else None
+
+
+def _from_hub(path: str) -> tuple[Path | None, str]:
+    """A snapshot from the cache or else the hub; or None and the reason."""
+    if not _HUB_ID.fullmatch(path):
+        return None, f"model.path={path} is no hub id"
+    cached = _cached(path)
+    if cached is not None and any(cached.glob("*.safetensors")):
+        return cached, ""
+    where = f"model.path={path} is no local folder, is not in the hub's cache"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return None, f"{where}, and HF_HUB_OFFLINE is set"
+    from huggingface_hub import HfApi, snapshot_download
+
+    # Looking up a host's name has no timeout of its own, so the first question is asked in a thread.
+    error = _ask(lambda: HfApi().model_info(path, timeout=HUB_TIMEOUT_S), HUB_TIMEOUT_S + 1)
+    if error is None:
+        try:
+            return Path(snapshot_download(path, allow_patterns=_HUB_FILES)), ""
+        except Exception as failure:  # network, disk, permission: all end the same way for the user
+            error = failure
+    return None, f"{where}, and the hub did not give it ({_line(error)})"
+
+
+def _ask(question: Callable[[], object], timeout_s: float) -> Exception | None:
+    """What went wrong with the question, or None."""
+    outcome: list[Exception | None] = []
+
+    def run() -> None:
+        try:
+            question()
+            outcome.append(None)
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome[0] if outcome else TimeoutError(f"no answer within {timeout_s:.0f} s")
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -1,0 +1,71 @@
+"""LLM.int8: 8-bit products with the outlier columns of the activations in 16 bits.
+
+Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale". Rows of the
+activations and of the weight are scaled to int8 by their largest value; input columns in which any
+activation reaches the threshold are multiplied in the compute dtype instead. Computed by bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.errors import BadInput
+from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.bnb import import_bitsandbytes
+
+_SLICE = 2 * 1024 * 1024  # weights quantised at a time; each row by itself, so slices change nothing
+
+
+class Int8Mixed(Quantizer):
+    """Weights and activations in int8, outlier columns in 16 bits.
+
+    Args:
+        dtype: of activations outside the products; bitsandbytes casts to float16 to quantise them.
+        threshold: activations of this size or more are outliers; 0 quantises every column.
+        skip: layers to leave alone, by any part of their name.
+    """
+
+    name = "int8_mixed"
+
+    def __init__(self, dtype: str = "bfloat16", threshold: float = 6.0, skip: Sequence[str] = ()) -> None:
+        super().__init__(dtype, skip)
+        if threshold < 0:
+            raise BadInput(f"quant.threshold={threshold} must be 0 (no outliers) or more")
+        self.threshold = float(threshold)
+        self.library = import_bitsandbytes(self.name)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """See QuantMethod."""
+        return Int8MixedLinear(self.library, weight, bias, self.threshold)
+
+
+class Int8MixedLinear(nn.Module):
+    """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
+
+    def __init__(self, library: Any, weight: Tensor, bias: Tensor | None, threshold: float) -> None:
+        super().__init__()
+        quantized = torch.empty_like(weight, dtype=torch.int8)
+        maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+        step = max(1, _SLICE // weight.shape[1])
+        for rows, out, largest in zip(
+            weight.split(step), quantized.split(step), maxima.split(step), strict=True
+        ):
+            codes, found, _ = library.functional.int8_vectorwise_quant(rows.to(torch.float16))
+            out.copy_(codes)
+            largest.copy_(found)
+        self.weight, self.maxima = frozen(quantized), frozen(maxima)
+        self.bias = None if bias is None else frozen(bias)
+        self.multiply = library.matmul
+        self.state = library.MatmulLtState()
+        self.state.CB, self.state.SCB = self.weight.data, self.maxima.data
+        self.state.threshold = threshold
+        self.state.has_fp16_weights = self.state.is_training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        out: Tensor = self.multiply(x, self.state.CB, bias=self.bias, state=self.state)
+        return out.to(x.dtype)

@@ -1,0 +1,117 @@
+"""float32 parity with transformers, layer by layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minivllm.models.loading import LoadedModel, load_model
+from minivllm.quant.plain import Plain
+from tests.reference import LLAMA3_ROPE, CausalAttention, make_batch, make_checkpoint
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 17, 3, 99, 42, 8, 77, 5, 60], [1], [9, 4, 30, 31, 32] * 12]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 one kv head": ("qwen3", {"num_key_value_heads": 1}),
+    "qwen3 wide heads": ("qwen3", {"head_dim": 32}),
+    "qwen3 attention bias": ("qwen3", {"attention_bias": True}),
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama multi-head": ("llama", {"num_key_value_heads": 4}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
+}
+
+
+def load(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
+    return load_model(str(folder), quant=Plain(dtype), device=CPU, **options)
+
+
+def run(loaded: LoadedModel, prompts: list[list[int]]) -> tuple[list[Tensor], Tensor]:
+    """What goes into each layer, then what leaves the final norm; and the logits."""
+    states: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: states.append(args[0]))
+        for layer in loaded.model.model.layers
+    ]
+    hidden = loaded.model(make_batch(prompts), CausalAttention(loaded.model.attention_specs))
+    for hook in hooks:
+        hook.remove()
+    return [*states, hidden], loaded.model.compute_logits(hidden)
+
+
+@torch.no_grad()
+def expected(reference: Any, prompts: list[list[int]]) -> tuple[list[Tensor], Tensor]:
+    outputs = [reference(torch.tensor([prompt]), output_hidden_states=True) for prompt in prompts]
+    layers = zip(*(output.hidden_states for output in outputs), strict=True)
+    return [torch.cat([one[0] for one in layer]) for layer in layers], torch.cat(
+        [o.logits[0] for o in outputs]
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_and_the_logits_match_transformers(case: str, tmp_path: Path) -> None:
+    family, overrides = CASES[case]
+    reference = make_checkpoint(tmp_path, family, **overrides)
+    states, logits = run(load(tmp_path), PROMPTS)
+    expected_states, expected_logits = expected(reference, PROMPTS)
+    assert len(states) == len(expected_states) == 4
+    for state, wanted in zip(states, expected_states, strict=True):
+        torch.testing.assert_close(state, wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
+    assert expected_logits.std() > 0.1  # or the comparison would say nothing
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "whole")
+    make_checkpoint(tmp_path / "shards", max_shard_size="30KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 3
+    whole, shards = (run(load(tmp_path / name), PROMPTS)[1] for name in ("whole", "shards"))
+    assert torch.equal(whole, shards)
+
+
+@pytest.mark.parametrize("kind", ["default", "llama3"])
+def test_old_and_new_rope_spellings_load_the_same_model(kind: str, tmp_path: Path) -> None:
+    new = {"rope_type": "default", "rope_theta": 50000.0} if kind == "default" else LLAMA3_ROPE
+    make_checkpoint(tmp_path, "llama", rope_parameters=new)
+    logits = run(load(tmp_path), PROMPTS)[1]
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = None if kind == "default" else parameters
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config))
+    assert torch.equal(run(load(tmp_path), PROMPTS)[1], logits)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.008)])
+def test_16_bit_stays_within_rounding_of_float32(dtype: str, tolerance: float, tmp_path: Path) -> None:
+    reference = make_checkpoint(tmp_path)
+    loaded = load(tmp_path, dtype)
+    logits = run(loaded, PROMPTS)[1]
+    wanted = expected(reference, PROMPTS)[1]
+    assert logits.dtype is loaded.model.dtype is getattr(torch, dtype)
+    assert (logits.float() - wanted).norm() / wanted.norm() < tolerance
+
+
+def test_a_sequence_does_not_see_its_neighbours_in_the_batch(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    loaded = load(tmp_path)
+    together = run(loaded, PROMPTS)[1].split([len(prompt) for prompt in PROMPTS])
+    for prompt, logits in zip(PROMPTS, together, strict=True):
+        torch.testing.assert_close(run(loaded, [prompt])[1], logits, atol=1e-5, rtol=0)
+
+
+def test_positions_up_to_the_last_one_work(tmp_path: Path) -> None:
+    reference = make_checkpoint(tmp_path)
+    prompt = [i % 128 for i in range(256)]
+    logits = run(load(tmp_path, max_model_len=256), [prompt])[1]
+    torch.testing.assert_close(logits, expected(reference, [prompt])[1], atol=1e-4, rtol=0)
