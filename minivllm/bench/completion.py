@@ -1,0 +1,99 @@
+"""The parent's part of a record: what only it has seen, and the last write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from minivllm.bench import storage
+from minivllm.bench.identity import code_hash
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.provenance import provenance
+from minivllm.bench.record import Failure, Record, Validity
+from minivllm.bench.telemetry import peak
+
+
+def write_failure(
+    measurement: Measurement,
+    status: str,
+    kind: str,
+    message: str,
+    facts: dict[str, Any] | None = None,
+    rows: list[dict[str, Any]] | None = None,
+) -> None:
+    """Write the record of a measurement that gave no result; the sweeper uses it for cells that never ran.
+
+    Args:
+        measurement: what was to be measured; its directory is made if need be.
+        status: as in the record, not "ok".
+        kind: name of the exception or signal.
+        message: one line for the report.
+        facts: provenance; made here where not given.
+        rows: telemetry.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    record = Record(
+        run_id=measurement.run_id,
+        cell_id=measurement.cell_id,
+        sweep=measurement.sweep,
+        arm=measurement.arm,
+        block=measurement.block,
+        status=status,
+        config=measurement.config,
+        error=Failure(kind, message, storage.log_tail(measurement.path / storage.LOG)),
+        provenance=facts or provenance(measurement.config, code_hash()),
+        validity=Validity(False, [f"{status}: {message}"]),
+    )
+    if rows:
+        record.memory.host_rss_peak = peak(rows, "rss_peak") or peak(rows, "rss")
+        record.memory.device_process = peak(rows, "gpu_process_memory")
+    config = None if (measurement.path / storage.CONFIG).exists() else measurement.config
+    storage.write_record(measurement.path, record, telemetry=rows, config=config)
+
+
+def complete(
+    measurement: Measurement,
+    facts: dict[str, Any],
+    rows: list[dict[str, Any]],
+    window: tuple[float, float],
+) -> tuple[str, str]:
+    """Complete the record that a worker handed over with what was seen from outside, and write it.
+
+    Args:
+        measurement: what was measured.
+        facts: provenance.
+        rows: telemetry.
+        window: start and end of the measured window, monotonic seconds.
+
+    Returns:
+        The record's status and, unless it is ok, why.
+
+    Raises:
+        OSError: it could not be written; no record.json is there then.
+    """
+    from minivllm.bench.validity import check_telemetry  # late: it takes numpy along
+
+    handover = measurement.path / storage.HANDOVER
+    record = json.loads(handover.read_text(encoding="utf-8"))
+    memory, validity = record["memory"], record["validity"]
+    memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
+    memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
+    interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
+    seen = check_telemetry(rows, *window, interval)
+    validity["ok"] = validity["ok"] and seen.ok
+    validity["reasons"] += seen.reasons
+    validity["notes"] += seen.notes
+    message = "; ".join(validity["reasons"])
+    if not validity["ok"]:
+        record["status"] = "invalid"
+        record["error"] = asdict(Failure("Invalid", message))
+    record["provenance"] = facts
+    storage.write_parquet(measurement.path / storage.TELEMETRY, rows)
+    storage.write_json(measurement.path / storage.RECORD, record)
+    with contextlib.suppress(OSError):
+        handover.unlink()
+    return record["status"], message

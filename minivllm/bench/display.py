@@ -1,0 +1,106 @@
+"""What a person sees while measurements run: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+Event = dict[str, Any]
+PHASES = {
+    "waiting": "waiting for the device, which another run is using",
+    "loading": "loading",
+    "probing": "probing the hardware's limits",
+    "warmup": "warming up",
+    "measuring": "measuring",
+    "finishing": "writing the record",
+}
+
+
+class Display:
+    """A context manager whose `update` takes the supervisor's events.
+
+    Args:
+        offset: measurements of the same sweep that came before these.
+        total: measurements in all; None takes what the events say.
+        console: where to print.
+    """
+
+    def __init__(self, offset: int = 0, total: int | None = None, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._offset = offset
+        self._total = total
+        self._began = time.monotonic()
+        self._last = ("", "")  # run and phase of the last plain line
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[rate]}", markup=False),
+                TextColumn("{task.fields[left]}", markup=False),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._progress.add_task("starting", total=None, rate="", left="")
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, event: Event) -> None:
+        """Show one event."""
+        measurement, name = event["measurement"], event["event"]
+        position, total = self._offset + event["position"], self._total or event["total"]
+        head = f"[{position}/{total}] {measurement.cell}"
+        if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
+            head += f", repeat {measurement.block + 1}/{repeats}"
+        if name in ("done", "failed"):
+            style = "green" if name == "done" else "red"
+            message = f": {event['message']}" if event.get("message") else ""
+            self.console.print(Text.assemble(head, " ", (event["status"], style), message), soft_wrap=True)
+        elif self._progress is None:
+            if self._last != (measurement.run_id, name):
+                self.console.print(Text(f"{head} {PHASES.get(name, name)}"), soft_wrap=True)
+                self._last = (measurement.run_id, name)
+        else:
+            self._show(f"{head} {PHASES.get(name, name)}", event, position, total)
+
+    def _show(self, description: str, event: Event, position: int, total: int) -> None:
+        assert self._progress is not None and self._task is not None
+        tokens, wanted, elapsed = event.get("tokens"), event.get("total_tokens"), event.get("elapsed_s")
+        rate, left, share = "", "", 0.0
+        if tokens and wanted and elapsed:
+            share = min(1.0, tokens / wanted)
+            rate, left = f"{tokens / elapsed:.0f} tok/s", f"{_clock(elapsed / share - elapsed)} left"
+        if event["event"] == "finishing":
+            share = 1.0
+        done = position - 1 - self._offset + share
+        if total > 1 and done > 0.5:
+            spent = time.monotonic() - self._began
+            left += f", all in {_clock(spent / done * (total - self._offset - done))}"
+        self._progress.update(
+            self._task,
+            description=description,
+            completed=share,
+            total=1.0 if event["event"] in ("measuring", "finishing") else None,
+            rate=rate,
+            left=left.removeprefix(", "),
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

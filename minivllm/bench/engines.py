@@ -1,0 +1,170 @@
+"""engine=minivllm: this project's engine behind the interface every engine under test has."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from minivllm.assembly import build_engine
+from minivllm.bench.engine import EngineInfo, EngineOutput
+from minivllm.engine.engine import Engine
+from minivllm.engine.events import Event, StateChanged, StepTimed
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import RequestState
+from minivllm.errors import BadInput
+
+STEP_FIELDS = (
+    "start_s",
+    "num_requests",
+    "num_tokens",
+    "num_prefill_tokens",
+    "context_tokens",
+    "waiting",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "kv_slots_wasted",
+    "kv_slots_allocated",
+    "schedule_ms",
+    "prepare_ms",
+    "forward_ms",
+    "sample_ms",
+    "emit_ms",
+    "gap_ms",
+)
+
+
+class MinivllmEngine:
+    """Adapter of `Engine` to `BenchEngine`; listens to its events for step records and first steps.
+
+    Args:
+        config: the resolved configuration; the engine is built from its groups.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        begin = time.monotonic()
+        self._config = config
+        self.engine: Engine = build_engine(config)
+        self._steps: list[StepTimed] = []
+        self._started: dict[str, float] = {}
+        self.engine.events.subscribe(self._listen)
+        self._base = self._counters()
+        self.info = self._describe(time.monotonic() - begin)
+
+    def _describe(self, load_s: float) -> EngineInfo:
+        engine, loaded = self.engine, self.engine.loaded
+        config, specs = loaded.config, loaded.model.attention_specs
+        embedding = config.vocab_size * config.hidden_size * loaded.model.dtype.itemsize
+        # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
+        streamed = loaded.weight_bytes - (0 if config.tie_word_embeddings else embedding)
+        parameters = loaded.weight_bytes_16bit // 2 - (
+            0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        )
+        return EngineInfo(
+            name="minivllm",
+            weights=loaded.weights,
+            fingerprint=loaded.fingerprint,
+            vocab_size=config.vocab_size,
+            max_model_len=engine.max_model_len,
+            eos_token_ids=config.eos_token_ids,
+            max_num_seqs=engine.scheduler.policy.max_num_seqs,
+            load_s=load_s,
+            memory={
+                "weights": loaded.weight_bytes,
+                "weights_16bit": loaded.weight_bytes_16bit,
+                "linear": loaded.linear_bytes,
+                "linear_16bit": loaded.linear_bytes_16bit,
+                "kv_pool": engine.kv.num_bytes,
+            },
+            model={
+                "streamed_weight_bytes": streamed,
+                "flops_per_token": 2.0 * parameters,
+                "kv_bytes_per_token": engine.kv.num_bytes
+                // (engine.kv.layout.num_blocks * engine.kv.layout.block_size),
+                "attention_flops_per_token_pair": float(sum(4 * s.num_heads * s.head_dim for s in specs)),
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            },
+            attention_backend=engine.runner.attention.name,
+            warnings=list(loaded.warnings),
+        )
+
+    def _listen(self, event: Event) -> None:
+        if isinstance(event, StepTimed):
+            self._steps.append(event)
+        elif isinstance(event, StateChanged) and event.state is RequestState.PREFILL:
+            self._started.setdefault(event.request_id, event.time_s)
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine."""
+        self.engine.add_request(request_id, prompt_token_ids, params, detokenize=False)
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """One step; see BenchEngine."""
+        outputs = []
+        for output in self.engine.step():
+            request = output.request
+            first = request.num_output_tokens == 1
+            started = self._started.pop(request.request_id, None) if first else None
+            outputs.append(
+                EngineOutput(request.request_id, (output.token_id,), output.finish_reason, started)
+            )
+        return outputs
+
+    def reset(self) -> None:
+        """See BenchEngine."""
+        self.engine.abort_all()
+        self._steps.clear()
+        self._started.clear()
+        self._base = self._counters()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """See BenchEngine."""
+        return [{name: getattr(step, name) for name in STEP_FIELDS} for step in self._steps]
+
+    def _counters(self) -> dict[str, dict[str, float]]:
+        engine = self.engine
+        return {
+            "batching": {"preemptions": float(engine.scheduler.num_preemptions)},
+            "cache": {"blocks_allocated": float(engine.cache.pool.allocated_total)},
+        }
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """See BenchEngine."""
+        loaded = self.engine.loaded
+        counts = self._counters()
+        batches = [step.num_requests for step in self._steps]
+        return {
+            "quant": {
+                "method": str(self._config["choices"]["quant"]),
+                "layers_quantised": float(loaded.quantized_layers),
+                "linear_bytes": float(loaded.linear_bytes),
+            },
+            "attention": {"kernel": self.engine.runner.attention.name, "steps": float(len(batches))},
+            "batching": {
+                "preemptions": counts["batching"]["preemptions"] - self._base["batching"]["preemptions"],
+                "largest_batch": float(max(batches, default=0)),
+                "chunked_steps": float(sum(0 < s.num_prefill_tokens < s.num_tokens for s in self._steps)),
+            },
+            "cache": {
+                "block_size": float(self.engine.cache.block_size),
+                "blocks_allocated": counts["cache"]["blocks_allocated"]
+                - self._base["cache"]["blocks_allocated"],
+            },
+        }
+
+    def text(self, token_ids: list[int]) -> str | None:
+        """See BenchEngine."""
+        return None if self.engine.tokenizer is None else self.engine.tokenizer.decode(token_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """See BenchEngine."""
+        if self.engine.tokenizer is None:
+            raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
+        return self.engine.tokenizer.encode(text)
+
+    def close(self) -> None:
+        """See BenchEngine."""
+        del self.engine

@@ -1,0 +1,135 @@
+"""The GPU as its driver sees it, read through NVML without touching torch or CUDA."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+
+class NullGpu:
+    """Stands in where there is no GPU, or where the run does not use one. Every reading is None."""
+
+    present = False
+    reason: str | None
+
+    def __init__(self, reason: str = "no GPU in use") -> None:
+        self.reason = reason
+
+    def describe(self) -> dict[str, Any]:
+        """Name, driver and identity; empty here."""
+        return {}
+
+    def sample(self, pid: int) -> dict[str, float | int | None]:
+        """One row of telemetry; empty here."""
+        return {}
+
+    def energy_joules(self) -> float | None:
+        """The driver's energy counter; none here."""
+        return None
+
+    def power_watts(self) -> float | None:
+        """Present power draw; none here."""
+        return None
+
+
+class Gpu(NullGpu):
+    """One NVIDIA GPU. A reading that the driver does not offer is None.
+
+    Args:
+        nvml: the module `pynvml`, initialised (or a stand-in for it).
+        handle: NVML's device handle.
+    """
+
+    present = True
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        super().__init__("")
+        self.reason = None
+        self._nvml = nvml
+        self._handle = handle
+
+    def _read(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(self._handle, *args)
+        except self._nvml.NVMLError:
+            return None
+
+    def describe(self) -> dict[str, Any]:
+        """Name, UUID, driver version, maximum clocks (MHz), power limit (W), memory (bytes)."""
+        memory = self._read("nvmlDeviceGetMemoryInfo")
+        limit = self._read("nvmlDeviceGetEnforcedPowerLimit")
+        return {
+            "name": _text(self._read("nvmlDeviceGetName")),
+            "uuid": _text(self._read("nvmlDeviceGetUUID")),
+            "driver": _text(self._nvml.nvmlSystemGetDriverVersion()),
+            "memory": None if memory is None else int(memory.total),
+            "power_limit_w": None if limit is None else limit / 1000,
+            "max_sm_mhz": self._read("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
+            "max_memory_mhz": self._read("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_MEM),
+        }
+
+    def sample(self, pid: int) -> dict[str, float | int | None]:
+        """One row of telemetry: power, memory, clocks, utilisation, throttling, and `pid`'s memory."""
+        memory = self._read("nvmlDeviceGetMemoryInfo")
+        utilisation = self._read("nvmlDeviceGetUtilizationRates")
+        processes = self._read("nvmlDeviceGetComputeRunningProcesses") or []
+        own = [process.usedGpuMemory for process in processes if process.pid == pid]
+        return {
+            "gpu_power_w": self.power_watts(),
+            "gpu_memory_used": None if memory is None else int(memory.used),
+            "gpu_process_memory": own[0] if own and own[0] else None,
+            "gpu_processes": len(processes),
+            "gpu_utilisation": None if utilisation is None else utilisation.gpu,
+            "gpu_sm_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "gpu_memory_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "gpu_temperature": self._read("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "gpu_throttle_reasons": self._read("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        }
+
+    def energy_joules(self) -> float | None:
+        """The driver's energy counter since it was loaded, in joules."""
+        millijoules = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def power_watts(self) -> float | None:
+        """Present power draw in watts."""
+        milliwatts = self._read("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1000
+
+
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def open_gpu(device: str) -> NullGpu:
+    """The GPU that `runtime.device` means, as CUDA would number it, or a null object.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:<index>".
+
+    Returns:
+        `Gpu`, or `NullGpu` whose `reason` says why there is none.
+    """
+    if device != "auto" and not device.startswith("cuda"):
+        return NullGpu(f"the run is on device {device!r}")
+    try:
+        import pynvml
+    except ImportError:
+        return NullGpu("pynvml (package nvidia-ml-py) is not installed")
+    index = int(device.partition(":")[2] or 0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        pynvml.nvmlInit()
+        if visible is not None:  # CUDA numbers only the visible devices, NVML numbers all
+            names = [name.strip() for name in visible.split(",") if name.strip()]
+            if index >= len(names) or names[index] == "-1":
+                return NullGpu("CUDA_VISIBLE_DEVICES hides every GPU")
+            if not names[index].isdigit():
+                return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(names[index]))
+            index = int(names[index])
+        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+        return NullGpu(f"NVML: {error}")

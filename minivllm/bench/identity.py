@@ -1,0 +1,161 @@
+"""Which measurements are the same one, and which cells may be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.provenance import environment
+
+ENGINE_GROUPS = (
+    "model",
+    "quant",
+    "attention",
+    "batching",
+    "cache",
+    "decoding",
+    "speculative",
+    "engine",
+    "parallel",
+    "runtime",
+)
+LOAD_GROUPS = ("workload", "arrival")
+# Parts of `measure` that decide how a number is taken down or what is made of it, not the number.
+NEUTRAL_MEASURE = frozenset(
+    (
+        "repeats",
+        "timeout_s",
+        "isolation",
+        "slo",
+        "price",
+        "roofline",
+        "energy",
+        "memory_limit_gb",
+        "telemetry_interval_s",
+    )
+)
+# What a checkpoint's fingerprint stands for.
+NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
+NAMED_ALWAYS = ("model", "quant", "batching")
+NAMED_IF_CHANGED = {
+    "attention": "auto",
+    "cache": "paged",
+    "decoding": "greedy",
+    "speculative": "none",
+    "parallel": "none",
+    "workload": "smoke",
+    "arrival": "offline",
+    "engine": "minivllm",
+    "runtime": "default",
+}
+ID_LENGTH = 12
+
+
+def _canonical(value: Any) -> Any:
+    """The same value however it was written: 2.0 is 2, tuples are lists, keys are strings."""
+    if isinstance(value, dict):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def digest(value: Any) -> str:
+    """Hash of a JSON-able value, 12 hexadecimal digits; the order of keys does not matter."""
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
+
+
+def _content(path: Any) -> Any:
+    """The hash of a file's bytes, which identifies it better than its name; other values as they are."""
+    if isinstance(path, str) and Path(path).is_file():
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return path
+
+
+def cell_id(config: dict[str, Any], fingerprint: str) -> str:
+    """Identity of what is compared: everything that may change the numbers, and nothing else.
+
+    Args:
+        config: the resolved configuration.
+        fingerprint: of the checkpoint, or of architecture and seed for random weights.
+
+    Returns:
+        12 hexadecimal digits.
+    """
+    parts: dict[str, Any] = {
+        group: config[group] for group in (*ENGINE_GROUPS, *LOAD_GROUPS) if config.get(group)
+    }
+    model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
+    parts["model"] = {**model, "fingerprint": fingerprint}
+    if "path" in parts.get("workload", {}):
+        parts["workload"] = {**parts["workload"], "path": _content(parts["workload"]["path"])}
+    measure = config.get("measure") or {}
+    parts["measure"] = {key: value for key, value in measure.items() if key not in NEUTRAL_MEASURE}
+    return digest(parts)
+
+
+def engine_id(config: dict[str, Any]) -> str:
+    """Equal for configurations that one loaded engine can serve in turn."""
+    return digest({group: config.get(group) for group in ENGINE_GROUPS})
+
+
+@cache
+def code_hash() -> str:
+    """Hash of the package's sources, so that a change of the code measures anew."""
+    root = Path(__file__).resolve().parents[1]
+    total = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        total.update(str(path.relative_to(root)).encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()[:ID_LENGTH]
+
+
+@cache
+def environment_hash(device: str) -> str:
+    """Hash of what the numbers stand on besides the code: the device, its driver, the packages."""
+    return digest(environment(device))
+
+
+def run_id(cell: str, device: str, arm: str, block: int) -> str:
+    """Identity of one measurement of a cell: where, with what code, for which arm, which block."""
+    return digest([cell, code_hash(), environment_hash(device), arm, block])
+
+
+def cell_name(config: dict[str, Any]) -> str:
+    """A readable name that is safe in a file system, such as "qwen3-nf4-continuous"."""
+    choices = {group: str(option) for group, option in (config.get("choices") or {}).items() if option}
+    words = [choices[group] for group in NAMED_ALWAYS if group in choices]
+    words += [choices[g] for g, usual in NAMED_IF_CHANGED.items() if choices.get(g, usual) != usual]
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-.")
+    return name[:80] or "cell"
+
+
+def expand(
+    config: dict[str, Any], sweep: str, arm: str, root: str | Path, fingerprint: str
+) -> list[Measurement]:
+    """The measurements of one cell, one a block (`measure.repeats` of them).
+
+    Args:
+        config: the resolved configuration of the cell.
+        sweep: name of the record folder.
+        arm: the cell's name within its sweep.
+        root: the folder of all records (`runs_dir`).
+        fingerprint: of the checkpoint, from `models.source.resolve`.
+    """
+    cell = cell_id(config, fingerprint)
+    device = (config.get("runtime") or {}).get("device") or "auto"
+    measurements = []
+    for block in range((config.get("measure") or {}).get("repeats") or 1):
+        run = run_id(cell, device, arm, block)
+        directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
+        measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config))
+    return measurements

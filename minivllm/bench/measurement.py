@@ -1,0 +1,51 @@
+"""One measurement to be made: one cell, one block."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GO = b"go\n"  # what the supervisor tells a worker when a measurement's directory is ready
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the sweeper plans, the supervisor supervises and the worker measures; travels as JSON.
+
+    Args:
+        run_id: identifies this measurement (see identity.py).
+        cell_id: identifies what is compared.
+        sweep: name of the record folder under `runs_dir`.
+        arm: the cell's name within its sweep.
+        block: number of the repeat, from 0.
+        directory: where the record goes, `<runs_dir>/<sweep>/<cell name>-<run_id>`.
+        config: the resolved configuration.
+    """
+
+    run_id: str
+    cell_id: str
+    sweep: str
+    arm: str
+    block: int
+    directory: str
+    config: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The record directory."""
+        return Path(self.directory)
+
+    @property
+    def cell(self) -> str:
+        """The readable part of the directory's name."""
+        return self.path.name.removesuffix(f"-{self.run_id}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Measurement:
+        """The inverse of `to_dict`."""
+        return cls(**data)

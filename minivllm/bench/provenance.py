@@ -1,0 +1,162 @@
+"""Where a number comes from: the code, the machine, the packages. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from minivllm.bench.gpu import open_gpu
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "bitsandbytes",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "hydra-core",
+    "vllm",
+    "flash-attn",
+)
+# Instruction sets that decide how fast a CPU multiplies.
+CPU_FLAGS = (
+    "avx2",
+    "f16c",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512_vnni",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
+
+
+@cache
+def packages() -> dict[str, str | None]:
+    """Versions of the packages that do the work; None where one is absent."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+@cache
+def cpu() -> dict[str, Any]:
+    """Model, cores and the instruction sets of interest."""
+    model, flags = platform.processor() or platform.machine(), set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break
+    except OSError:
+        pass  # not Linux: the model name has to do
+    return {
+        "model": model,
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": usable_cores(),
+        "memory": psutil.virtual_memory().total,
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+    }
+
+
+def usable_cores() -> int:
+    """Logical cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_count(runtime: dict[str, Any]) -> int:
+    """`runtime.threads`, or all physical cores that the process may use."""
+    if runtime.get("threads"):
+        return int(runtime["threads"])
+    return max(1, min(psutil.cpu_count(logical=False) or 1, usable_cores()))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the numbers depend on besides the code; hashed into the run id."""
+    gpu = open_gpu(device).describe()
+    return {"packages": packages(), "device": gpu.get("name") or cpu()["model"], "driver": gpu.get("driver")}
+
+
+def _git(*args: str) -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None  # an installed package; do not report a repository that merely contains it
+    try:
+        done = subprocess.run(
+            ("git", *args), cwd=root, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+@cache
+def git() -> tuple[str | None, str | None]:
+    """Commit, and a hash of the uncommitted changes (None where there are none)."""
+    sha = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain")
+    if not changes:
+        return sha and sha.strip(), None
+    text = changes + (_git("diff", "HEAD") or "")
+    return sha and sha.strip(), hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
+    """The record's `provenance`; what is absent is None.
+
+    Args:
+        config: the resolved configuration.
+        code_hash: from `identity.code_hash()`.
+    """
+    runtime, measure = config.get("runtime") or {}, config.get("measure") or {}
+    gpu = open_gpu(runtime.get("device") or "auto")
+    described = gpu.describe()
+    sha, dirty = git()
+    frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    clocks = {
+        "cpu_mhz": frequency.current if frequency else None,
+        "gpu_max_sm_mhz": described.get("max_sm_mhz"),
+        "gpu_max_memory_mhz": described.get("max_memory_mhz"),
+    }
+    return {
+        "git_sha": sha,
+        "dirty_hash": dirty,
+        "code_hash": code_hash,
+        "command": shlex.join(sys.orig_argv),
+        "packages": packages(),
+        "device": described or {"name": cpu()["model"], "kind": "cpu"},
+        "driver": described.get("driver"),
+        "clocks": clocks,
+        "power_limit": described.get("power_limit_w"),
+        "cpu": cpu(),
+        "threads": thread_count(runtime),
+        "seed": measure.get("seed"),
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node() or None,
+    }

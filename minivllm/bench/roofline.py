@@ -1,0 +1,219 @@
+"""The hardware's limits as measured, and how close the engine's steps came to them.
+
+An engine says what a token costs it in `EngineInfo.model`, a dictionary with
+
+    streamed_weight_bytes         bytes of weights read by one forward pass, as stored now: all layers, norms and
+                                  the output head (also when tied), not the input embedding's table
+    flops_per_token               operations of the matrix products of one token: 2 a streamed parameter
+    kv_bytes_per_token            bytes of keys and values that one token of context adds, all layers
+    attention_flops_per_token_pair  operations of one query token against one token of context, all layers
+    dtype                         compute dtype, "bfloat16", "float16" or "float32"
+    device                        "cpu" or "cuda..." (optional; "cpu" where it is missing)
+
+Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
+
+    decode bytes  = sum over pure decode steps of streamed_weight_bytes + kv_bytes_per_token * context_tokens
+    MBU           = decode bytes / seconds of those steps / measured bandwidth
+    prefill flops = sum over pure prefill steps of flops_per_token * tokens + attention flops of the causal pairs
+    MFU           = prefill flops / seconds of those steps / measured matrix rate
+
+A pure decode step computes one token of each of its requests and no prompt token; a pure prefill step
+computes prompt tokens alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.record import Roofline
+
+PROBE_BYTES = 1 << 30
+MIN_PROBE_BYTES = 1 << 26
+PROBE_SECONDS = 0.3  # budget of one probe, after its first tries
+PHASES = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms")
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def model_costs(
+    model: dict[str, Any],
+    streamed_params: int,
+    streamed_weight_bytes: int,
+    dtype: str,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
+
+    Args:
+        model: num_layers, num_heads, num_kv_heads and head_dim.
+        streamed_params: parameters that one forward pass reads (no input embedding).
+        streamed_weight_bytes: the bytes they take as stored.
+        dtype: compute (and cache) dtype.
+        device: where it runs.
+    """
+    layers, width = model["num_layers"], model["head_dim"]
+    return {
+        "streamed_weight_bytes": int(streamed_weight_bytes),
+        "flops_per_token": 2.0 * streamed_params,
+        "kv_bytes_per_token": 2 * layers * model["num_kv_heads"] * width * BYTES[dtype],
+        # q·k and p·v are each a multiply and an add for every head and dimension.
+        "attention_flops_per_token_pair": 4.0 * layers * model["num_heads"] * width,
+        "dtype": dtype,
+        "device": device,
+    }
+
+
+def last_level_cache(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """Bytes of the CPU's last-level cache; None where the system does not say."""
+    sizes: dict[int, int] = {}
+    for index in root.glob("index*"):
+        try:
+            level = int((index / "level").read_text())
+            match = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+        if match:
+            sizes[level] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+    if sizes:
+        return sizes[max(sizes)]
+    try:
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or None
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _milliseconds(step: dict[str, Any]) -> float:
+    return sum(step.get(phase) or 0.0 for phase in PHASES)
+
+
+def usage(
+    costs: dict[str, Any], steps: Sequence[dict[str, Any]], probes: Roofline, cache_bytes: int | None = None
+) -> Roofline:
+    """MBU and MFU of a window's steps against the probed limits.
+
+    Args:
+        costs: `EngineInfo.model`.
+        steps: `BenchEngine.steps()`.
+        probes: bandwidth and matrix rate, from `probe`.
+        cache_bytes: size of the last-level cache.
+
+    Returns:
+        The record's `roofline`; what cannot be computed is None.
+    """
+    result = Roofline(probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s, probes.matrix_dtype)
+    if not costs:
+        return result
+    decode = [s for s in steps if not s["num_prefill_tokens"] and s["num_tokens"]]
+    prefill = [s for s in steps if s["num_prefill_tokens"] and s["num_prefill_tokens"] == s["num_tokens"]]
+    if decode:
+        streamed, per_token = costs["streamed_weight_bytes"], costs["kv_bytes_per_token"]
+        result.decode_bytes = float(sum(streamed + per_token * s["context_tokens"] for s in decode))
+        result.decode_s = sum(map(_milliseconds, decode)) / 1000
+        if result.decode_s and probes.bandwidth_bytes_per_s:
+            result.mbu = result.decode_bytes / result.decode_s / probes.bandwidth_bytes_per_s
+        if cache_bytes is not None:
+            result.fits_cache = result.decode_bytes / len(decode) <= cache_bytes
+    if prefill:
+        result.prefill_flops = sum(_prefill_flops(costs, step) for step in prefill)
+        result.prefill_s = sum(map(_milliseconds, prefill)) / 1000
+        if result.prefill_s and probes.matrix_flops_per_s:
+            result.mfu = result.prefill_flops / result.prefill_s / probes.matrix_flops_per_s
+    return result
+
+
+def _prefill_flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
+    """Operations of a pure prefill step, from below where the step does not count its own pairs.
+
+    `context_tokens` is the sum of the sequences' lengths after the step. Requests of equal shares are
+    assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs.
+    """
+    tokens, requests = step["num_tokens"], max(1, step["num_requests"])
+    each, length = tokens / requests, step["context_tokens"] / requests
+    pairs = requests * (each * length - each * (each - 1) / 2)
+    return costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
+
+
+def _best_seconds(action: Callable[[], object], synchronise: Callable[[], object], tries: int = 8) -> float:
+    """Shortest time of several tries, after one that does not count."""
+    action()
+    synchronise()
+    best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
+    for attempt in range(tries):
+        start = time.perf_counter()
+        action()
+        synchronise()
+        best = min(best, time.perf_counter() - start)
+        if attempt >= 2 and time.perf_counter() > deadline:
+            break
+    return best
+
+
+def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
+    """Measure this machine's memory bandwidth and matrix rate, on the run's own threads. Needs torch.
+
+    Args:
+        device: "cpu" or "cuda...".
+        dtype: compute dtype.
+
+    Returns:
+        The measured limits, and notes (a probe smaller than 1 GiB, say). About 1-2 s.
+    """
+    import torch
+
+    cuda = device.startswith("cuda")
+    synchronise = torch.cuda.synchronize if cuda else lambda: None
+    notes: list[str] = []
+    size = _probe_size(device)
+    if size < PROBE_BYTES:
+        notes.append(f"bandwidth was probed over {size >> 20} MiB only: too little free memory")
+    result = Roofline(matrix_dtype=dtype)
+    with torch.inference_mode():
+        if size >= MIN_PROBE_BYTES:
+            result.bandwidth_bytes_per_s = _bandwidth(torch, device, size, synchronise)
+        result.matrix_flops_per_s = _matrix_rate(torch, device, dtype, synchronise)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return result, notes
+
+
+def _probe_size(device: str) -> int:
+    """Bytes to read: 1 GiB, or half of what is free."""
+    if device.startswith("cuda"):
+        import torch
+
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        import psutil
+
+        free = psutil.virtual_memory().available
+    return min(PROBE_BYTES, free // 2 // 4096 * 4096)
+
+
+def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], object]) -> float:
+    """Bytes a second of the fastest plain read of a buffer that is larger than any cache but this one's."""
+    floats = torch.ones(size // 4, dtype=torch.float32, device=device)  # written, so that its pages exist
+    integers = floats.view(torch.int32)
+    half = floats.numel() // 2
+    # Which reduction is fastest depends on the build of torch; each of them reads every byte once.
+    reads = [
+        lambda: torch.dot(floats[:half], floats[half:]),
+        lambda: torch.amax(integers),
+        lambda: torch.sum(floats),
+    ]
+    return size / min(_best_seconds(read, synchronise) for read in reads)
+
+
+def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], object]) -> float:
+    """Operations a second of a square matrix product in the compute dtype."""
+    sizes = (4096, 8192) if device.startswith("cuda") else (1024, 2048)
+    best = 0.0
+    for n in sizes:
+        a = torch.randn(n, n, device=device).to(getattr(torch, dtype))
+        b = torch.randn(n, n, device=device).to(getattr(torch, dtype))
+        best = max(best, 2 * n**3 / _best_seconds(lambda a=a, b=b: a @ b, synchronise))  # type: ignore[misc]
+    return best

@@ -1,0 +1,295 @@
+"""One engine and the measurements made on it, within the worker."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minivllm.bench import metrics, validity
+from minivllm.bench.clock import Clock
+from minivllm.bench.driver import Progress, RequestTrace, drive, full_batch, warm_up
+from minivllm.bench.energy import NullMeter, open_meter
+from minivllm.bench.engine import BenchEngine
+from minivllm.bench.gpu import open_gpu
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.provenance import thread_count
+from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
+from minivllm.bench.roofline import last_level_cache, probe, usage
+from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
+from minivllm.bench.workloads import Workload
+from minivllm.config import build
+from minivllm.errors import BadInput
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one measurement gave."""
+
+    record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
+    requests: Rows  # of requests.parquet
+    steps: Rows  # of steps.parquet
+    window_s: tuple[float, float]  # from first arrival to last token, monotonic seconds
+
+
+BREAKDOWN = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
+JOULES_PER_KWH = 3.6e6
+
+
+class Session:
+    """Builds the engine for the first measurement and keeps it for the next ones.
+
+    Args:
+        config: the resolved configuration; measurements may differ from it in workload, arrival and measure.
+        emit: tells the supervisor what goes on.
+    """
+
+    def __init__(self, config: dict[str, Any], emit: Callable[..., None]) -> None:
+        self.usable = True  # whether another measurement may be made after a failure
+        self._config = config
+        self._emit = emit
+        self._engine: BenchEngine | None = None
+        self._refusal: BadInput | None = None
+        self._meter: NullMeter = NullMeter("the engine was not built")
+        self._idle_watts: float | None = None
+        self._limits = Roofline()
+        self._notes: list[str] = []
+        self._load_peak: int | None = None
+        self._cold = True
+        self._probed = False
+
+    @property
+    def engine(self) -> BenchEngine:
+        """The engine under test, built when first asked for.
+
+        Raises:
+            BadInput: it cannot be built as configured; the same again for each later measurement.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._engine is None:
+            self._emit("loading")
+            self.usable = False
+            try:
+                self._load()
+            except BadInput as refusal:
+                self._refusal = refusal
+                self.usable = True
+                raise
+            self.usable = True
+        assert self._engine is not None
+        return self._engine
+
+    def _load(self) -> None:
+        self._engine = build(self._config["engine"], config=self._config)
+        if "torch" in sys.modules:  # engines without it must not pay for the import
+            sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
+        self._load_peak = own_peak_rss()
+
+    def _probe_once(self) -> None:
+        """Measure the hardware's limits and the idle power, with the engine loaded and at rest."""
+        if self._probed:
+            return
+        self._probed = True
+        device, costs = self._device(), self.engine.info.model
+        if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
+            self._emit("probing")
+            self._limits, notes = probe(device, costs.get("dtype", "float32"))
+            self._notes += notes
+            if not reset_own_peak_rss():
+                self._notes.append("host_rss_peak may include the bandwidth probe's buffer")
+        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
+        self._idle_watts = self._meter.idle_watts()
+
+    def _device(self) -> str:
+        """The device that the engine computes on, "cpu" or "cuda...", as far as this process can tell."""
+        assert self._engine is not None
+        wanted = (
+            self._engine.info.model.get("device")
+            or (self._config.get("runtime") or {}).get("device")
+            or "auto"
+        )
+        if wanted != "auto":
+            return str(wanted)
+        torch = sys.modules.get("torch")
+        return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+
+    def measure(self, measurement: Measurement) -> Result:
+        """Make one measurement.
+
+        Raises:
+            BadInput: this workload cannot be run on this engine.
+            Exception: whatever the engine raises; `usable` says whether it can go on.
+        """
+        config, engine = measurement.config, self.engine
+        seed = config["measure"].get("seed") or 0
+        workload, arrival = self._workload(config, seed), build(config["arrival"])
+        params = build(config["decoding"])
+        clock = Clock()
+        self._refuse_early(workload, params)
+        # Content-addressed: all cells that use it share one file.
+        workload.save(measurement.path.parent.parent / "workloads")
+        self._probe_once()
+        self.usable = False  # from here on the engine holds requests
+        self._emit("warmup")
+        wanted = config["measure"].get("warmup_requests", "auto")
+        warmed = None if wanted == "auto" else int(wanted)
+        first_batch = warm_up(engine, workload, arrival, params, clock, warmed, seed)
+        engine.reset()
+        gc.collect()
+
+        total = sum(request.max_tokens for request in workload.requests)
+        self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
+        self._meter.begin_window()
+        traces = drive(engine, workload, arrival, params, clock, self._ticker(total), seed=seed)
+        energy = self._meter.end_window(sum(len(trace.token_ids) for trace in traces), self._idle_watts)
+        self._emit("finishing")
+        self._refuse_late(traces)
+
+        info, steps = engine.info, engine.steps()
+        max_running = full_batch(info.max_num_seqs, arrival, len(workload))
+        record = Record(
+            run_id=measurement.run_id,
+            cell_id=measurement.cell_id,
+            sweep=measurement.sweep,
+            arm=measurement.arm,
+            block=measurement.block,
+            status="ok",
+            config=config,
+            workload_hash=workload.hash,
+            weights=info.weights,
+            attention_backend=info.attention_backend,
+            cold=Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
+            metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
+            memory=self._memory(steps),
+            energy=energy,
+            roofline=usage(info.model, steps, self._limits, last_level_cache()),
+            breakdown=breakdown(steps),
+            liveness=engine.liveness(),
+        )
+        record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)
+        record.validity = validity.check(
+            traces, workload, record.metrics, energy=energy, roofline=record.roofline
+        )
+        record.validity.notes += [*info.warnings, *self._notes]
+        start = min(trace.scheduled_s for trace in traces)
+        window = (start, start + (record.metrics.duration_s or 0.0))
+        engine.reset()
+        self._cold, self.usable = False, True
+        return Result(record, request_rows(traces), steps, window)
+
+    def _workload(self, config: dict[str, Any], seed: int) -> Workload:
+        """The requests, with text where there is a tokenizer."""
+        info, engine = self.engine.info, self.engine
+        tokenizer = engine.text([0]) is not None
+        workload: Workload = build(config["workload"]).generate(
+            engine.encode if tokenizer else None,
+            info.vocab_size,
+            info.max_model_len,
+            seed,
+            engine.text if tokenizer else None,
+        )
+        if not len(workload):
+            raise BadInput("the workload has no requests: nothing to measure")
+        return workload
+
+    def _refuse_early(self, workload: Workload, params: Any) -> None:
+        """Offer the engine the longest request before any time is spent on the others."""
+        longest = max(workload.requests, key=lambda request: request.length)
+        fitted = replace(params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
+        self.usable = False
+        try:
+            self.engine.submit(longest.request_id, list(longest.prompt_token_ids), fitted)
+        finally:
+            self.engine.reset()
+            self.usable = True
+
+    def _refuse_late(self, traces: Sequence[RequestTrace]) -> None:
+        for trace in traces:
+            if trace.finish_reason == "refused":
+                self.engine.reset()
+                self.usable = True
+                raise BadInput(f"request {trace.request_id}: {trace.error}")
+
+    def _ticker(self, total: int) -> Callable[[Progress], None]:
+        def tick(progress: Progress) -> None:
+            self._emit(
+                "measuring", tokens=progress.output_tokens, total_tokens=total, elapsed_s=progress.elapsed_s
+            )
+
+        return tick
+
+    def _memory(self, steps: Rows) -> Memory:
+        memory = self.engine.info.memory
+        known = {
+            name: memory.get(name)
+            for name in ("weights", "weights_16bit", "linear", "linear_16bit", "kv_pool")
+        }
+        peaks = [peak for peak in (self._load_peak, own_peak_rss()) if peak is not None]
+        result = Memory(**known, kv_waste=kv_waste(steps), host_rss_peak=max(peaks, default=None))
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            result.device_peak_allocated = torch.cuda.max_memory_allocated()
+            result.device_peak_reserved = torch.cuda.max_memory_reserved()
+        return result
+
+    def close(self) -> None:
+        """Release the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def _synchroniser(device: str) -> Callable[[], object]:
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None:
+        synchronise: Callable[[], object] = torch.cuda.synchronize
+        return synchronise
+    return lambda: None
+
+
+def breakdown(steps: Rows) -> Breakdown:
+    """Mean milliseconds a step, by phase; None for a phase that the engine does not report."""
+    result = Breakdown(steps=len(steps))
+    for name in BREAKDOWN:
+        values = [step[name] for step in steps if step.get(name) is not None]
+        setattr(result, name, sum(values) / len(values) if values else None)
+    return result
+
+
+def kv_waste(steps: Rows) -> float | None:
+    """Mean over steps of the fraction of allocated cache slots that hold no token."""
+    shares = [
+        step["kv_slots_wasted"] / step["kv_slots_allocated"]
+        for step in steps
+        if step.get("kv_slots_allocated")
+    ]
+    return sum(shares) / len(shares) if shares else None
+
+
+def cost(price: dict[str, Any], measured: Any, energy: Energy) -> Cost:
+    """Money per million output tokens: device-hours, and kilowatt-hours where energy was read."""
+    hour, kwh = price.get("device_hour"), price.get("kwh")
+    if (
+        not measured.output_tokens
+        or not measured.duration_s
+        or (hour is None and (kwh is None or energy.joules is None))
+    ):
+        return Cost()
+    money = (hour or 0.0) * measured.duration_s / 3600 + (kwh or 0.0) * (
+        energy.joules or 0.0
+    ) / JOULES_PER_KWH
+    return Cost(price.get("currency"), 1e6 * money / measured.output_tokens)
+
+
+def request_rows(traces: Sequence[RequestTrace]) -> Rows:
+    """Rows of requests.parquet: the metrics' rows, and every token with its time (monotonic seconds)."""
+    rows = metrics.request_rows(traces)
+    for row, trace in zip(rows, traces, strict=True):
+        row["token_ids"] = trace.token_ids
+        row["token_times_s"] = trace.token_times
+    return rows

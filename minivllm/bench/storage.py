@@ -1,0 +1,142 @@
+"""Files that are either whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.record import Record
+
+RECORD = "record.json"
+HANDOVER = ".record.part"  # a worker's finished record, before the supervisor completes it
+REQUESTS = "requests.parquet"
+STEPS = "steps.parquet"
+TELEMETRY = "telemetry.parquet"
+CONFIG = "config.yaml"
+LOG = "run.log"
+
+
+def _atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it over `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        os.fchmod(descriptor, 0o644)  # mkstemp makes private files; records may be shared
+        os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    with suppress(OSError):  # the rename itself survives a power cut only once the folder is synced
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    _atomically(path, lambda temporary: _write(temporary, text))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; not-a-number and infinity become null, since JSON has neither."""
+    write_text(path, json.dumps(_finite(value), indent=1, default=str) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def write_yaml(path: Path, value: Any) -> None:
+    """Write YAML atomically."""
+    import yaml
+
+    write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a table atomically, a dictionary a row; a column that a row lacks is null there."""
+    import pyarrow
+    import pyarrow.parquet
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    _atomically(path, lambda temporary: pyarrow.parquet.write_table(table, temporary))
+
+
+def prepare(directory: Path, config: dict[str, Any]) -> None:
+    """Make an empty record directory that holds the resolved configuration alone."""
+    remove(directory)
+    directory.mkdir(parents=True)
+    write_yaml(directory / CONFIG, config)
+
+
+def remove(directory: Path) -> None:
+    """Remove a record directory; the record goes first, so that none is ever left without its files."""
+    with suppress(OSError):
+        (directory / RECORD).unlink()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_record(
+    directory: Path,
+    record: Record,
+    requests: Sequence[dict[str, Any]] | None = None,
+    steps: Sequence[dict[str, Any]] | None = None,
+    telemetry: Sequence[dict[str, Any]] | None = None,
+    config: dict[str, Any] | None = None,
+) -> None:
+    """Write the files of one measurement, record.json last: it exists only when the rest does.
+
+    Args:
+        directory: the record directory.
+        record: what goes into record.json.
+        requests, steps, telemetry: rows; None leaves a file that is there as it is.
+        config: the resolved configuration; None leaves config.yaml as it is.
+
+    Raises:
+        OSError: the disk is full, say. Nothing is torn then, and record.json is not there.
+    """
+    if config is not None:
+        write_yaml(directory / CONFIG, config)
+    for name, rows in ((REQUESTS, requests), (STEPS, steps), (TELEMETRY, telemetry)):
+        if rows is not None:
+            write_parquet(directory / name, rows)
+    write_json(directory / RECORD, record.to_dict())
+    with suppress(OSError):
+        (directory / HANDOVER).unlink()
+
+
+def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:
+    """The last lines of a log, at most `limit` characters; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4 * limit))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])[-limit:]

@@ -1,0 +1,156 @@
+"""What the machine did while a worker measured, sampled by the supervisor from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from minivllm.bench.gpu import NullGpu
+
+Row = dict[str, Any]
+FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
+# The roofline probe's own memory is not the run's.
+UNCOUNTED_PHASE = "probing"
+
+
+class Telemetry:
+    """A thread that samples a worker and its GPU until stopped.
+
+    Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's own
+    timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water mark),
+    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, and `gpu_*` readings.
+
+    Args:
+        pid: the worker.
+        gpu: its GPU or a null object.
+        interval_s: seconds between samples.
+        memory_limit: bytes of resident memory past which `over_limit` is set; None is no limit.
+    """
+
+    def __init__(
+        self, pid: int, gpu: NullGpu, interval_s: float = 0.2, memory_limit: float | None = None
+    ) -> None:
+        self.over_limit = threading.Event()
+        self.phase = "loading"
+        self._gpu = gpu
+        self._pid = pid
+        self._interval = interval_s
+        self._limit = memory_limit
+        self._rows: list[Row] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._process: psutil.Process | None = None
+        self._last: tuple[float, float, float] | None = None  # time, worker's CPU seconds, everybody's
+        self._frequency: tuple[float, float | None] = (float("-inf"), None)
+        with suppress(psutil.Error):
+            self._process = psutil.Process(pid)
+
+    def start(self) -> Telemetry:
+        """Begin sampling."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End sampling; returns once the thread has ended."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.sample()
+            self._stop.wait(self._interval)
+
+    def sample(self) -> Row | None:
+        """Take one row now; None once the worker is gone."""
+        with self._lock:
+            try:
+                row = self._row()
+            except psutil.Error:
+                return None
+            self._rows.append(row)
+        if self._limit and row["rss"] > self._limit and row["phase"] != UNCOUNTED_PHASE:
+            self.over_limit.set()
+        return row
+
+    def _row(self) -> Row:
+        if self._process is None:
+            raise psutil.NoSuchProcess(self._pid)
+        now = time.monotonic()
+        with self._process.oneshot():
+            rss = self._process.memory_info().rss
+            times = self._process.cpu_times()
+        worker, total = times.user + times.system, _busy_seconds()
+        worker_percent = other_percent = None
+        if self._last is not None and now > self._last[0]:
+            span = now - self._last[0]
+            worker_percent = 100 * (worker - self._last[1]) / span
+            other_percent = max(0.0, 100 * (total - self._last[2]) / span - worker_percent)
+        self._last = (now, worker, total)
+        return {
+            "t_s": now,
+            "phase": self.phase,
+            "rss": rss,
+            "rss_peak": _high_water_mark(self._pid),
+            "cpu_worker_percent": worker_percent,
+            "cpu_other_percent": other_percent,
+            "cpu_mhz": self._cpu_mhz(now),
+            **self._gpu.sample(self._pid),
+        }
+
+    def _cpu_mhz(self, now: float) -> float | None:
+        if now - self._frequency[0] >= FREQUENCY_EVERY_S:
+            frequency = None
+            with suppress(Exception):  # psutil raises what the platform's files happen to cause
+                frequency = psutil.cpu_freq()
+            self._frequency = (now, frequency.current if frequency else None)
+        return self._frequency[1]
+
+    def rows(self, since: float, until: float | None = None) -> list[Row]:
+        """Rows taken from `since` to `until` (monotonic seconds)."""
+        with self._lock:
+            return [
+                row for row in self._rows if row["t_s"] >= since and (until is None or row["t_s"] <= until)
+            ]
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that all processes together have used since the machine started."""
+    times = psutil.cpu_times()
+    # Linux counts a guest's time in user and nice already; waiting for a disk is idleness.
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+
+
+def _high_water_mark(pid: int | str) -> int | None:
+    """Peak resident bytes of a process since it started or since the mark was reset."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def own_peak_rss() -> int | None:
+    """Peak resident bytes of this process."""
+    return _high_water_mark("self")
+
+
+def reset_own_peak_rss() -> bool:
+    """Restart this process's high-water mark at its present size; False where that is not allowed."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak(rows: list[Row], column: str) -> int | None:
+    """Greatest value of a column outside the roofline probe; None where it was never read."""
+    values = [row[column] for row in rows if row.get(column) is not None and row["phase"] != UNCOUNTED_PHASE]
+    return int(max(values)) if values else None

@@ -1,0 +1,143 @@
+"""The process that measures: `python -m minivllm.bench.worker JOB.json PROGRESS_FD PARENT_PID`.
+
+JOB.json lists measurements that share one engine configuration; the engine is built once. The supervisor says
+"go" on standard input when a measurement's directory is ready. A finished record is handed over in a temporary
+file, since only the supervisor has the telemetry. Progress goes up a pipe of its own as JSON lines, so that
+nothing that an engine prints can disturb it. Exit codes: 0 all measured, 1 a failure, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench import storage
+from minivllm.bench.measurement import GO, Measurement
+from minivllm.bench.session import Session
+from minivllm.errors import BadInput
+
+PR_SET_PDEATHSIG = 1
+OOM_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+
+
+class Pipe:
+    """The way up to the supervisor: one JSON object a line.
+
+    Args:
+        descriptor: the pipe's writing end; processes that an engine may start do not inherit it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor = descriptor
+
+    def __call__(self, event: str, **details: Any) -> None:
+        """Say what is going on. Without a supervisor there is nothing to measure for."""
+        try:
+            os.write(self._descriptor, (json.dumps({"event": event, **details}) + "\n").encode())
+        except BrokenPipeError:
+            os._exit(1)
+
+
+class Worker:
+    """Measures a job's measurements in turn.
+
+    Args:
+        measurements: they share one engine configuration.
+        pipe: to the supervisor.
+    """
+
+    def __init__(self, measurements: Sequence[Measurement], pipe: Pipe) -> None:
+        self.measurements = measurements
+        self.pipe = pipe
+        self.session = Session(measurements[0].config, pipe)
+
+    def run(self) -> int:
+        """Measure until all is done or the engine is no longer fit for it; returns the exit code."""
+        code = 0
+        for i, measurement in enumerate(self.measurements):
+            if sys.stdin.buffer.readline() != GO:
+                return 1  # the supervisor is gone
+            if i:
+                _log_to(measurement.path / storage.LOG)
+            try:
+                self._measure(measurement)
+            except Exception as error:  # whatever it is, it becomes a row
+                last = i + 1 == len(self.measurements)
+                code = self._report(error, going_on=self.session.usable and not last)
+                if not self.session.usable:
+                    return code
+        self.session.close()
+        return code
+
+    def _measure(self, measurement: Measurement) -> None:
+        result = self.session.measure(measurement)
+        storage.write_parquet(measurement.path / storage.REQUESTS, result.requests)
+        storage.write_parquet(measurement.path / storage.STEPS, result.steps)
+        storage.write_json(measurement.path / storage.HANDOVER, result.record.to_dict())
+        self.pipe("done", window_s=result.window_s)
+
+    def _report(self, error: Exception, going_on: bool) -> int:
+        """Put a failure into the log and tell the supervisor; returns the exit code."""
+        status, message = classify(error), str(error) or type(error).__name__
+        if status == "invalid":
+            print(message, file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        self.pipe("failed", status=status, type=type(error).__name__, message=message, going_on=going_on)
+        return 2 if status == "invalid" else 1
+
+
+def classify(error: BaseException) -> str:
+    """The record's status for an exception: invalid (the user's mistake), oom, or error."""
+    if isinstance(error, BadInput):
+        return "invalid"
+    cause: BaseException | None = error
+    while cause is not None:
+        # By name, since torch may not be there to compare its class with.
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return "oom"
+        if isinstance(cause, RuntimeError) and any(words in str(cause).lower() for words in OOM_PHRASES):
+            return "oom"
+        cause = cause.__cause__
+    return "error"
+
+
+def _log_to(path: Path) -> None:
+    """Send everything that this process prints, native code included, to another log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _die_with(parent: int) -> None:
+    """End when the supervisor ends, also if it is killed: an orphan would hold the device unnoticed."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point; see the module's docstring."""
+    job, descriptor, parent = arguments
+    _die_with(int(parent))
+    measurements = [Measurement.from_dict(item) for item in json.loads(Path(job).read_text())]
+    return Worker(measurements, Pipe(int(descriptor))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""task=bench: measure one cell, or one job of a sweep's plan."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench import identity
+from minivllm.bench.display import Display
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.supervisor import Outcome
+from minivllm.bench.supervisor import run as supervise
+from minivllm.config import OPTIONS, build
+from minivllm.errors import BadInput
+
+
+def run(config: dict[str, Any]) -> int:
+    """Measure, and for a lone run print a summary and build the report.
+
+    Args:
+        config: the resolved configuration.
+
+    Returns:
+        0 if every measurement is ok, else 1.
+
+    Raises:
+        BadInput: this cannot be measured; nothing has been written then.
+        KeyboardInterrupt: Ctrl-C; what had finished is kept, and reported for a lone run.
+    """
+    sweep = config.get("sweep") or {}
+    if sweep.get("plan"):
+        return _exit_code(_run_job(Path(sweep["plan"]), int(sweep.get("job") or 0)))
+    return _run_lone(config)
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
+
+
+def _run_job(path: Path, job: int) -> list[Outcome]:
+    """Measure one job of a plan. The sweeper reports."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        jobs = [[Measurement.from_dict(item) for item in items] for items in plan["jobs"]]
+        measurements = jobs[job]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
+    before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
+    with Display(before, total) as display:
+        return supervise(measurements, display.update)
+
+
+def _run_lone(config: dict[str, Any]) -> int:
+    config, fingerprint, warnings = check(config)
+    root = Path(config.get("runs_dir") or "runs")
+    name = config.get("name") or _fresh_name(root)
+    measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    code = 1
+    refused = False
+    try:
+        with Display() as display:
+            code = _exit_code(supervise(measurements, display.update, lone=True))
+    except BadInput:
+        refused = True
+        raise
+    finally:
+        if not refused:
+            _report(measurements, Path(config.get("reports_dir") or "reports") / name)
+    return code
+
+
+def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
+    """What can be told before anything is written or loaded.
+
+    Returns:
+        The configuration with `model.weights` settled (so that the worker need not search again), the
+        fingerprint of the weights, and warnings for the user.
+
+    Raises:
+        BadInput: the model is not there or not supported, or a request cannot fit its context.
+    """
+    model = config["model"]
+    workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
+    if config["arrival"].get("_target_") in OPTIONS:
+        build(config["arrival"])
+    if model.get("_target_") not in OPTIONS:
+        return config, identity.digest(model), []
+    from minivllm.models.config import ModelConfig
+    from minivllm.models.source import resolve
+
+    node, source = resolve(model, allow_random=True)
+    longest = model.get("max_model_len") or ModelConfig.from_dict(source.config).max_position_embeddings
+    if workload is not None and hasattr(workload, "check_lengths"):
+        workload.check_lengths(longest)
+    return {**config, "model": node}, source.fingerprint, list(source.warnings)
+
+
+def _fresh_name(root: Path) -> str:
+    """The time, made unique: a lone run always measures anew."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    name, count = stamp, 1
+    while (root / name).exists():
+        count += 1
+        name = f"{stamp}-{count}"
+    return name
+
+
+def _report(measurements: Sequence[Measurement], out_dir: Path) -> None:
+    """Summary table and report of whatever has been recorded; a failure here hides nothing before it."""
+    from minivllm.bench.storage import RECORD
+
+    recorded = [measurement.path for measurement in measurements if (measurement.path / RECORD).exists()]
+    if not recorded:
+        return
+    from rich.console import Console
+
+    from minivllm.bench.records import load_records
+    from minivllm.report import build_report, summary_table
+
+    try:
+        Console(highlight=False).print(summary_table(load_records(recorded)))
+        print(f"records: {measurements[0].path.parent}")
+        print(f"report: {build_report(measurements[0].path.parent, out_dir)}")
+    except Exception as error:
+        print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)

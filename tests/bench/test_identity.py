@@ -1,0 +1,147 @@
+"""What makes two measurements the same one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench import identity
+from minivllm.bench.measurement import Measurement
+
+CONFIG: dict[str, Any] = {
+    "model": {
+        "_target_": "m",
+        "path": "a/b",
+        "weights": "auto",
+        "max_model_len": None,
+        "seed": 0,
+        "architecture": {"x": 1},
+    },
+    "quant": {"_target_": "q", "dtype": "bfloat16"},
+    "attention": {"_target_": "a"},
+    "batching": {"_target_": "b", "max_num_seqs": 64},
+    "cache": {"_target_": "c", "block_size": 16},
+    "decoding": {"_target_": "d", "temperature": 0.0},
+    "workload": {"_target_": "w", "num_requests": 4},
+    "arrival": {"_target_": "p", "rate": 2.0},
+    "engine": {"_target_": "e"},
+    "runtime": {"device": "cpu", "threads": None},
+    "measure": {"seed": 0, "repeats": 2, "timeout_s": 5, "slo": {"ttft_ms": None}, "price": {"kwh": None}},
+    "choices": {
+        "model": "qwen3",
+        "quant": "nf4",
+        "batching": "continuous",
+        "cache": "paged",
+        "arrival": "poisson",
+    },
+    "name": None,
+    "runs_dir": "runs",
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(CONFIG)
+    node, *rest = path.split(".")
+    if rest:
+        config[node][rest[0]] = value
+    else:
+        config[node] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.path", "elsewhere"),
+        ("model.weights", "/a/folder"),
+        ("model.architecture", None),
+        ("measure.repeats", 9),
+        ("measure.timeout_s", 9),
+        ("measure.slo", {"ttft_ms": 100}),
+        ("measure.price", {"kwh": 0.3}),
+        ("measure.telemetry_interval_s", 1.0),
+        ("name", "mine"),
+        ("runs_dir", "elsewhere"),
+        ("arrival.rate", 2),
+        ("decoding.temperature", 0),
+    ],
+)
+def test_what_does_not_change_a_cell(path: str, value: Any) -> None:
+    assert identity.cell_id(changed(path, value), "f") == identity.cell_id(CONFIG, "f")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.max_model_len", 100),
+        ("quant.dtype", "float16"),
+        ("attention._target_", "other"),
+        ("batching.max_num_seqs", 8),
+        ("cache.block_size", 32),
+        ("decoding.temperature", 0.5),
+        ("workload.num_requests", 5),
+        ("arrival.rate", 2.5),
+        ("engine._target_", "other"),
+        ("runtime.threads", 1),
+        ("measure.seed", 1),
+        ("measure.warmup_requests", 0),
+        ("speculative", {"_target_": "ngram"}),
+    ],
+)
+def test_what_changes_a_cell(path: str, value: Any) -> None:
+    assert identity.cell_id(changed(path, value), "f") != identity.cell_id(CONFIG, "f")
+
+
+def test_the_fingerprint_changes_a_cell() -> None:
+    assert identity.cell_id(CONFIG, "f") != identity.cell_id(CONFIG, "g")
+
+
+def test_a_workload_file_counts_by_content(tmp_path: Path) -> None:
+    ids = []
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).write_text(text)
+        ids.append(identity.cell_id(changed("workload.path", str(tmp_path / name)), "f"))
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_runs_differ_by_arm_block_code_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = identity.run_id("cell", "cpu", "arm", 0)
+    assert len(base) == 12 and int(base, 16) >= 0
+    assert base == identity.run_id("cell", "cpu", "arm", 0)
+    others = [
+        identity.run_id("cell2", "cpu", "arm", 0),
+        identity.run_id("cell", "cpu", "arm2", 0),
+        identity.run_id("cell", "cpu", "arm", 1),
+    ]
+    monkeypatch.setattr(identity, "code_hash", lambda: "new code")
+    others.append(identity.run_id("cell", "cpu", "arm", 0))
+    monkeypatch.undo()
+    monkeypatch.setattr(identity, "environment_hash", lambda device: "new driver")
+    others.append(identity.run_id("cell", "cpu", "arm", 0))
+    assert len({base, *others}) == 6
+
+
+def test_expand_gives_a_measurement_a_block() -> None:
+    first, second = identity.expand(CONFIG, "sweep", "arm", "runs", "f")
+    assert (first.block, second.block) == (0, 1)
+    assert first.cell_id == second.cell_id and first.run_id != second.run_id
+    assert first.path == Path("runs/sweep") / f"qwen3-nf4-continuous-poisson-{first.run_id}"
+    assert first.cell == "qwen3-nf4-continuous-poisson"
+    assert Measurement.from_dict(first.to_dict()) == first
+
+
+def test_cell_names_are_safe_in_a_file_system() -> None:
+    assert (
+        identity.cell_name({"choices": {"model": "../ev il", "quant": "nf4", "batching": None}})
+        == "ev-il-nf4"
+    )
+    assert identity.cell_name({}) == "cell"
+    assert len(identity.cell_name({"choices": {"model": "m" * 500}})) <= 80
+
+
+def test_engine_id_ignores_the_load() -> None:
+    assert identity.engine_id(changed("arrival.rate", 9)) == identity.engine_id(CONFIG)
+    assert identity.engine_id(changed("cache.block_size", 9)) != identity.engine_id(CONFIG)

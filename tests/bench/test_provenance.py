@@ -1,0 +1,52 @@
+"""Where a number comes from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench import provenance as module
+from minivllm.bench.provenance import provenance, thread_count, usable_cores
+
+FIELDS = {
+    "git_sha", "dirty_hash", "code_hash", "command", "packages", "device", "driver", "clocks", "power_limit",
+    "cpu", "threads", "seed", "started_at", "host",
+}  # fmt: skip
+
+
+def test_every_field_is_there() -> None:
+    facts = provenance({"runtime": {"device": "cpu", "threads": 3}, "measure": {"seed": 7}}, "code")
+    assert set(facts) == FIELDS
+    assert (facts["code_hash"], facts["threads"], facts["seed"]) == ("code", 3, 7)
+    assert facts["device"]["kind"] == "cpu" and facts["driver"] is None and facts["power_limit"] is None
+    assert facts["packages"]["torch"] and facts["packages"]["python"]
+    assert facts["cpu"]["logical_cores"] >= facts["cpu"]["usable_cores"] >= 1
+    assert "pytest" in facts["command"]
+
+
+def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= thread_count({"threads": None}) <= usable_cores()
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    assert thread_count({}) == 4
+    assert thread_count({"threads": 6}) == 6
+
+
+def test_uncommitted_changes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "minivllm" / "bench"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(module, "__file__", str(package / "provenance.py"))
+    assert module.git.__wrapped__() == (None, None)
+    (tmp_path / "file").write_text("one")
+    user = ("-c", "user.name=x", "-c", "user.email=x@x")
+    for command in (("init", "-q"), ("add", "file"), (*user, "commit", "-qm", "x")):
+        subprocess.run(("git", *command), cwd=tmp_path, check=True)
+    sha, dirty = module.git.__wrapped__()
+    assert sha is not None and len(sha) == 40 and dirty is None
+    hashes = set()
+    for text in ("two", "three"):
+        (tmp_path / "file").write_text(text)
+        hashes.add(module.git.__wrapped__()[1])
+    assert len(hashes) == 2 and None not in hashes

@@ -1,0 +1,93 @@
+"""Reading records back."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench import storage
+from minivllm.bench.record import Failure, Record
+from minivllm.bench.records import load_records, read_records, scan
+from minivllm.errors import BadInput
+
+
+def put(directory: Path, run_id: str, status: str = "ok", tokens: float | None = 10.0) -> Path:
+    config = {"batching": {"max_num_seqs": 4}, "choices": {"quant": "nf4"}}
+    record = Record(run_id, "cell", directory.parent.name, "arm", 0, status, config)
+    record.metrics.ttft_ms.p50 = 12.5
+    record.metrics.output_tokens_per_s = tokens
+    record.validity.reasons = ["because"]
+    if status != "ok":
+        record.error = Failure("RuntimeError", "broke", "tail")
+    directory.mkdir(parents=True)
+    storage.write_record(directory, record)
+    return directory
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    put(tmp_path / "runs" / "s1" / "a-1", "1")
+    put(tmp_path / "runs" / "s1" / "b-2", "2", "crashed", None)
+    put(tmp_path / "runs" / "s2" / "c-3", "3")
+    return tmp_path / "runs"
+
+
+def test_columns_are_flat(runs: Path) -> None:
+    frame = load_records(runs)
+    assert sorted(frame["run_id"]) == ["1", "2", "3"]
+    row = frame[frame.run_id == "2"].iloc[0]
+    assert row["metrics.ttft_ms.p50"] == 12.5
+    assert row["choices.quant"] == "nf4"
+    assert row["config.batching.max_num_seqs"] == 4
+    assert row["status"] == "crashed" and row["error.type"] == "RuntimeError"
+    assert row["validity.reasons"] == ["because"]
+    assert row["directory"] == str(runs / "s1" / "b-2")
+    assert frame.attrs["unreadable"] == []
+
+
+def test_any_level_list_and_glob(runs: Path) -> None:
+    def ids(paths: object) -> list[str]:
+        return sorted(record["run_id"] for record in read_records(paths))  # type: ignore[arg-type]
+
+    assert ids(runs / "s1" / "a-1") == ["1"]
+    assert ids(runs / "s1" / "a-1" / "record.json") == ["1"]
+    assert ids(runs / "s1") == ["1", "2"]
+    assert ids(str(runs)) == ["1", "2", "3"]
+    assert ids(str(runs / "s*")) == ["1", "2", "3"]
+    assert ids([runs / "s1", runs / "s1" / "a-1", runs / "s2"]) == ["1", "2", "3"]
+
+
+def test_torn_records_are_left_out_and_named(runs: Path) -> None:
+    text = (runs / "s1" / "a-1" / "record.json").read_text()
+    for name, content in (("torn", text[: len(text) // 2]), ("list", "[]"), ("other", '{"run_id": "x"}')):
+        (runs / "s1" / name).mkdir()
+        (runs / "s1" / name / "record.json").write_text(content)
+    (runs / "s1" / "unfinished").mkdir()
+    with pytest.warns(UserWarning, match="3 unreadable"):
+        records, unreadable = scan(runs)
+    assert len(records) == 3
+    assert sorted(Path(path).parent.name for path in unreadable) == ["list", "other", "torn"]
+    with pytest.warns(UserWarning, match="unreadable"):
+        assert len(load_records(runs).attrs["unreadable"]) == 3
+
+
+def test_a_wrong_place_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file or folder"):
+        load_records(tmp_path / "nowhere")
+    assert len(load_records(tmp_path)) == 0
+
+
+def test_a_thousand_records_load_quickly(tmp_path: Path) -> None:
+    source = put(tmp_path / "one" / "x", "0") / "record.json"
+    data = json.loads(source.read_text())
+    data["config"] |= {f"group{i}": {f"knob{j}": j for j in range(10)} for i in range(10)}
+    for i in range(1000):
+        directory = tmp_path / "runs" / "s" / str(i)
+        directory.mkdir(parents=True)
+        (directory / "record.json").write_text(json.dumps({**data, "run_id": str(i)}))
+    start = time.monotonic()
+    assert len(load_records(tmp_path / "runs")) == 1000
+    assert time.monotonic() - start < 5

@@ -1,0 +1,86 @@
+"""Bytes, operations, and shares of the measured limits, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench.record import Roofline
+from minivllm.bench.roofline import last_level_cache, model_costs, probe, usage
+
+MODEL = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+COSTS = model_costs(MODEL, streamed_params=1000, streamed_weight_bytes=2000, dtype="bfloat16")
+
+
+def step(**fields: Any) -> dict[str, Any]:
+    return {"num_requests": 1, "num_prefill_tokens": 0, "forward_ms": 1.0, "schedule_ms": 1.0, **fields}
+
+
+def test_costs_of_a_model() -> None:
+    assert COSTS["streamed_weight_bytes"] == 2000
+    assert COSTS["flops_per_token"] == 2000
+    assert COSTS["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 2  # k and v, layers, heads, width, bytes
+    assert COSTS["attention_flops_per_token_pair"] == 4 * 2 * 4 * 8
+
+
+def test_decode_bytes_and_mbu() -> None:
+    steps = [
+        step(num_tokens=2, num_requests=2, context_tokens=30),
+        step(num_tokens=2, num_requests=2, context_tokens=32),
+        step(num_tokens=10, num_prefill_tokens=9, context_tokens=100),  # mixed: counts for neither
+    ]
+    result = usage(COSTS, steps, Roofline(bandwidth_bytes_per_s=10e6), cache_bytes=3999)
+    assert result.decode_bytes == 2 * 2000 + 128 * 62
+    assert result.decode_s == pytest.approx(0.004)
+    assert result.mbu == pytest.approx((4000 + 128 * 62) / 0.004 / 10e6)
+    assert result.fits_cache is False  # 5968 bytes a step
+    assert result.prefill_flops is None and result.mfu is None
+    assert usage(COSTS, steps, Roofline(), cache_bytes=6000).fits_cache is True
+
+
+def test_prefill_flops_and_mfu() -> None:
+    # One prompt of 4 tokens attends to 1 + 2 + 3 + 4 pairs; its next chunk of 2 to 5 + 6.
+    steps = [
+        step(num_tokens=4, num_prefill_tokens=4, context_tokens=4),
+        step(num_tokens=2, num_prefill_tokens=2, context_tokens=6),
+    ]
+    result = usage(COSTS, steps, Roofline(matrix_flops_per_s=1e9))
+    flops = 2000 * 6 + 256 * 21
+    assert result.prefill_flops == flops
+    assert result.mfu == pytest.approx(flops / 0.004 / 1e9)
+    assert result.mbu is None and result.fits_cache is None
+
+
+def test_prefill_of_two_equal_prompts() -> None:
+    result = usage(
+        COSTS, [step(num_tokens=6, num_requests=2, num_prefill_tokens=6, context_tokens=6)], Roofline()
+    )
+    assert result.prefill_flops == 2000 * 6 + 256 * 12
+
+
+def test_without_costs_there_is_nothing_to_say() -> None:
+    result = usage({}, [step(num_tokens=1, context_tokens=1)], Roofline(bandwidth_bytes_per_s=1.0))
+    assert result.mbu is None and result.bandwidth_bytes_per_s == 1.0
+
+
+def test_cache_size_is_the_last_level(tmp_path: Path) -> None:
+    for i, (level, size) in enumerate(((1, "48K"), (2, "2048K"), (3, "32M"))):
+        folder = tmp_path / f"index{i}"
+        folder.mkdir()
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert last_level_cache(tmp_path) == 32 << 20
+
+
+def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minivllm.bench import roofline
+
+    monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(roofline, "_probe_size", lambda device: 64 << 20)
+    limits, notes = probe("cpu", "float32")
+    assert limits.bandwidth_bytes_per_s is not None and 1e8 < limits.bandwidth_bytes_per_s < 1e13
+    assert limits.matrix_flops_per_s is not None and 1e8 < limits.matrix_flops_per_s < 1e15
+    assert limits.matrix_dtype == "float32"
+    assert len(notes) == 1 and "64 MiB only" in notes[0]

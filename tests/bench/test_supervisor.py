@@ -1,0 +1,379 @@
+"""Whatever a worker does, each measurement leaves one whole record, or none and no trace."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench import identity, storage, supervisor
+from minivllm.bench.device_lock import device_lock
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.records import scan
+from minivllm.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTY = "tests.bench.faulty.FaultyEngine"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    # A lock folder of the test's own, so that a benchmark running beside does not hold the tests up.
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def make_config(fault: str | None = None, **parts: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model": {"_target_": "none", "path": "none"},
+        "quant": {},
+        "batching": {},
+        "decoding": {"_target_": "minivllm.engine.params.SamplingParams"},
+        "workload": {
+            "_target_": "minivllm.bench.workloads.Smoke",
+            "num_requests": 6,
+            "input_len": 8,
+            "output_len": 12,
+        },
+        "arrival": {"_target_": "minivllm.bench.arrivals.Offline"},
+        "engine": {"_target_": FAULTY, "fault": fault},
+        "runtime": {"device": "cpu", "threads": 1},
+        "measure": {
+            "warmup_requests": "auto",
+            "repeats": 1,
+            "seed": 0,
+            "timeout_s": 60,
+            "isolation": "cell",
+            "slo": {},
+            "price": {"device_hour": 1.0, "kwh": None, "currency": "EUR"},
+            "roofline": True,
+            "memory_limit_gb": None,
+            "telemetry_interval_s": 0.02,
+        },
+        "choices": {"model": "none", "quant": "bf16", "batching": "continuous", "engine": "faulty"},
+    }
+    for group, knobs in parts.items():
+        config[group] = {**config[group], **knobs}
+    return config
+
+
+def plan(root: Path, *configs: dict[str, Any]) -> list[Measurement]:
+    return [
+        measurement
+        for i, config in enumerate(configs)
+        for measurement in identity.expand(config, "sweep", f"arm{i}", root / "runs", "fingerprint")
+    ]
+
+
+def record_of(measurement: Measurement) -> dict[str, Any]:
+    return json.loads((measurement.path / storage.RECORD).read_text())
+
+
+def leftovers(root: Path) -> list[str]:
+    """Temporary and handed-over files that should not be there any more."""
+    return [
+        str(p)
+        for p in root.rglob("*")
+        if p.is_file() and (p.suffix in (".tmp", ".part") or p.name == storage.HANDOVER)
+    ]
+
+
+def test_a_good_measurement_leaves_everything(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    (measurement,) = plan(tmp_path, make_config(engine={"delay_s": 0.002}))
+    (outcome,) = supervisor.run([measurement], events.append)
+    assert (outcome.status, outcome.message) == ("ok", "")
+    record = record_of(measurement)
+    assert record["status"] == "ok" and record["validity"]["ok"]
+    assert record["metrics"]["output_tokens"] == 72 and record["metrics"]["num_requests"] == 6
+    assert record["cold"]["load_s"] == 0.25 and record["cold"]["first_batch_s"] > 0
+    assert record["memory"]["kv_waste"] == pytest.approx(0.25)
+    assert record["memory"]["host_rss_peak"] > 10e6
+    assert record["breakdown"]["forward_ms"] == pytest.approx(2.0)
+    assert record["breakdown"]["schedule_ms"] is None
+    assert record["liveness"]["engine"]["steps"] == record["breakdown"]["steps"] == 24
+    assert record["provenance"]["threads"] == 1 and record["provenance"]["seed"] == 0
+    money = record["metrics"]["duration_s"] / 3600 / 72 * 1e6
+    assert record["cost"] == {"currency": "EUR", "per_million_output_tokens": pytest.approx(money)}
+    assert "weights are random" in record["validity"]["notes"]
+    names = {path.name for path in measurement.path.iterdir()}
+    assert names == {
+        "record.json",
+        "requests.parquet",
+        "steps.parquet",
+        "telemetry.parquet",
+        "config.yaml",
+        "run.log",
+    }
+    assert (tmp_path / "runs" / "workloads" / f"{record['workload_hash']}.parquet").exists()
+    assert "building an engine" in (measurement.path / storage.LOG).read_text()
+    seen = [event["event"] for event in events]
+    assert seen[0] == "loading" and seen[-1] == "done" and "measuring" in seen
+    measuring = [event for event in events if event["event"] == "measuring"]
+    assert measuring[-1]["tokens"] == measuring[-1]["total_tokens"] == 72
+    assert not leftovers(tmp_path)
+
+
+def test_telemetry_covers_the_window_on_the_steps_clock(tmp_path: Path) -> None:
+    import pandas
+
+    (measurement,) = plan(tmp_path, make_config(engine={"delay_s": 0.02}))
+    supervisor.run([measurement])
+    telemetry = pandas.read_parquet(measurement.path / storage.TELEMETRY)
+    steps = pandas.read_parquet(measurement.path / storage.STEPS)
+    inside = telemetry[telemetry.t_s.between(steps.start_s.min(), steps.start_s.max())]
+    assert len(inside) >= 5
+    assert set(inside.phase) == {"measuring"}
+    assert inside.rss.min() > 10e6
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "kind", "words"),
+    [
+        ("raise", "error", "RuntimeError", "the engine broke"),
+        ("raise_build", "error", "ValueError", "cannot build"),
+        ("kill", "crashed", "SIGKILL", "killed by SIGKILL"),
+        ("segfault", "crashed", "SIGSEGV", "killed by SIGSEGV"),
+        ("exit", "crashed", "WorkerExit", "exit code 7"),
+        ("memory_error", "oom", "MemoryError", "no more"),
+        ("refuse_build", "invalid", "BadInput", "refuses to be built"),
+        ("refuse_request", "invalid", "BadInput", "larger than the cache"),
+    ],
+)
+def test_a_fault_is_a_row_and_the_sweep_goes_on(
+    tmp_path: Path, fault: str, status: str, kind: str, words: str
+) -> None:
+    broken, good = plan(tmp_path, make_config(fault), make_config())
+    outcomes = supervisor.run([broken, good])
+    assert [outcome.status for outcome in outcomes] == [status, "ok"]
+    assert words in outcomes[0].message
+    record = record_of(broken)
+    assert record["status"] == status
+    assert record["error"]["type"] == kind and words in record["error"]["message"]
+    assert "building an engine" in record["error"]["log_tail"]
+    assert not record["validity"]["ok"]
+    assert record["config"]["engine"]["fault"] == fault
+    assert record_of(good)["status"] == "ok"
+    assert not leftovers(tmp_path)
+
+
+def test_a_traceback_ends_up_in_the_log(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config("raise"))
+    supervisor.run([measurement])
+    log = (measurement.path / storage.LOG).read_text()
+    assert "Traceback" in log and "_go_wrong" in log
+    assert "the engine broke" in record_of(measurement)["error"]["log_tail"]
+
+
+def test_a_hanging_worker_times_out(tmp_path: Path) -> None:
+    broken, good = plan(tmp_path, make_config("hang", measure={"timeout_s": 1.5}), make_config())
+    start = time.monotonic()
+    outcomes = supervisor.run([broken, good])
+    assert [outcome.status for outcome in outcomes] == ["timeout", "ok"]
+    assert time.monotonic() - start < 20
+    record = record_of(broken)
+    assert record["error"]["type"] == "TimeoutError" and "timeout_s=1.5" in record["error"]["message"]
+    assert "hanging" in record["error"]["log_tail"]
+
+
+def test_too_much_memory_is_oom(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config("allocate", measure={"memory_limit_gb": 0.6}))
+    (outcome,) = supervisor.run([measurement])
+    assert outcome.status == "oom"
+    record = record_of(measurement)
+    assert "memory_limit_gb=0.6" in record["error"]["message"]
+    assert record["memory"]["host_rss_peak"] > 0.6e9
+    assert (measurement.path / storage.TELEMETRY).exists()
+
+
+def test_a_kernel_oom_kill_is_told_from_a_plain_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 4])
+    monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(counts))
+    (measurement,) = plan(tmp_path, make_config("kill"))
+    (outcome,) = supervisor.run([measurement])
+    assert outcome.status == "oom"
+    assert "kernel" in record_of(measurement)["error"]["message"]
+
+
+def test_no_tokens_is_no_result(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config("empty"))
+    (outcome,) = supervisor.run([measurement])
+    record = record_of(measurement)
+    assert outcome.status == record["status"] == "invalid"
+    assert record["metrics"]["output_tokens_per_s"] is None
+    assert "produced no token" in record["error"]["message"]
+
+
+def test_repeats_share_a_worker(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    measurements = plan(tmp_path, make_config(engine={"state": str(state)}, measure={"repeats": 3}))
+    outcomes = supervisor.run(measurements)
+    assert [outcome.status for outcome in outcomes] == ["ok"] * 3
+    assert len(set(state.read_text().split())) == 1
+    records = [record_of(measurement) for measurement in measurements]
+    assert [record["block"] for record in records] == [0, 1, 2]
+    assert len({record["workload_hash"] for record in records}) == 1
+    # Only the first block was cold.
+    assert [record["cold"]["first_batch_s"] is None for record in records] == [False, True, True]
+    assert all((m.path / storage.LOG).exists() and (m.path / storage.CONFIG).exists() for m in measurements)
+
+
+def test_isolation_run_gives_each_a_worker_of_its_own(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    config = make_config(engine={"state": str(state)}, measure={"repeats": 2, "isolation": "run"})
+    supervisor.run(plan(tmp_path, config))
+    assert len(set(state.read_text().split())) == 2
+
+
+def test_after_a_crash_the_rest_of_the_batch_gets_a_new_worker(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    config = make_config("raise_once", engine={"state": str(state)}, measure={"repeats": 3})
+    outcomes = supervisor.run(plan(tmp_path, config))
+    assert [outcome.status for outcome in outcomes] == ["error", "ok", "ok"]
+    assert len(set(state.read_text().split())) == 2
+
+
+def test_a_workload_that_does_not_fit_leaves_the_engine_usable(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    configs = [make_config(engine={"state": str(state)}, workload={"input_len": n}) for n in (8, 500, 9)]
+    outcomes = supervisor.run(plan(tmp_path, *configs))
+    assert [outcome.status for outcome in outcomes] == ["ok", "invalid", "ok"]
+    assert "context" in outcomes[1].message
+    assert len(set(state.read_text().split())) == 1
+
+
+@pytest.mark.parametrize("fault", ["refuse_build", "refuse_request"])
+def test_bad_input_of_a_lone_run_leaves_nothing(tmp_path: Path, fault: str) -> None:
+    measurements = plan(tmp_path, make_config(fault, measure={"repeats": 2}))
+    with pytest.raises(BadInput, match=r"refuses|larger"):
+        supervisor.run(measurements, lone=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_full_disk_is_this_cells_failure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = plan(tmp_path, *(make_config(workload={"output_len": n}) for n in (5, 6, 7)))
+    write = storage._write
+
+    def full(path: Path, text: str) -> None:
+        if path.parent == second.path and path.name.startswith(f".{storage.RECORD}"):
+            path.write_text(text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(storage, "_write", full)
+    outcomes = supervisor.run([first, second, third])
+    assert [outcome.status for outcome in outcomes] == ["ok", "error", "ok"]
+    assert "No space left" in outcomes[1].message
+    assert not (second.path / storage.RECORD).exists()
+    assert not leftovers(tmp_path)
+    records, unreadable = scan(tmp_path / "runs")
+    assert len(records) == 2 and not unreadable
+
+
+def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config())
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "workloads").write_text("in the way")
+    (outcome,) = supervisor.run([measurement])
+    assert outcome.status == "error"
+    assert record_of(measurement)["error"]["type"] in ("FileExistsError", "NotADirectoryError")
+
+
+def test_ctrl_c_keeps_what_is_done_and_drops_what_is_not(tmp_path: Path) -> None:
+    good, endless = plan(tmp_path, make_config(), make_config("hang"))
+    pids: list[int] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "warmup" and event["measurement"] == endless:
+            pids.extend(child.pid for child in psutil.Process().children())
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    import psutil
+
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run([good, endless], interrupt)
+    assert record_of(good)["status"] == "ok"
+    assert not endless.path.exists()
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+    assert not leftovers(tmp_path)
+
+
+def test_an_interrupt_just_after_the_last_write_keeps_the_record(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config())
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "done":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run([measurement], interrupt)
+    assert record_of(measurement)["status"] == "ok"
+
+
+def test_a_worker_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
+    import psutil
+
+    (measurement,) = plan(tmp_path, make_config("hang"))
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(measurement.to_dict()))
+    code = (
+        "import json, sys; from minivllm.bench import supervisor; from minivllm.bench.measurement import Measurement;"
+        f"import tempfile; tempfile.gettempdir = lambda: {str(tmp_path)!r};"
+        f"supervisor.run([Measurement.from_dict(json.load(open({str(job)!r})))])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    log = measurement.path / storage.LOG
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (log.exists() and "hanging" in log.read_text()):
+        time.sleep(0.05)
+    (worker,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    worker.wait(timeout=5)
+    assert not (measurement.path / storage.RECORD).exists()
+    # What is left is measured again by the next supervisor, whose worker finds a clean directory.
+    replacement = Measurement(**{**measurement.to_dict(), "config": make_config()})
+    (outcome,) = supervisor.run([replacement])
+    assert outcome.status == "ok"
+
+
+def test_two_supervisors_take_turns_on_a_device(tmp_path: Path) -> None:
+    config = make_config()
+    order: list[str] = []
+    release = threading.Event()
+
+    def hold() -> None:
+        with device_lock(config):
+            order.append("first has it")
+            release.wait(10)
+            order.append("first lets go")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    while not order:
+        time.sleep(0.01)
+
+    def on_progress(event: dict[str, Any]) -> None:
+        order.append(event["event"])
+        if event["event"] == "waiting":
+            threading.Timer(0.3, release.set).start()
+
+    (outcome,) = supervisor.run(plan(tmp_path, config), on_progress)
+    holder.join()
+    assert outcome.status == "ok"
+    assert order[:3] == ["first has it", "waiting", "first lets go"]
+    assert order[3] == "loading"
+
+
+def test_the_parent_never_imports_torch() -> None:
+    code = "import sys, minivllm.bench.supervisor, minivllm.tasks.bench; assert 'torch' not in sys.modules; assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,89 @@
+"""Streamed answers: thinking blocks, timing, interruption."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.engine.params import SamplingParams
+from minivllm.llm import StreamPiece
+from minivllm.tasks.answer import split_thinking, stream_answer
+
+
+class FakeLLM:
+    """Streams prepared pieces; may be interrupted before one of them."""
+
+    def __init__(self, pieces: list[str], interrupt_at: int | None = None) -> None:
+        self.pieces, self.interrupt_at, self.closed = pieces, interrupt_at, False
+
+    def encode(self, prompt: object) -> list[int]:
+        return [1, 2, 3]
+
+    def stream(self, prompt: object, params: SamplingParams) -> Iterator[StreamPiece]:
+        try:
+            for index, text in enumerate(self.pieces):
+                if index == self.interrupt_at:
+                    raise KeyboardInterrupt
+                yield StreamPiece(index, text, "stop" if index == len(self.pieces) - 1 else None)
+        finally:
+            self.closed = True
+
+
+@given(
+    parts=st.lists(st.tuples(st.booleans(), st.text("ab<>/think ", min_size=1, max_size=8)), max_size=6),
+    cuts=st.lists(st.integers(0, 200), max_size=20),
+)
+def test_any_cut_gives_the_same_split(parts: list[tuple[bool, str]], cuts: list[int]) -> None:
+    parts = [(t, text.replace("<", "")) for t, text in parts if text.replace("<", "")]
+    whole = "".join(f"<think>{text}</think>" if thought else text for thought, text in parts)
+    points = sorted({0, len(whole), *(c for c in cuts if c < len(whole))})
+    pieces = [whole[a:b] for a, b in itertools.pairwise(points)]
+    for wanted in (True, False):
+        got = "".join(text for thought, text in split_thinking(pieces) if thought is wanted)
+        assert got == "".join(text for thought, text in parts if thought is wanted)
+
+
+def test_an_unclosed_tag_is_text() -> None:
+    assert list(split_thinking(["a <thi"])) == [(False, "a "), (False, "<thi")]
+    assert list(split_thinking(["deep</think>so"], thinking=True)) == [(True, "deep"), (False, "so")]
+
+
+def test_answer_leaves_out_thoughts_and_counts_all_tokens() -> None:
+    shown: list[tuple[bool, str]] = []
+    llm = FakeLLM(["<think>", "hm", "</think>", "yes", "!"])
+    answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: shown.append((t, s)))  # type: ignore[arg-type]
+    assert shown == [(True, "hm"), (False, "yes"), (False, "!")]
+    assert (answer.text, answer.num_tokens, answer.num_prompt_tokens) == ("yes!", 5, 3)
+    assert answer.finish_reason == "stop"
+    assert answer.ttft_s is not None and 0 < answer.ttft_s <= answer.finished_s
+    assert "5 output tokens" in answer.summary()
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said() -> None:
+    llm = FakeLLM(["a", "b", "c"], interrupt_at=2)
+    answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: None)  # type: ignore[arg-type]
+    assert (answer.text, answer.finish_reason, llm.closed) == ("ab", "abort", True)
+    assert "stopped" in answer.summary()
+
+
+def test_ctrl_c_while_showing_aborts_the_request_too() -> None:
+    llm = FakeLLM(["a", "b", "c"])
+
+    def show(thought: bool, text: str) -> None:
+        if text == "b":
+            raise KeyboardInterrupt
+
+    answer = stream_answer(llm, "x", SamplingParams(), show)  # type: ignore[arg-type]
+    assert answer.finish_reason == "abort"
+    assert llm.closed
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(0, None), (1, None)])
+def test_no_rate_from_fewer_than_two_tokens(tokens: int, rate: float | None) -> None:
+    llm = FakeLLM(["a"] * tokens)
+    answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: None)  # type: ignore[arg-type]
+    assert answer.tokens_per_s is rate

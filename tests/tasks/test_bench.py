@@ -1,0 +1,111 @@
+"""task=bench as a user meets it: exit codes, summary, report, and nothing left by a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench import identity, supervisor
+from minivllm.errors import BadInput
+from minivllm.tasks import bench
+from tests.bench.test_supervisor import ROOT, make_config
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def lone(tmp_path: Path, fault: str | None = None, **parts: Any) -> dict[str, Any]:
+    folders = {"runs_dir": str(tmp_path / "runs"), "reports_dir": str(tmp_path / "reports"), "name": None}
+    return {**make_config(fault, **parts), **folders, "sweep": {"plan": None, "job": None}}
+
+
+def test_a_lone_run_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(lone(tmp_path, measure={"repeats": 2})) == 0
+    printed = capsys.readouterr().out
+    (run,) = (path for path in (tmp_path / "runs").iterdir() if path.name != "workloads")
+    assert len(list(run.glob("*/record.json"))) == 2
+    page = tmp_path / "reports" / run.name / "index.html"
+    assert page.exists() and f"report: {page}" in printed
+    assert "[1/2]" in printed and "repeat 2/2" in printed
+
+
+def test_lone_runs_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    assert bench.run(lone(tmp_path)) == bench.run(lone(tmp_path)) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["now", "now-2", "workloads"]
+
+
+def test_a_failure_is_reported_with_exit_code_1(tmp_path: Path) -> None:
+    assert bench.run(lone(tmp_path, "kill") | {"name": "mine"}) == 1
+    record = json.loads(next((tmp_path / "runs" / "mine").glob("*/record.json")).read_text())
+    assert record["status"] == "crashed" and record["sweep"] == "mine"
+    assert (tmp_path / "reports" / "mine" / "index.html").exists()
+
+
+@pytest.mark.parametrize("fault", ["refuse_build", "refuse_request"])
+def test_a_mistake_that_the_worker_sees_leaves_nothing(tmp_path: Path, fault: str) -> None:
+    with pytest.raises(BadInput):
+        bench.run(lone(tmp_path, fault))
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "reports").exists()
+
+
+def test_a_mistake_that_shows_at_once_starts_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    with pytest.raises(BadInput, match="workload"):
+        bench.run(lone(tmp_path, workload={"num_requests": 0}))
+
+
+def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = {
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    }  # fmt: skip
+    model = {
+        "_target_": "minivllm.models.loading.load_model", "path": "", "weights": "random",
+        "max_model_len": None, "seed": 0, "architecture": architecture,
+    }  # fmt: skip
+    config = {**make_config(workload={"input_len": 100}), "model": model}
+    checked, fingerprint, warnings = bench.check(config)
+    assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
+    with pytest.raises(BadInput, match="context holds 128"):
+        bench.check({**config, "workload": {**config["workload"], "input_len": 120}})
+    with pytest.raises(BadInput, match="context holds 64"):
+        bench.check({**config, "model": {**model, "max_model_len": 64}})
+
+
+def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(measurements: Any, on_progress: Any, lone: bool) -> Any:
+        supervisor.run(measurements[:1], on_progress, lone)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "supervise", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(lone(tmp_path, measure={"repeats": 2}) | {"name": "cut"})
+    assert (tmp_path / "reports" / "cut" / "index.html").exists()
+
+
+def test_a_job_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = lone(tmp_path)
+    jobs = [
+        identity.expand(make_config(fault), "swept", f"arm{i}", tmp_path / "runs", "f")
+        for i, fault in enumerate((None, "raise"))
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"name": "swept", "jobs": [[m.to_dict() for m in job] for job in jobs]}))
+    assert bench.run(config | {"sweep": {"plan": str(plan), "job": 0}}) == 0
+    assert bench.run(config | {"sweep": {"plan": str(plan), "job": 1}}) == 1
+    printed = capsys.readouterr().out
+    assert "[1/2]" in printed and "[2/2]" in printed
+    assert len(list((tmp_path / "runs" / "swept").glob("*/record.json"))) == 2
+    assert not (tmp_path / "reports").exists()  # the sweeper reports
+    with pytest.raises(BadInput, match="no such job"):
+        bench.run(config | {"sweep": {"plan": str(plan), "job": 2}})
