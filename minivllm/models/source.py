@@ -43,8 +43,8 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         allow_random: whether `weights: auto` may end in random weights (benchmarks only).
 
     Returns:
-        The node with `weights` rewritten to "random" or the folder, so that resolving again is instant;
-        and the source.
+        The node with `weights` rewritten to "random" or the folder (but for the embedded model), so that
+        resolving again is instant; and the source.
 
     Raises:
         BadInput: nothing there, or not usable; one line that names the file and what to do.
@@ -112,7 +112,9 @@ def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
     config = _checked(_config(folder), str(folder / "config.json"))
     fingerprint = Checkpoint.open(folder).fingerprint()
-    return node | {"weights": str(folder)}, Source(folder, "checkpoint", config, fingerprint, [])
+    # The package's own folder is found again at once, and its path says nothing on another machine.
+    settled = node if folder == EMBEDDED else node | {"weights": str(folder)}
+    return settled, Source(folder, "checkpoint", config, fingerprint, [])
 
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:

@@ -171,7 +171,8 @@ def summary_table(frame: pd.DataFrame) -> Table:
     names = list(cells[0].varying) if cells and cells[0].varying else ["cell"]
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for title in names:
-        table.add_column(title, overflow="fold")
+        # Figures never wrap, so in a narrow terminal names would be squeezed to a letter a line.
+        table.add_column(title, overflow="fold", min_width=max(10, len(title)))
     table.add_column("status")
     for index, column in enumerate(columns):
         table.add_column(f"{column.title}\n{column.unit}", justify="right", no_wrap=True)

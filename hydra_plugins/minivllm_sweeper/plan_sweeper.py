@@ -1,0 +1,58 @@
+"""Hydra's face of the sweep: reads the overrides of `-m`, leaves the rest to minivllm.ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+# A plain dictionary: Hydra runs this file outside sys.modules, where a dataclass cannot find its types.
+# The sweep's own settings are the configuration's `sweep` node.
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="plan",
+    node={"_target_": "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"},
+    provider="minivllm",
+)
+
+
+class PlanSweeper(Sweeper):
+    """Turns the product of `-m` into a plan, and hands its jobs to the configured launcher."""
+
+    def __init__(self) -> None:
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """See Hydra's Sweeper."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the sweep that these overrides describe; its exit code goes to the command line."""
+        from minivllm.ablation.plan import product
+        from minivllm.ablation.sweep import run_sweep
+        from minivllm.cli import note_exit_code
+
+        assert self.hydra_context is not None and self.config is not None and self.launcher is not None
+        loader, master, launcher = self.hydra_context.config_loader, self.config, self.launcher
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+
+        def load(overrides: Sequence[str]) -> DictConfig:
+            return loader.load_sweep_config(master, list(overrides))
+
+        def launch(jobs: Sequence[Sequence[str]]) -> Sequence[Any]:
+            return launcher.launch(jobs, initial_job_idx=0)
+
+        note_exit_code(run_sweep(product(parsed), load, launch))

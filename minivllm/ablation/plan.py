@@ -1,0 +1,79 @@
+"""Which cells a sweep has: arms, each a name and a list of overrides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.types import Override
+
+from minivllm.bench.identity import digest
+from minivllm.errors import BadInput
+
+SETTINGS = "sweep."  # overrides that say how to run the sweep, not what is in it
+NEUTRAL = ("name", "runs_dir", "reports_dir")  # where things go; not part of a sweep's definition
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One cell of a sweep: its name, and all overrides that make it."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a command asks for: its arms, and how to run them."""
+
+    arms: tuple[Arm, ...]
+    settings: tuple[str, ...]  # overrides of the `sweep` node, common to all arms
+
+    def definition(self) -> list[list[str]]:
+        """The overrides of every arm, in an order that does not depend on how they were written."""
+        return sorted(
+            sorted(text for text in arm.overrides if text.partition("=")[0] not in NEUTRAL)
+            for arm in self.arms
+        )
+
+    def hash(self) -> str:
+        """Equal for equal definitions, so that the same command finds its records again."""
+        return digest(self.definition())
+
+
+def product(overrides: Iterable[Override]) -> Sweep:
+    """Every combination of the values that the overrides give, later keys varying fastest.
+
+    As everywhere in Hydra, a key given twice counts as given last. An arm is named by the values
+    that vary.
+
+    Raises:
+        BadInput: an override asks for a search over a continuous interval.
+    """
+    choices: dict[str, list[str]] = {}
+    varying: set[str] = set()
+    settings: list[str] = []
+    for override in overrides:
+        key, text = override.get_key_element(), str(override.input_line)
+        if key.lstrip("+~").startswith(SETTINGS):
+            settings.append(text)
+            continue
+        if override.is_sweep_override():
+            if not override.is_discrete_sweep():
+                raise BadInput(f"{text}: a sweep takes a list, range(...) or glob(...), not an interval")
+            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if not values:
+                raise BadInput(f"{text}: matches nothing to sweep over")
+            choices[key] = values
+            varying.add(key)
+        else:
+            choices[key] = [text]
+            varying.discard(key)
+    arms = (_arm(list(choices), combination, varying) for combination in itertools.product(*choices.values()))
+    return Sweep(tuple(dict.fromkeys(arms)), tuple(settings))
+
+
+def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
+    named = [text for key, text in zip(keys, combination, strict=True) if key in varying]
+    return Arm(" ".join(named or combination) or "default", tuple(combination))

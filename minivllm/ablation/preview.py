@@ -1,0 +1,74 @@
+"""sweep.dry_run: the plan as a table, with an estimate of its time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from minivllm.ablation.sweep import Plan
+from minivllm.bench import storage
+
+
+def show_plan(plan: Plan) -> None:
+    """Print what the sweep would do."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    durations = recorded_durations(plan.folder.parent)
+    job_of = {m.run_id: index for index, job in enumerate(plan.jobs) for m in job}
+    table = Table("arm", "blocks", "recorded", "to measure", "job", "seconds each")
+    for cell in plan.cells:
+        if cell.problem is not None:
+            table.add_row(
+                escape(cell.arm.name), "-", "-", f"[red]invalid[/]: {escape(cell.problem)}", "-", "-"
+            )
+            continue
+        pending = [m for m in cell.measurements if m.run_id in job_of]
+        known = [durations[m.cell_id] for m in cell.measurements if m.cell_id in durations]
+        table.add_row(
+            escape(cell.arm.name),
+            str(len(cell.measurements)),
+            str(sum(m.run_id in plan.recorded for m in cell.measurements)),
+            str(len(pending)),
+            ", ".join(sorted({str(job_of[m.run_id]) for m in pending})) or "-",
+            f"{known[0]:.0f}" if known else "unknown",
+        )
+    console = Console()
+    console.print(table)
+    todo = [m.cell_id for job in plan.jobs for m in job]
+    console.print(
+        f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make"
+        f" in {len(plan.jobs)} jobs; {estimate(todo, durations)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def estimate(todo: list[str], durations: dict[str, float]) -> str:
+    """In words, how long the cells `todo` (cell_ids) take, by what cells have taken before."""
+    known = [durations[cell] for cell in todo if cell in durations]
+    if not todo:
+        return "nothing left to do"
+    if not known:
+        return "how long that takes is unknown: none of these cells has been measured yet"
+    guessed = len(todo) - len(known)
+    total = sum(known) + guessed * fmean(known)
+    text = f"about {total / 60:.0f} minutes" if total >= 120 else f"about {total:.0f} seconds"
+    return text + (f" ({guessed} of them unknown, taken as the mean of the others)" if guessed else "")
+
+
+def recorded_durations(runs_dir: Path) -> dict[str, float]:
+    """Mean wall-clock seconds of a measurement, by cell_id, over all records below `runs_dir`."""
+    seconds: dict[str, list[float]] = {}
+    for path in runs_dir.glob(f"*/*/{storage.RECORD}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            # The configuration is written when a measurement begins, the record when it ends.
+            wall = path.stat().st_mtime - (path.parent / storage.CONFIG).stat().st_mtime
+            window = record["metrics"]["duration_s"] or 0.0
+            seconds.setdefault(record["cell_id"], []).append(max(wall, window))
+    return {cell: fmean(values) for cell, values in seconds.items()}

@@ -1,0 +1,136 @@
+"""The command line: compose, check, hand over to a task; mistakes are one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Sequence
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from minivllm import config
+from minivllm.errors import BadInput
+from minivllm.explain import explain, is_config_error
+
+INTERRUPTED = 130
+FREE_TEXT = ("task.prompt=", "task.system=")
+_exit_code = 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's.
+
+    Returns:
+        0 all well; 1 a cell failed, or a bug; 2 bad input; 130 interrupted; or what the task returns.
+    """
+    saved_argv, saved_mode = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    debug = saved_mode == "1"
+    given = sys.argv[1:] if argv is None else list(argv)
+    # Hydra's parser takes overrides in one piece; people write -m among them.
+    given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
+    sys.argv = [saved_argv[0] if argv is None else "minivllm", *map(_verbatim, given)]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
+    try:
+        return _run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough, as in `... --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except BadInput as error:
+        return _complain(error, debug)
+    except Exception as error:
+        if is_config_error(error):
+            return _complain(_explained(error, sys.argv[1:]), debug)
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv = saved_argv
+        if saved_mode is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = saved_mode
+
+
+def job(cfg: DictConfig) -> int:
+    """What Hydra runs for a command, and for each job of a sweep, possibly in another process."""
+    try:
+        settings = config.finish(cfg)
+        code = int(config.build({"_target_": settings["task"]["_target_"]}, config=settings))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except Exception:  # told here in full: Hydra would keep the first failure of a sweep and drop the rest
+        traceback.print_exc()
+        code = 1
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt  # ends a whole sweep, not just this job
+    note_exit_code(code)
+    return code
+
+
+def note_exit_code(code: int) -> None:
+    """Set the exit code of the command; the sweeper, which comes last, has the last word."""
+    global _exit_code
+    _exit_code = code
+
+
+def _run() -> int:
+    note_exit_code(0)
+    OmegaConf.register_new_resolver("minivllm_groups", _groups, replace=True)
+    try:
+        hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
+    except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
+        return 2 if error.code == 1 else int(error.code or 0)
+    return _exit_code
+
+
+def _verbatim(argument: str) -> str:
+    """Free text as Hydra's grammar wants it: quoted, so that commas, colons and brackets mean themselves."""
+    key, equals, text = argument.partition("=")
+    quoted = len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]
+    if key + equals not in FREE_TEXT or text in ("", "null") or quoted:
+        return argument
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text.replace("${", "\\${"))
+    return f"{key}='{escaped}'"
+
+
+def _complain(error: BadInput, debug: bool) -> int:
+    if debug:  # the user asked Hydra for full errors
+        traceback.print_exc()
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
+    """The one line for an exception of Hydra's."""
+    arguments, _ = get_args_parser().parse_known_args(argv)
+    return explain(error, arguments.overrides, lambda chosen: config.load(chosen, arguments.config_dir))
+
+
+def _groups() -> str:
+    """Every group with its options, for --help."""
+    defaults = OmegaConf.load(config.conf_dir() / "config.yaml").defaults
+    first = {name: option for item in defaults if OmegaConf.is_dict(item) for name, option in item.items()}
+    about = {**config.GROUPS, "preset": "overrides that go together"}
+    loader = GlobalHydra.instance().config_loader()
+    names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
+    lines = []
+    for name in names:
+        options = sorted(
+            loader.get_group_options(name), key=lambda option: (option != first.get(name), option)
+        )
+        indent = " " * 14
+        lines.append(f"  {name:<12}{about.get(name, '')}".rstrip())
+        lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(lines)

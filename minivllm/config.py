@@ -1,0 +1,295 @@
+"""From overrides to one checked, plain dictionary: the only way to configure anything.
+
+The command line, sweeps, presets and `LLM(...)` all end in `finish()`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from minivllm.errors import BadInput
+from minivllm.explain import explain, is_config_error, nearest, omegaconf_line
+from minivllm.options import GROUPS, OPTIONS, MeasureOptions, RootOptions, RuntimeOptions, option
+
+__all__ = [
+    "GROUPS",
+    "OPTIONS",
+    "TARGETLESS",
+    "build",
+    "compose",
+    "conf_dir",
+    "finish",
+    "load",
+    "option",
+    "validate",
+]
+
+# Groups whose options are plain settings and name no class.
+TARGETLESS: dict[str, type] = {"runtime": RuntimeOptions, "measure": MeasureOptions}
+
+
+def conf_dir() -> Path:
+    """The folder of option files: inside the installed package, or beside it in a source checkout."""
+    package = Path(__file__).resolve().parent
+    return next(c for c in (package / "conf", package.parent / "conf") if (c / "config.yaml").exists())
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Compose, resolve and check a configuration from Python.
+
+    Args:
+        overrides: as on the command line, e.g. ["model=tiny", "cache.block_size=32"].
+        config_dir: a further folder of option files, as `--config-dir`.
+
+    Returns:
+        The resolved configuration: each group a dictionary with `_target_` and its knobs, the
+        plain settings, and `choices`, the name of the option chosen in each group.
+
+    Raises:
+        BadInput: an override or a value is wrong.
+    """
+    try:
+        loaded = load(overrides, config_dir)
+    except Exception as error:
+        if not is_config_error(error):
+            raise
+        raise explain(error, overrides, lambda chosen: load(chosen, config_dir)) from error
+    return finish(loaded)
+
+
+def load(overrides: Sequence[str], config_dir: str | Path | None = None) -> DictConfig:
+    """Compose alone, with Hydra's own node; whatever Hydra raises comes through."""
+    extra = [] if config_dir is None else [_search_path(config_dir)]
+    with _hydra():
+        return hydra_compose("config", [*extra, *overrides], return_hydra_config=True)
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra's override grammar reads it back, whatever characters are in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _search_path(config_dir: str | Path) -> str:
+    """The override that adds a folder of option files."""
+    folder = Path(config_dir).expanduser().resolve()
+    if not folder.is_dir():
+        raise BadInput(f"config directory {str(config_dir)!r} not found")
+    return f"hydra.searchpath=[{quoted(f'file://{folder}')}]"
+
+
+@contextlib.contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose API, also from within a Hydra application, whose own state is put back afterwards."""
+    shared, config = GlobalHydra.instance(), HydraConfig.instance()
+    running, cfg = shared.hydra, config.cfg
+    shared.clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), job_name="minivllm", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
+        HydraConfig.instance().cfg = cfg
+
+
+def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Resolve what Hydra composed into plain data, check it and fill in defaults.
+
+    Args:
+        cfg: the composed configuration, with or without Hydra's own node.
+        choices: group -> option; read from Hydra's node where not given.
+
+    Raises:
+        BadInput: a value is missing or wrong.
+    """
+    if choices is None:
+        choices = OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
+    chosen = {str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)}
+    names = {group: chosen[group] for group in [*GROUPS, *chosen] if group in chosen}
+    job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    try:
+        plain = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise BadInput(omegaconf_line(error)) from error
+    assert isinstance(plain, dict)
+    return validate({str(key): value for key, value in plain.items()}, names)
+
+
+# ---- validation
+
+
+def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[str, Any]:
+    """Check a plain configuration against the option dataclasses and fill in defaults.
+
+    Options whose `_target_` is not in OPTIONS are a user's own and pass as they are.
+
+    Raises:
+        BadInput: names the key, the group and the nearest valid name.
+    """
+    groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
+    rest = {key: value for key, value in config.items() if key not in groups and key != "choices"}
+    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions))]
+    checked: dict[str, Any] = {}
+    for group in GROUPS:
+        if not isinstance(groups.get(group), dict):
+            raise BadInput(
+                f"{group}={groups.get(group)!r}: choose an option, e.g. {group}={_some_option(group)}"
+            )
+    for group, node in groups.items():
+        checked[group] = _check_group(group, node, choices.get(group))
+    root = _check(RootOptions, rest, "", None, known)
+    return {**checked, **root, "choices": dict(choices)}
+
+
+def _check_group(group: str, node: Any, choice: str | None) -> Any:
+    if group not in GROUPS:
+        return node  # a group of the user's own, from a folder of theirs
+    owner = f"{group}={choice}" if choice else group
+    if group in TARGETLESS:
+        return _check(TARGETLESS[group], node, group, owner)
+    target = node.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise BadInput(f"{group}._target_={target!r}: {owner} must name its class, e.g. my_package.MyClass")
+    if target not in OPTIONS:
+        return dict(node)
+    knobs = {name: value for name, value in node.items() if name != "_target_"}
+    return {"_target_": target, **_check(OPTIONS[target], knobs, group, owner)}
+
+
+def _check(
+    cls: type, node: Any, path: str, owner: str | None, known: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The knobs of one dataclass, converted and complete; nested dataclasses likewise."""
+    if not isinstance(node, dict):
+        raise BadInput(f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=...")
+    hints, values = get_type_hints(cls), {}
+    names = [item.name for item in fields(cls)]
+    prefix = f"{path}." if path else ""
+    for name, value in node.items():
+        if name not in names:
+            what = f"no such option of {owner}" if owner else "no such setting"
+            raise BadInput(f"{prefix}{name}: {what}; {nearest(str(name), known or names)}")
+        if is_dataclass(hints[name]):
+            nested = hints[name]
+            assert isinstance(nested, type)
+            values[name] = nested(**_check(nested, value, f"{prefix}{name}", f"{prefix}{name}"))
+        else:
+            try:
+                values[name] = _convert(value, hints[name])
+            except TypeError as error:
+                raise BadInput(f"{prefix}{name}={value!r} must be {error}") from None
+    for item in fields(cls):
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
+            raise BadInput(f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=...")
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """`value` as the type that `hint` names, without guessing; TypeError says what is wanted."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for arm in args:
+            with contextlib.suppress(TypeError):
+                return _convert(value, arm)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in args):
+            return value
+    elif origin in (list, tuple):
+        items = value if isinstance(value, list | tuple) else [value]
+        with contextlib.suppress(TypeError):
+            return origin(_convert(item, args[0]) for item in items)
+    elif origin is dict or hint is dict:
+        if isinstance(value, dict):
+            return value
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif hint is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif hint is Any or type(value) is hint:
+        return value
+    raise TypeError(_describe(hint))
+
+
+def _describe(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(arm) for arm in args)
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in args)
+    if origin in (list, tuple):
+        return f"a list, each {_describe(args[0])}"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    return names.get(hint, "a dictionary")
+
+
+def _some_option(group: str) -> str:
+    return next((path.stem for path in sorted((conf_dir() / group).glob("*.yaml"))), "...")
+
+
+# ---- building
+
+
+def build(node: Mapping[str, Any], /, **runtime: Any) -> Any:
+    """Import the class (or function) that an option names in `_target_` and call it with its knobs.
+
+    Args:
+        node: one group of a resolved configuration.
+        runtime: arguments that are not configuration, e.g. the device.
+
+    Raises:
+        BadInput: there is no such class, or it does not take these knobs.
+    """
+    target = str(node.get("_target_"))
+    knobs = {str(name): value for name, value in node.items() if name != "_target_"}
+    factory = _import(target)
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{target} cannot be built from options: {error}") from error
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in named]
+    for name in [] if open_ended else [*knobs, *runtime]:
+        if name not in names:
+            what = "is passed by minivllm" if name in runtime else "is set"
+            raise BadInput(f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}")
+    given = {**knobs, **runtime}
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise BadInput(
+            f"{target} needs {', '.join(missing)}: set it in its option file or on the command line"
+        )
+    return factory(**given)
+
+
+def _import(target: str) -> Any:
+    module_name, _, attribute = target.rpartition(".")
+    if not module_name:
+        raise BadInput(f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(
+            f"cannot import {target} ({error}); is its package installed or on PYTHONPATH?"
+        ) from error
+    if not callable(factory := getattr(module, attribute, None)):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise BadInput(f"{module_name} has no class {attribute}; {nearest(attribute, public)}")
+    return factory

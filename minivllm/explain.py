@@ -1,0 +1,156 @@
+"""What Hydra and OmegaConf complain about, said in one line that names what to write instead."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from minivllm.errors import BadInput
+from minivllm.options import GROUPS
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the nearest valid one, or all of them."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose from {', '.join(valid)}" if valid else "it has none"
+
+
+def is_config_error(error: Exception) -> bool:
+    """Whether Hydra, OmegaConf or the YAML reader raised this: then a configuration is wrong, not the program.
+
+    Hydra raises plain ValueError and others too, so the place counts, not the type.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4")
+
+
+def explain(
+    error: Exception, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]
+) -> BadInput:
+    """The user's mistake behind an exception of Hydra or OmegaConf.
+
+    Args:
+        error: what was raised when the overrides were composed.
+        overrides: the overrides of the command.
+        load: composes a configuration from overrides; called to find out which names would have been valid.
+    """
+    if isinstance(error, OverrideParseException):
+        reason = str(error).split("\n")[0]
+        return BadInput(
+            f"{error.override!r} is no override ({reason}); write key=value, and quote what has special characters"
+        )
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    message = str(error)
+    if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
+        return _unknown_key(found[1], overrides, load)
+    if found := re.match(r"Ambiguous value for argument '(.*)'", message):
+        return BadInput(
+            f"{found[1]}: several values; add -m to sweep over them, or write a list as key=[a,b]"
+        )
+    if found := re.match(r"Sweep parameters '(.*)' requires", message):
+        return BadInput(f"{found[1]}: several values; add -m to sweep over them")
+    if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
+        return BadInput(f"{found[1]} exists already: write {found[1]}=... without the +")
+    if message.startswith("Config group override must be a string"):
+        return BadInput(f"{_group_without_option(overrides)}: a group takes the name of one of its options")
+    if found := re.match(r"Error merging override (.*)", message):
+        return BadInput(f"{found[1]}: {omegaconf_line(error.__cause__ or error)}")
+    if isinstance(error, ConfigCompositionException) and error.__cause__ is not None and not message:
+        return BadInput(omegaconf_line(error.__cause__))
+    return BadInput(omegaconf_line(error))
+
+
+def omegaconf_line(error: BaseException) -> str:
+    """An exception of OmegaConf (or any other) in one line, without the parts that only its authors need."""
+    key = getattr(error, "full_key", None)
+    if isinstance(error, MissingMandatoryValue) and key:
+        return f"{key} is missing: give it a value, {key}=..."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not re.match(r"(full_key|object_type|reference_type|See http)", line)]
+    text = "; ".join(line.rstrip(".") for line in kept) or type(error).__name__
+    if isinstance(error, InterpolationResolutionError) and key and key not in text:
+        return f"{key}: {text}"
+    return text
+
+
+def _missing_option(error: MissingConfigException) -> BadInput:
+    wanted = error.missing_cfg_file or ""
+    if "/" not in wanted or error.options is None:
+        return BadInput(str(error).split("\n")[0])
+    group, name = wanted.rsplit("/", 1)
+    options = sorted(error.options)
+    if not options:
+        return BadInput(f"{group}={name}: there is no group {group}")
+    hint = nearest(name, options)
+    listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
+    return BadInput(f"{group}={name}: no such option; {hint}{listed}")
+
+
+def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]) -> BadInput:
+    """`key` exists neither as a group nor as a setting: find the first part that is wrong."""
+    parsed = {text: _parse(text) for text in overrides}
+    others = {
+        text: found.key_or_group
+        for text, found in parsed.items()
+        if found is not None and found.key_or_group != key and not found.is_sweep_override()
+    }
+    config: DictConfig | None = None
+    for attempt in (list(others), [text for text, group in others.items() if group in GROUPS], []):
+        with contextlib.suppress(Exception):  # whatever else is wrong is told once this is right
+            config = load(attempt)
+            break
+    if config is None:
+        return BadInput(f"{key}: no such setting")
+    choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
+    node, seen = config, ""
+    for part in key.split("."):
+        names = (
+            [str(name) for name in node if str(name) not in ("hydra", "_target_")]
+            if OmegaConf.is_dict(node)
+            else []
+        )
+        if part not in names:
+            if key.startswith("hydra."):
+                return BadInput(f"{key}: Hydra has no such setting; see --hydra-help, or --cfg hydra")
+            if not seen:
+                names += ["preset"]
+            owner = f"{seen}={choices[seen]}" if choices.get(seen) else seen
+            where = f"no such option of {owner}" if seen else "no such group or setting"
+            return BadInput(f"{key}: {where}; {nearest(part, names)}")
+        seen = f"{seen}.{part}" if seen else part
+        node = node[part]
+    return BadInput(f"{key}: cannot be set")
+
+
+def _group_without_option(overrides: Sequence[str]) -> str:
+    """The override that gives a group something that cannot be an option's name."""
+    for text in overrides:
+        found = _parse(text)
+        if found is not None and found.key_or_group in GROUPS and not isinstance(found.value(), str):
+            return text
+    return " ".join(overrides)
+
+
+def _parse(override: str) -> Override | None:
+    with contextlib.suppress(HydraException):
+        return OverridesParser.create().parse_override(override)
+    return None

@@ -1,0 +1,238 @@
+"""LLM: the Python face of the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from minivllm.assembly import build_engine
+from minivllm.config import compose, conf_dir, quoted
+from minivllm.engine.engine import TokenOutput
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Prompt = str | list[int]
+
+
+@dataclass
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str | None = None  # None without a tokenizer
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
+    finish_reason: str | None = None  # "stop" | "length" | "abort"
+
+
+@dataclass
+class RequestMetrics:
+    """Times of one prompt, in seconds from the call."""
+
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its completions."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, float]] | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """One token of a streamed completion."""
+
+    token_id: int
+    text: str
+    finish_reason: str | None
+
+
+class LLM:
+    """Generate with one model and one engine configuration.
+
+        with LLM("tiny", quant="int8", overrides=["cache.block_size=32"]) as llm:
+            print(llm.generate("def main():", SamplingParams(max_tokens=32))[0].outputs[0].text)
+
+    Args:
+        model: a name from conf/model, a checkpoint folder or a hub id.
+        device: "auto", "cpu" or "cuda".
+        overrides: Hydra overrides, as on the command line.
+        config_dir: a further folder of option files.
+        groups: any other config group by name: quant, attention, cache, batching, ...
+
+    Raises:
+        BadInput: an option or the checkpoint is wrong.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+        config_dir: str | Path | None = None,
+        **groups: str,
+    ) -> None:
+        own = config_dir is not None and (Path(config_dir) / "model" / f"{model}.yaml").is_file()
+        if own or (conf_dir() / "model" / f"{model}.yaml").is_file():
+            chosen = [f"model={model}"]
+        else:
+            chosen = ["model=hf", f"model.path={quoted(model)}"]
+        chosen += [f"{group}={option}" for group, option in groups.items()]
+        config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
+        self._start(config)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> LLM:
+        """An LLM of a configuration that is already composed."""
+        llm = cls.__new__(cls)
+        llm._start(config)
+        return llm
+
+    def _start(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.engine = build_engine(config)
+        self.tokenizer = self.engine.tokenizer
+        self._counter = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; they run together as the batching policy allows.
+
+        Args:
+            prompts: texts or lists of token ids.
+            params: one for all, or one a prompt; None takes the configuration's `decoding`.
+
+        Returns:
+            One output a prompt, in order.
+
+        Raises:
+            BadInput: a prompt cannot be served; nothing is generated then.
+        """
+        batch = self._as_batch(prompts)
+        if isinstance(params, Sequence):
+            if len(params) != len(batch):
+                raise BadInput(
+                    f"{len(batch)} prompts and {len(params)} SamplingParams; give one, or one a prompt"
+                )
+            chosen = list(params)
+        else:
+            chosen = [params or self.default_params] * len(batch)
+        started = time.perf_counter()
+        results: list[RequestOutput] = []
+        owners: dict[str, tuple[RequestOutput, CompletionOutput]] = {}
+        try:
+            for prompt, one in zip(batch, chosen, strict=True):
+                ids = self.encode(prompt)
+                result = RequestOutput(prompt if isinstance(prompt, str) else None, ids, [])
+                results.append(result)
+                for index in range(one.n):
+                    own = (
+                        one
+                        if index == 0
+                        else replace(one, seed=None if one.seed is None else one.seed + index)
+                    )
+                    completion = CompletionOutput(
+                        index,
+                        text=None if self.tokenizer is None else "",
+                        logprobs=None if one.logprobs is None else [],
+                    )
+                    result.outputs.append(completion)
+                    owners[self._submit(ids, own)] = (result, completion)
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    self._collect(output, *owners[output.request.request_id], started)
+        finally:
+            self.engine.abort_all()
+            for request_id, (result, _) in owners.items():
+                result.prompt_logprobs = self.engine.prompt_logprobs.pop(request_id, result.prompt_logprobs)
+        return results
+
+    @staticmethod
+    def _collect(
+        output: TokenOutput, result: RequestOutput, completion: CompletionOutput, started: float
+    ) -> None:
+        elapsed = time.perf_counter() - started
+        completion.token_ids.append(output.token_id)
+        if completion.text is not None:
+            completion.text += output.text
+        if completion.logprobs is not None and output.logprobs is not None:
+            completion.logprobs.append(output.logprobs)
+        completion.finish_reason = output.finish_reason
+        if result.metrics.first_token_s is None:
+            result.metrics.first_token_s = elapsed
+        result.metrics.finished_s = elapsed
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+        """Complete one prompt, a piece a token; closing the iterator ends the request."""
+        request_id = self._submit(self.encode(prompt), params or self.default_params)
+        try:
+            finished = False
+            while not finished:
+                for output in self.engine.step():
+                    if output.request.request_id == request_id:
+                        finished = output.finish_reason is not None
+                        yield StreamPiece(output.token_id, output.text, output.finish_reason)
+        finally:
+            self.engine.abort(request_id)
+
+    def logits(self, prompt: Prompt) -> Tensor:
+        """Logits of every position: float32 [tokens, vocab]."""
+        return self.engine.logits(self.encode(prompt))
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The decoding parameters of the configuration."""
+        return SamplingParams(**{k: v for k, v in self.config["decoding"].items() if k != "_target_"})
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            BadInput: it is text and the checkpoint has no tokenizer.
+        """
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise BadInput("this checkpoint has no tokenizer.json: give token ids instead of text")
+        return self.tokenizer.encode(prompt)
+
+    def _submit(self, ids: list[int], params: SamplingParams) -> str:
+        request_id = str(self._counter)
+        self._counter += 1
+        self.engine.add_request(request_id, ids, params)
+        return request_id
+
+    @staticmethod
+    def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            return [prompts]  # type: ignore[list-item]
+        return list(prompts)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Release model and cache. The LLM cannot be used afterwards."""
+        del self.engine
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

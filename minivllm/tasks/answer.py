@@ -1,0 +1,123 @@
+"""One streamed answer in the terminal: shown as it comes, timed, and stoppable with Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from minivllm.engine.params import SamplingParams
+from minivllm.llm import LLM, Prompt, StreamPiece
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+@dataclass
+class Answer:
+    """What was said, and how fast.
+
+    `text` leaves out thinking blocks; `ttft_s` and `finished_s` are seconds from the request.
+    """
+
+    text: str = ""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    ttft_s: float | None = None
+    finished_s: float = 0.0
+    finish_reason: str = "abort"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first one by the time they took; None with fewer than two."""
+        if self.ttft_s is None or self.num_tokens < 2 or self.finished_s <= self.ttft_s:
+            return None
+        return (self.num_tokens - 1) / (self.finished_s - self.ttft_s)
+
+    def summary(self) -> str:
+        """One line: prompt, output, TTFT, tokens/s, and why it ended."""
+        parts = [f"{self.num_prompt_tokens} prompt tokens", f"{self.num_tokens} output tokens"]
+        if self.ttft_s is not None:
+            parts.append(f"TTFT {self.ttft_s * 1e3:.0f} ms")
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        reasons = {"abort": "stopped", "length": "length limit reached"}
+        if self.finish_reason in reasons:
+            parts.append(reasons[self.finish_reason])
+        return " · ".join(parts)
+
+
+def split_thinking(pieces: Iterable[str], thinking: bool = False) -> Iterator[tuple[bool, str]]:
+    """Tell thinking from speaking in streamed text: (is it thought?, text), without the tags.
+
+    A tag may be split over pieces, so what could be the beginning of one waits for the next piece.
+
+    Args:
+        pieces: the text as it comes.
+        thinking: whether the text begins inside a block (some templates open it in the prompt).
+    """
+    held = ""
+    for piece in pieces:
+        held += piece
+        while held:
+            tag = THINK_CLOSE if thinking else THINK_OPEN
+            position = held.find(tag)
+            if position >= 0:
+                if position:
+                    yield thinking, held[:position]
+                held, thinking = held[position + len(tag) :], not thinking
+                continue
+            keep = next(
+                (n for n in range(min(len(tag) - 1, len(held)), 0, -1) if tag.startswith(held[-n:])), 0
+            )
+            if len(held) > keep:
+                yield thinking, held[: len(held) - keep]
+            held = held[len(held) - keep :]
+            break
+    if held:
+        yield thinking, held
+
+
+def stream_answer(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    show: Callable[[bool, str], None],
+    thinking: bool = False,
+) -> Answer:
+    """Stream one completion; Ctrl-C ends it and leaves what was said so far.
+
+    Args:
+        llm: generates.
+        prompt: text or token ids.
+        params: how to decode.
+        show: called with (is it thought?, text) as it comes.
+        thinking: whether the answer begins inside a thinking block.
+
+    Raises:
+        BadInput: the prompt cannot be served.
+    """
+    ids = llm.encode(prompt)
+    answer = Answer(num_prompt_tokens=len(ids))
+    begin = time.perf_counter()
+    pieces = llm.stream(ids, params)
+
+    def texts(source: Iterator[StreamPiece]) -> Iterator[str]:
+        for piece in source:
+            answer.finished_s = time.perf_counter() - begin
+            answer.ttft_s = answer.ttft_s or answer.finished_s
+            answer.num_tokens += 1
+            answer.finish_reason = piece.finish_reason or "abort"
+            yield piece.text
+
+    said: list[str] = []
+    try:
+        for is_thought, text in split_thinking(texts(pieces), thinking):
+            if not is_thought:
+                said.append(text)
+            show(is_thought, text)
+    except KeyboardInterrupt:
+        answer.finish_reason = "abort"
+    finally:
+        pieces.close()  # type: ignore[attr-defined]  # a generator: closing it aborts the request
+    answer.text = "".join(said)
+    return answer

@@ -1,0 +1,213 @@
+"""task=chat: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.engine.params import SamplingParams
+    from minivllm.llm import LLM
+    from minivllm.tasks.answer import Answer
+
+HELP = """\
+/reset              forget the conversation
+/system [text]      show or set the system prompt (and start anew)
+/params [k=v ...]   show or change decoding parameters, e.g. /params temperature=0.2 max_tokens=64
+/stats              what has been generated so far, and how fast
+/help               this list
+/exit               leave (also Ctrl-D)
+Ctrl-C stops an answer."""
+
+
+class Chat:
+    """The conversation and its commands, apart from the terminal.
+
+    With a base model (one without a chat template) every line is completed as it stands.
+
+    Args:
+        llm: generates.
+        write: shows text as it is.
+        note: shows a line about the conversation.
+        system: the system prompt, or None.
+        show_thinking: whether thinking blocks are shown.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        write: Callable[[bool, str], None],
+        note: Callable[[str], None],
+        system: str | None = None,
+        show_thinking: bool = True,
+    ) -> None:
+        self.llm = llm
+        self.write = write
+        self.note = note
+        self.system = system
+        self.show_thinking = show_thinking
+        self.params: SamplingParams = llm.default_params
+        self.messages: list[dict[str, str]] = []
+        self.answers: list[Answer] = []
+        self.is_base = llm.tokenizer is None or llm.tokenizer.chat_template is None
+
+    def handle(self, line: str) -> bool:
+        """React to one line of the user's; False when the conversation is over."""
+        command, _, rest = line.partition(" ")
+        actions: dict[str, Callable[[str], None]] = {
+            "/reset": self._reset,
+            "/system": self._set_system,
+            "/params": self._set_params,
+            "/stats": self._show_stats,
+            "/help": lambda _: self.note(HELP),
+        }
+        if command == "/exit":
+            return False
+        if not line.strip():
+            return True
+        try:
+            if command in actions:
+                actions[command](rest.strip())
+            elif command.startswith("/") and not self.is_base:
+                self.note(f"unknown command {command}\n{HELP}")
+            else:
+                self._answer(line)
+        except BadInput as error:
+            self.note(f"error: {error}")
+        return True
+
+    def _answer(self, line: str) -> None:
+        from minivllm.tasks.answer import THINK_OPEN, stream_answer
+
+        assert self.llm.tokenizer is not None
+        user = {"role": "user", "content": line}
+        if self.is_base:
+            prompt = self.llm.tokenizer.encode(line)
+            begins_thinking = False
+            self.write(False, line)
+        else:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = self.llm.tokenizer.render_chat([*system, *self.messages, user])
+            begins_thinking = self.llm.tokenizer.decode(prompt[-4:]).rstrip().endswith(THINK_OPEN)
+
+        def show(is_thought: bool, text: str) -> None:
+            if self.show_thinking or not is_thought:
+                self.write(is_thought, text)
+
+        answer = stream_answer(self.llm, prompt, self.params, show, begins_thinking)
+        self.write(False, "\n")
+        if not self.is_base:
+            self.messages += [user, {"role": "assistant", "content": answer.text.strip()}]
+        self.answers.append(answer)
+        self.note(answer.summary())
+
+    def _reset(self, _: str) -> None:
+        self.messages.clear()
+        self.note("the conversation is forgotten")
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self.system = text
+            self.messages.clear()
+        self.note(f"system prompt: {self.system or '(none)'}")
+
+    def _set_params(self, text: str) -> None:
+        import yaml
+
+        known = {item.name for item in fields(self.params)}
+        changes: dict[str, Any] = {}
+        for part in text.split():
+            name, sign, value = part.partition("=")
+            if not sign or name not in known:
+                raise BadInput(
+                    f"/params {part}: write name=value with a name from {', '.join(sorted(known))}"
+                )
+            changes[name] = yaml.safe_load(value)
+        try:
+            self.params = replace(self.params, **changes)
+        except TypeError as error:
+            raise BadInput(f"/params {text}: {error}") from error
+        defaults = type(self.params)()
+        shown = [f"max_tokens={self.params.max_tokens}", f"temperature={self.params.temperature}"] + [
+            f"{name}={getattr(self.params, name)}"
+            for name in sorted(known - {"max_tokens", "temperature"})
+            if getattr(self.params, name) != getattr(defaults, name)
+        ]
+        self.note("  ".join(shown))
+
+    def _show_stats(self, _: str) -> None:
+        if not self.answers:
+            self.note("nothing has been generated yet")
+            return
+        tokens = sum(answer.num_tokens for answer in self.answers)
+        seconds = sum(answer.finished_s for answer in self.answers)
+        cache = self.llm.engine.cache.pool
+        self.note(
+            f"{len(self.answers)} answers, {tokens} tokens in {seconds:.1f} s of generating; KV cache of "
+            f"{cache.num_usable} blocks, {cache.num_used} in use; weights {self.llm.engine.loaded.weight_bytes / 1e6:.0f} MB"
+        )
+
+
+def run(config: dict[str, Any]) -> int:
+    """Talk until /exit or the end of the input; lines may also be piped in.
+
+    Returns:
+        Exit code 0.
+
+    Raises:
+        BadInput: the model has random weights or no tokenizer, or cannot be loaded.
+    """
+    if config["model"].get("weights") == "random":
+        raise BadInput("model.weights=random has nothing to say: chat needs trained weights")
+    from rich.console import Console
+    from rich.text import Text
+
+    from minivllm.llm import LLM  # imports torch, so only now
+
+    console = Console(highlight=False)
+
+    def write(is_thought: bool, text: str) -> None:
+        console.print(Text(text, style="dim italic" if is_thought else ""), end="", soft_wrap=True)
+
+    def note(text: str) -> None:
+        console.print(Text(text, style="dim"), soft_wrap=True)
+
+    task = config["task"]
+    with LLM.from_config(config) as llm:
+        for warning in llm.engine.loaded.warnings:
+            note(f"warning: {warning}")
+        if llm.tokenizer is None:
+            raise BadInput("this checkpoint has no tokenizer: it cannot chat")
+        chat = Chat(llm, write, note, task["system"], task["thinking"] == "show")
+        name = config["choices"].get("model") or config["model"].get("path")
+        if chat.is_base:
+            note(
+                f"{name} is a base model without a chat template: it completes what you type. /help lists commands."
+            )
+        else:
+            note(f"Talking to {name}. /help lists commands.")
+        for line in _lines():
+            if not chat.handle(line):
+                break
+    return 0
+
+
+def _lines() -> Any:
+    """Lines from the terminal, with history and editing, or from a pipe."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    from prompt_toolkit import PromptSession
+
+    session: PromptSession[str] = PromptSession()
+    while True:
+        try:
+            yield session.prompt("> ")
+        except KeyboardInterrupt:
+            continue  # clears the line; Ctrl-D or /exit leaves
+        except EOFError:
+            return

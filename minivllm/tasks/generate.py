@@ -1,0 +1,44 @@
+"""task=generate: stream the completion of one prompt, or of standard input."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from minivllm.errors import BadInput
+
+
+def run(config: dict[str, Any]) -> int:
+    """Complete `task.prompt`; the text goes to stdout, everything else to stderr.
+
+    Returns:
+        Exit code: 0, or 130 if interrupted.
+
+    Raises:
+        BadInput: there is no prompt, or it cannot be served.
+    """
+    prompt = config["task"]["prompt"]
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise BadInput("no prompt: give task.prompt='...', or pipe text into standard input")
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise BadInput("the prompt is empty: give task.prompt='...', or pipe text into standard input")
+
+    from minivllm.llm import LLM  # imports torch, so only now
+    from minivllm.tasks.answer import stream_answer
+
+    def show(is_thought: bool, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    with LLM.from_config(config) as llm:
+        for warning in llm.engine.loaded.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if llm.tokenizer is None:
+            raise BadInput("this checkpoint has no tokenizer: it cannot complete text")
+        show(False, prompt)
+        answer = stream_answer(llm, prompt, llm.default_params, show)
+    print()
+    print(answer.summary(), file=sys.stderr)
+    return 130 if answer.finish_reason == "abort" else 0

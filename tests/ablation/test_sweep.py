@@ -1,0 +1,273 @@
+"""Sweeps: what is measured, what is skipped, what is left behind; a stand-in measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from minivllm.ablation.preview import estimate
+from minivllm.bench import storage
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.record import Failure, Record
+from minivllm.bench.records import read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = ["-m", "cache.block_size=8,16", "batching=sequential,continuous", "sweep.name=mine"]
+Cli = Callable[..., Any]
+
+
+class Bench:
+    """Stands in for minivllm.tasks.bench: records every measurement of its job, without measuring."""
+
+    def __init__(self) -> None:
+        self.jobs: list[list[Measurement]] = []
+        self.statuses: dict[str, str] = {}  # arm -> status, where not ok
+        self.fault: BaseException | None = None  # raised in the second job
+
+    @property
+    def arms(self) -> list[str]:
+        return sorted(m.arm for job in self.jobs for m in job)
+
+    def run(self, config: dict[str, Any]) -> int:
+        plan = json.loads(Path(config["sweep"]["plan"]).read_text())
+        job = [Measurement.from_dict(item) for item in plan["jobs"][config["sweep"]["job"]]]
+        self.jobs.append(job)
+        if self.fault is not None and len(self.jobs) == 2:
+            raise self.fault
+        for m in job:
+            status = self.statuses.get(m.arm, "ok")
+            record = Record(m.run_id, m.cell_id, m.sweep, m.arm, m.block, status, m.config)
+            record.metrics.output_tokens_per_s = 100.0
+            record.metrics.duration_s = 30.0
+            if status != "ok":
+                record.error = Failure("Error", "it broke")
+            storage.write_record(m.path, record, config=m.config)
+        return int(any(self.statuses.get(m.arm, "ok") != "ok" for m in job))
+
+
+def quick_report(source: Path, out_dir: Path) -> Path:
+    """A report without plots, which take seconds."""
+    assert list(source.glob("*/record.json"))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "index.html").write_text("report")
+    return out_dir / "index.html"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    stand_in = Bench()
+    monkeypatch.setattr("minivllm.tasks.bench.run", stand_in.run)
+    monkeypatch.setattr("minivllm.report.build_report", quick_report)
+    return stand_in
+
+
+@pytest.fixture
+def sweep(cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path) -> Cli:
+    """Run a command with a model that needs no files."""
+    plug_in("model", "mine", "_target_: my_models.load\npath: nowhere\n")
+    return lambda *argv: cli(f"--config-dir={user_dir / 'conf'}", "model=mine", *argv)
+
+
+def records() -> dict[str, dict[str, Any]]:
+    return {record["arm"]: record for record in read_records("runs/mine")}
+
+
+def test_every_arm_is_measured_and_reported(sweep: Cli, bench: Bench) -> None:
+    done = sweep(*SWEEP)
+    assert done.code == 0, done.err
+    assert sorted(records()) == bench.arms
+    assert len(bench.jobs) == 4
+    record = records()["cache.block_size=8 batching=sequential"]
+    assert record["config"]["cache"]["block_size"] == 8
+    assert record["config"]["choices"]["batching"] == "sequential"
+    assert "report: reports/mine/index.html" in done.out
+    assert Path("reports/mine/index.html").exists()
+
+
+def test_arms_that_share_an_engine_share_a_job(sweep: Cli, bench: Bench) -> None:
+    assert sweep("-m", "workload.num_requests=4,8", "cache.block_size=8,16", "measure.repeats=3").code == 0
+    assert len(bench.jobs) == 2
+    for job in bench.jobs:
+        assert len({m.config["cache"]["block_size"] for m in job}) == 1
+        assert {m.config["workload"]["num_requests"] for m in job} == {4, 8}
+        assert sorted(m.block for m in job) == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_same_command_resumes(sweep: Cli, bench: Bench) -> None:
+    sweep("-m", "cache.block_size=8", "sweep.name=mine")
+    before = (Path("runs/mine")).glob("*/record.json")
+    stamps = {path: path.stat().st_mtime_ns for path in before}
+    done = sweep("-m", "cache.block_size=8", "sweep.name=mine")
+    assert done.code == 0 and "1 of 1 recorded already, skipped" in done.out
+    assert len(bench.jobs) == 1
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_only_what_is_missing_is_measured(sweep: Cli, bench: Bench) -> None:
+    sweep(*SWEEP)
+    gone = next(Path("runs/mine").glob("*/record.json"))
+    arm = json.loads(gone.read_text())["arm"]
+    gone.unlink()
+    bench.jobs.clear()
+    done = sweep(*SWEEP)
+    assert done.code == 0 and "3 of 4 recorded already, skipped" in done.out
+    assert bench.arms == [arm]
+    assert len(records()) == 4
+
+
+def test_without_a_name_the_definition_is_the_name(sweep: Cli, bench: Bench) -> None:
+    sweep("-m", "cache.block_size=8,16")
+    sweep("-m", "cache.block_size=16,8", "sweep.retry=failed")
+    assert len(bench.jobs) == 2
+    assert len([path for path in Path("runs").iterdir() if path.is_dir()]) == 1
+
+
+def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench: Bench) -> None:
+    arm = "cache.block_size=8 batching=sequential"
+    bench.statuses = {arm: "oom"}
+    assert sweep(*SWEEP).code == 1
+    assert records()[arm]["status"] == "oom" and len(records()) == 4
+    bench.statuses = {}
+    bench.jobs.clear()
+    done = sweep(*SWEEP)
+    assert done.code == 1 and bench.jobs == [] and "4 of 4 recorded already, skipped" in done.out
+    assert sweep(*SWEEP, "sweep.retry=failed").code == 0
+    assert bench.arms == [arm] and records()[arm]["status"] == "ok"
+
+
+def test_fresh_measures_everything_anew(sweep: Cli, bench: Bench) -> None:
+    sweep(*SWEEP)
+    bench.jobs.clear()
+    done = sweep(*SWEEP, "sweep.fresh=true")
+    assert done.code == 0 and len(bench.arms) == 4 and "skipped" not in done.out
+
+
+def test_an_arm_that_cannot_be_composed_is_a_row(sweep: Cli, bench: Bench) -> None:
+    done = sweep("-m", "quant=bf16,nf5", "cache.block_size=8,0", "sweep.name=mine")
+    assert done.code == 1
+    assert bench.arms == ["quant=bf16 cache.block_size=8"]
+    assert {arm: record["status"] for arm, record in records().items()} == {
+        "quant=bf16 cache.block_size=8": "ok",
+        "quant=bf16 cache.block_size=0": "invalid",
+        "quant=nf5 cache.block_size=8": "invalid",
+        "quant=nf5 cache.block_size=0": "invalid",
+    }
+    message = records()["quant=nf5 cache.block_size=8"]["error"]["message"]
+    assert message.startswith("quant=nf5: no such option")
+    assert "cache.block_size=0 must be at least 1" in done.err
+    assert Path("reports/mine/index.html").exists()
+
+
+def test_an_arm_that_has_become_valid_loses_its_invalid_row(
+    sweep: Cli, bench: Bench, plug_in: Callable[[str, str, str], None]
+) -> None:
+    command = ["-m", "quant=bf16,later", "sweep.name=mine"]
+    assert sweep(*command).code == 1
+    plug_in("quant", "later", "_target_: my_quant.Later\n")
+    assert sweep(*command).code == 0
+    assert {record["status"] for record in read_records("runs/mine")} == {"ok"}
+    assert len(read_records("runs/mine")) == 2
+
+
+def test_a_workload_that_cannot_be_made_is_found_before_anything_runs(sweep: Cli, bench: Bench) -> None:
+    sweep("-m", "workload=smoke,file", "sweep.name=mine")
+    assert records()["workload=file"]["status"] == "invalid"
+    assert "workload.path" in records()["workload=file"]["error"]["message"]
+
+
+def test_dry_run_prints_the_plan_and_does_nothing(sweep: Cli, bench: Bench) -> None:
+    done = sweep(*SWEEP, "sweep.dry_run=true")
+    assert done.code == 0 and bench.jobs == [] and not Path("runs").exists()
+    assert "4 of 4 measurements to make in 4 jobs" in done.out and "unknown" in done.out
+    sweep("-m", "cache.block_size=8", "batching=sequential,continuous", "sweep.name=mine")
+    done = sweep("-m", "cache.block_size=8,16", "sweep.name=other", "sweep.dry_run=true")
+    assert "2 of 2 measurements to make" in done.out and "about 60 seconds (1 of them unknown" in done.out
+    assert not Path("runs/other").exists()
+
+
+def test_estimate_in_words() -> None:
+    assert estimate([], {"a": 1.0}) == "nothing left to do"
+    assert "unknown" in estimate(["b"], {"a": 1.0})
+    assert estimate(["a", "a"], {"a": 40.0}) == "about 80 seconds"
+    assert (
+        estimate(["a", "b"], {"a": 300.0})
+        == "about 10 minutes (1 of them unknown, taken as the mean of the others)"
+    )
+
+
+def test_a_job_that_raises_does_not_end_the_sweep(sweep: Cli, bench: Bench) -> None:
+    bench.fault = RuntimeError("a bug in the bench")
+    done = sweep(*SWEEP)
+    assert done.code == 1 and "a bug in the bench" in done.err
+    assert len(bench.jobs) == 4 and len(records()) == 3
+    assert Path("reports/mine/index.html").exists()
+
+
+def test_interrupted_sweep_reports_what_there_is_and_resumes(sweep: Cli, bench: Bench) -> None:
+    bench.fault = KeyboardInterrupt()
+    done = sweep(*SWEEP)
+    assert done.code == 130 and len(bench.jobs) == 2 and len(records()) == 1
+    assert Path("reports/mine/index.html").exists()
+    bench.fault = None
+    assert sweep(*SWEEP).code == 0
+    assert len(bench.jobs) == 2 + 3 and len(records()) == 4
+
+
+def test_a_report_that_cannot_be_built_fails_the_sweep_but_not_the_records(
+    sweep: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(source: object, out_dir: object) -> Path:
+        raise OSError("no space")
+
+    monkeypatch.setattr("minivllm.report.build_report", broken)
+    done = sweep(*SWEEP)
+    assert done.code == 1 and "the report could not be built" in done.err and len(records()) == 4
+
+
+def test_two_processes_do_not_measure_one_sweep(sweep: Cli, bench: Bench) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    with filelock.FileLock("runs/mine/.lock"):
+        done = sweep(*SWEEP)
+    assert done.code == 2 and "running in another process" in done.err and bench.jobs == []
+
+
+def test_the_plan_is_on_disk(sweep: Cli, bench: Bench) -> None:
+    sweep("-m", "cache.block_size=8,16", "sweep.name=mine")
+    plan = json.loads(Path("runs/mine/plan.json").read_text())
+    assert plan["name"] == "mine"
+    assert [arm[0] for arm in plan["definition"]["arms"]] == ["cache.block_size=8", "cache.block_size=16"]
+    assert [len(job) for job in plan["jobs"]] == [1, 1]
+
+
+def test_hydras_basic_sweeper_can_still_be_chosen(sweep: Cli) -> None:
+    done = sweep("-m", "hydra/sweeper=basic", "task=report", "runs=[a],[b]")
+    assert done.code == 2 and done.err.count("error: ") == 2
+    assert not list(Path().rglob("plan.json"))
+
+
+@pytest.mark.slow
+def test_real_workers_faults_and_resume(
+    sweep: Cli, plug_in: Callable[[str, str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The whole path but the engine, which goes wrong in chosen ways."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr("minivllm.bench.supervisor.tempfile.tempdir", str(tmp_path))
+    plug_in("engine", "faulty", "_target_: tests.bench.faulty.FaultyEngine\nfault: null\n")
+    command = ["-m", "engine=faulty", "engine.fault=null,raise,kill", "sweep.name=mine"]
+    command += ["measure.roofline=false", "workload.num_requests=4", "runtime.device=cpu"]
+    done = sweep(*command)
+    assert done.code == 1
+    assert {arm: record["status"] for arm, record in records().items()} == {
+        "engine.fault=null": "ok",
+        "engine.fault=raise": "error",
+        "engine.fault=kill": "crashed",
+    }
+    assert Path("reports/mine/index.html").exists() and Path("reports/mine/throughput.png").exists()
+    stamps = {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")}
+    assert "3 of 3 recorded already, skipped" in sweep(*command).out
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps

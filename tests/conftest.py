@@ -1,0 +1,79 @@
+"""What all tests share: no network, a GPU only where asked for, and a command line that runs in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # models here are too small for threads to help
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU; torch is only imported to find out if there are any."""
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@dataclass
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Result]]:
+    """Run a command in this process, in an empty folder of its own."""
+    from minivllm.cli import main
+
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(*argv: str) -> Result:
+        capsys.readouterr()
+        code = main(list(argv))
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield run
+    root.handlers[:], root.level = handlers, level  # Hydra's --info leaves a handler on a captured stream
+
+
+@pytest.fixture
+def user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's own package on the path, with option files beside it: <user_dir>/conf is for --config-dir."""
+    (tmp_path / "user" / "conf").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "user"))
+    return tmp_path / "user"
+
+
+@pytest.fixture
+def plug_in(user_dir: Path) -> Callable[[str, str, str], None]:
+    """Write one option file of the user's."""
+
+    def write(group: str, name: str, text: str) -> None:
+        path = user_dir / "conf" / group / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    return write

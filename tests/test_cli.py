@@ -1,0 +1,241 @@
+"""The command line: exit codes, one-line errors, help without torch, sweeps of plain tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm import config
+from minivllm.cli import _verbatim
+
+ROOT = Path(__file__).resolve().parents[1]
+Cli = Callable[..., Any]
+
+TASKS = """
+import json, os, sys
+
+def echo(config):
+    print(json.dumps({"model": config["choices"]["model"], "block_size": config["cache"]["block_size"]}))
+    return 0
+
+def answer(config):
+    return config["task"]["code"]
+
+def bad_input(config):
+    from minivllm.errors import BadInput
+    raise BadInput("prompt is longer\\nthan the context")
+
+def bug(config):
+    raise ValueError("a bug")
+
+def interrupted(config):
+    raise KeyboardInterrupt
+
+def torchless(config):
+    return 1 if "torch" in sys.modules else 0
+"""
+
+
+@pytest.fixture
+def tasks(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> str:
+    """Tasks of the user's own; returns the flag that makes them known."""
+    (user_dir / "my_tasks.py").write_text(TASKS)
+    for name in ("echo", "bad_input", "bug", "interrupted", "torchless"):
+        plug_in("task", name, f"_target_: my_tasks.{name}\n")
+    plug_in("task", "answer", "_target_: my_tasks.answer\ncode: 0\n")
+    return f"--config-dir={user_dir / 'conf'}"
+
+
+def test_a_task_gets_the_checked_configuration(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "task=echo", "cache.block_size=32")
+    assert done.code == 0 and done.err == ""
+    assert done.out == '{"model": "tiny", "block_size": 32}\n'
+    assert os.listdir() == []  # Hydra leaves no folder and no log
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_exit_code_is_the_tasks(cli: Cli, tasks: str, code: int) -> None:
+    assert cli(tasks, "task=answer", f"task.code={code}").code == code
+
+
+def test_bad_input_in_a_task_is_one_line(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "task=bad_input")
+    assert (done.code, done.err) == (2, "error: prompt is longer than the context\n")
+
+
+def test_a_bug_has_its_traceback(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "task=bug")
+    assert done.code == 1 and "Traceback" in done.err and "ValueError: a bug" in done.err
+
+
+@pytest.mark.parametrize("flags", [[], ["-m"]])
+def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
+    assert cli(tasks, *flags, "task=interrupted").code == 130
+    assert cli(tasks, *flags, "task=answer", "task.code=130").code == 130
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["cache.blok_size=3"], "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
+        (["-m", "cache.blok_size=3,4"], "did you mean block_size?"),
+        (["quant=nf5"], "quant=nf5: no such option; did you mean nf4?"),
+        (["-m", "quant=nf5"], "quant=nf5: no such option; did you mean nf4?"),
+        (["-m", "quant=nf5,nf6"], "none of the 2 arms is valid"),
+        (["-m", "cache.block_size=interval(1,3)"], "a sweep takes a list, range(...) or glob(...)"),
+        (["-m", "quant=glob(zz*)"], "matches nothing to sweep over"),
+        (["quan=nf4"], "did you mean quant?"),
+        (["cache.block_size=0"], "cache.block_size=0 must be at least 1"),
+        (["cache.block_size=4,8"], "add -m to sweep"),
+        (["cache.block_size=[4"], "is no override"),
+        (["hydra/launcher=nowhere"], "hydra/launcher=nowhere: no such option"),
+        (["--config-dir=/no/such/folder"], "'/no/such/folder' not found"),
+        (["--config-name=nothing"], "nothing"),
+        (["--cfg=job", "--run"], "Only one of"),
+        (["task=report"], "runs is empty"),
+        (["task=report", "runs=[nowhere]"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, argv: list[str], message: str) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and message in done.err
+    assert os.listdir() == []  # nothing half-written
+
+
+def test_unknown_flag_is_refused(cli: Cli) -> None:
+    done = cli("--frsh")
+    assert done.code == 2 and "unrecognized arguments: --frsh" in done.err
+
+
+def test_full_errors_on_request(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    done = cli("quant=nf5")
+    assert (
+        done.code == 2
+        and "Traceback" in done.err
+        and done.err.splitlines()[-1].startswith("error: quant=nf5")
+    )
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+def test_environment_and_arguments_are_put_back(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = list(sys.argv)
+    cli("quant=nf5")
+    assert "HYDRA_FULL_ERROR" not in os.environ and sys.argv == before
+
+
+def test_hydras_own_commands_keep_working(cli: Cli, tasks: str) -> None:
+    shown = cli(tasks, "cache=contiguous", "--cfg", "job", "--package", "cache")
+    assert shown.code == 0 and "num_sequences: null" in shown.out
+    assert cli("--cfg", "job", "--package", "nothing").code == 2
+    assert "preset/none" in cli("--info", "defaults").out
+    assert "complete" in cli("-sc", "install=bash").out
+    assert "hydra/sweeper: basic, plan" in cli("--hydra-help").out
+
+
+def test_shell_completion(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "python run.py cache=p"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert "cache=paged" in cli("-sc", "query=bash").out
+
+
+def test_help_lists_groups_and_options_also_the_users(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "--help")
+    assert done.code == 0
+    for group in config.GROUPS:
+        assert f"  {group} " in done.out
+        for path in (config.conf_dir() / group).glob("*.yaml"):
+            assert path.stem in done.out
+    assert "torchless" in done.out
+    assert "bench, answer" in done.out  # the default first
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["quant=nf5"], ["task=torchless"]])
+def test_no_torch_and_quick(tasks: str, user_dir: Path, tmp_path: Path, argv: list[str]) -> None:
+    script = (
+        "import sys; from minivllm.cli import main; code = main();"
+        "print([m for m in ('torch', 'transformers', 'pandas', 'matplotlib') if m in sys.modules]); sys.exit(code)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", script, tasks, *argv],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(user_dir)])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert done.returncode == (2 if argv == ["quant=nf5"] else 0)
+    assert time.perf_counter() - start < 4  # about half a second on an idle machine
+
+
+def test_run_py_works_from_any_folder(tasks: str, user_dir: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), tasks, "task=answer", "task.code=3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(user_dir)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_sweep_of_a_plain_task_runs_every_combination(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "-m", "task=echo", "cache.block_size=8,16", "cache.num_blocks=2,3")
+    assert (
+        done.code == 0 and done.out.count('"block_size": 8') == 2 and done.out.count('"block_size": 16') == 2
+    )
+
+
+def test_the_flag_of_a_sweep_may_come_anywhere(cli: Cli, tasks: str) -> None:
+    assert cli(tasks, "task=echo", "-m", "cache.block_size=8,16").out.count("block_size") == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["task=answer", "task.code=0,1,0"], 1),
+        (["task=answer,bug"], 1),
+        (["task=answer,bad_input"], 2),
+        (["task=answer", "cache.block_size=8,0"], 2),
+        (["task=bug,bad_input"], 1),
+    ],
+)
+def test_exit_code_of_a_plain_sweep(cli: Cli, tasks: str, argv: list[str], code: int) -> None:
+    assert cli(tasks, "-m", *argv).code == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(n):",
+        "Hello, world",
+        "it's",
+        "a\\",
+        "a\\'b",
+        "two\nlines",
+        "[1",
+        "2024",
+        'say "hi"',
+        "${x}",
+        '"',
+    ],
+)
+def test_prompts_need_no_quoting(text: str) -> None:
+    composed = config.compose(["task=generate", _verbatim(f"task.prompt={text}")])
+    assert composed["task"]["prompt"] == text
+
+
+def test_quoted_prompts_and_other_keys_are_left_alone() -> None:
+    for argument in ("task.prompt='a, b'", "task.prompt=null", "cache.block_size=1,2", "-m"):
+        assert _verbatim(argument) == argument

@@ -1,0 +1,154 @@
+"""Who may import whom, what must not cost torch, and how large the engine may grow."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "minivllm"
+
+INFERENCE = ("engine", "cache", "attention", "models", "quant", "speculative")
+OUTSIDE = (
+    *("hydra", "omegaconf", "fastapi", "uvicorn", "starlette", "httpx", "requests", "aiohttp", "pandas"),
+    *(f"minivllm.{name}" for name in ("bench", "peers", "ablation", "report", "serve", "tasks")),
+    *(f"minivllm.{name}" for name in ("cli", "config", "options", "explain", "assembly", "llm")),
+)
+HEAVY = ("torch", "transformers", "bitsandbytes", "triton")
+# folder (or file) -> what it must not import, not even inside a function
+FORBIDDEN = {
+    **dict.fromkeys(INFERENCE, OUTSIDE),
+    "report": (
+        *HEAVY,
+        "hydra",
+        *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config", "ablation")),
+    ),
+    "ablation": HEAVY,
+    "cli.py": HEAVY,
+    "config.py": HEAVY,
+    "options.py": (*HEAVY, "hydra"),
+    "explain.py": HEAVY,
+    "engine/scheduler.py": HEAVY,
+    "engine/batching.py": HEAVY,
+    "engine/request.py": HEAVY,
+    "cache/pool.py": HEAVY,
+    "bench/supervisor.py": HEAVY,
+    "bench/driver.py": (
+        *HEAVY,
+        *(f"minivllm.{name}" for name in ("engine.engine", "models", "cache", "attention")),
+    ),
+}
+# Imported in one fresh process that must not end up with torch.
+TORCH_FREE = (
+    "minivllm",
+    "minivllm.cli",
+    "minivllm.config",
+    "minivllm.engine.scheduler",
+    "minivllm.engine.params",
+    "minivllm.cache.pool",
+    "minivllm.cache.manager",
+    "minivllm.models.source",
+    "minivllm.models.config",
+    "minivllm.tasks.bench",
+    "minivllm.tasks.report",
+    "minivllm.bench.supervisor",
+    "minivllm.bench.driver",
+    "minivllm.bench.metrics",
+    "minivllm.bench.workloads",
+    "minivllm.bench.arrivals",
+    "minivllm.bench.records",
+    "minivllm.report",
+    "minivllm.ablation.sweep",
+    "minivllm.ablation.preview",
+    "hydra_plugins.minivllm_sweeper.plan_sweeper",
+)
+MOST_ENGINE_LINES = 4000
+MOST_FILE_LINES = 420
+
+
+def sources(place: str) -> list[Path]:
+    path = PACKAGE / place
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a file imports at run time, wherever in the file."""
+    tree = ast.parse(path.read_text())
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            skipped.update(inner for child in node.body for inner in ast.walk(child))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            module = node.module or ""
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+@pytest.mark.parametrize("place", [place for place in FORBIDDEN if (PACKAGE / place).exists()])
+def test_imports_stay_within_their_layer(place: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(place)
+        for line, name in imports(path)
+        if any(name == banned or name.startswith(f"{banned}.") for banned in FORBIDDEN[place])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_scan_sees_imports(tmp_path: Path) -> None:
+    file = tmp_path / "sample.py"
+    file.write_text(
+        "import torch.nn\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas\n"
+        "def f():\n    from minivllm.bench import driver\n"
+    )
+    assert [name for _, name in imports(file)] == [
+        "torch.nn",
+        "typing.TYPE_CHECKING",
+        "minivllm.bench.driver",
+    ]
+
+
+def test_what_plans_and_reports_never_loads_torch() -> None:
+    script = (
+        "import importlib, sys\n"
+        f"for name in {TORCH_FREE!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, f'{name} loads torch'\n"
+        "print('clean')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "clean\n", done.stderr
+
+
+def test_the_engine_stays_readable() -> None:
+    lines = {
+        path: len(path.read_text().splitlines())
+        for place in INFERENCE
+        if place != "speculative" and (PACKAGE / place).exists()
+        for path in sources(place)
+        if "kernels" not in path.parts
+    }
+    assert sum(lines.values()) <= MOST_ENGINE_LINES, "the inference engine is no longer small"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_files_stay_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_FILE_LINES

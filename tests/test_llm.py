@@ -1,0 +1,233 @@
+"""The engine against transformers, and every knob off against on (ladder 1 to 3 of the design)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minivllm import LLM, BadInput, SamplingParams
+from tests.reference import make_checkpoint
+
+PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A checkpoint folder and its transformers model, for each family."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, make_checkpoint(folder, request.param, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One checkpoint, for tests in which the family does not matter."""
+    folder = tmp_path_factory.mktemp("one")
+    make_checkpoint(folder, "qwen3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3: Path) -> Iterator[LLM]:
+    """An LLM with ample memory."""
+    with LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=200"]) as llm:
+        yield llm
+
+
+def tokens(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[list[int]]:
+    """Generated ids of each prompt."""
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+def reference_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    """transformers' greedy continuation, past any end-of-sequence token."""
+    model.generation_config.eos_token_id = None
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+def test_logits_equal_transformers(saved: tuple[Path, Any], attention: str, cache: str) -> None:
+    folder, model = saved
+    ids = PROMPTS[0] + PROMPTS[3]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    overrides = ["batching.max_num_batched_tokens=16"]  # through several chunks
+    with LLM(str(folder), quant="fp32", attention=attention, cache=cache, overrides=overrides) as llm:
+        torch.testing.assert_close(llm.logits(ids), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_greedy_tokens_equal_transformers(saved: tuple[Path, Any], attention: str) -> None:
+    folder, model = saved
+    expected = [reference_tokens(model, prompt, 24) for prompt in PROMPTS]
+    with LLM(str(folder), quant="fp32", attention=attention, overrides=["cache.num_blocks=200"]) as llm:
+        assert tokens(llm, PROMPTS, GREEDY) == expected
+
+
+def test_bf16_tokens_differ_from_transformers_only_at_near_ties(saved: tuple[Path, Any]) -> None:
+    folder, model = saved
+    half = type(model).from_pretrained(folder, dtype=torch.bfloat16)
+    with LLM(str(folder), overrides=["cache.num_blocks=200"]) as llm:
+        for prompt, ours in zip(PROMPTS, tokens(llm, PROMPTS, GREEDY), strict=True):
+            theirs = reference_tokens(half, prompt, 24)
+            parting = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+            if parting is None:
+                continue
+            with torch.no_grad():
+                logits = half(torch.tensor([prompt + ours[:parting]])).logits[0, -1].float()
+            gap = float(logits[theirs[parting]] - logits[ours[parting]])
+            # bf16 keeps 8 bits; the error of a logit adds up over the layers' sums.
+            assert abs(gap) <= 8 * 2**-8 * float(logits.abs().max()), (parting, gap)
+
+
+POLICIES: list[list[str]] = [
+    ["batching=continuous"],
+    ["batching=continuous", "batching.max_num_batched_tokens=8"],
+    ["batching=continuous", "batching.max_num_seqs=2"],
+    ["batching=continuous", "batching.chunked_prefill=false"],
+    ["batching=sequential"],
+    ["batching=sequential", "batching.max_num_batched_tokens=5"],
+]
+CACHES: list[list[str]] = [
+    ["cache=paged", "cache.num_blocks=200"],
+    ["cache=paged", "cache.num_blocks=200", "cache.block_size=1"],
+    ["cache=paged", "cache.num_blocks=25", "cache.block_size=3"],  # ends in preemption
+    ["cache=contiguous", "cache.num_sequences=2"],
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "cache"), list(itertools.product(POLICIES, CACHES)), ids=lambda overrides: " ".join(overrides)
+)
+def test_batching_and_cache_change_no_token(
+    plain: LLM, qwen3: Path, policy: list[str], cache: list[str]
+) -> None:
+    sampled = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
+    params = [GREEDY, sampled, GREEDY, sampled, sampled]
+    expected = [tokens(plain, [prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)]
+    with LLM(str(qwen3), quant="fp32", overrides=[*policy, *cache]) as llm:
+        assert tokens(llm, PROMPTS, params) == expected
+        assert tokens(llm, PROMPTS[::-1], params[::-1]) == expected[::-1]
+        if "cache.num_blocks=25" in cache and policy == POLICIES[0]:
+            assert llm.engine.scheduler.num_preemptions > 0
+        assert llm.engine.cache.pool.num_used == 0
+
+
+def test_two_runs_sample_alike_and_seeds_matter(qwen3: Path) -> None:
+    def run(seed: int | None) -> list[list[int]]:
+        with LLM(str(qwen3), quant="fp32") as llm:
+            params = SamplingParams(max_tokens=12, temperature=1.0, seed=seed, ignore_eos=True)
+            return tokens(llm, [[5], [5]], params)
+
+    first = run(None)
+    assert first == run(None)
+    assert first[0] != first[1], "requests without a seed must not share one"
+    fixed = run(3)
+    assert fixed[0] == fixed[1]
+    assert fixed != run(4)
+
+
+def test_parallel_samples_and_stream_agree_with_generate(plain: LLM) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=5, n=3, ignore_eos=True)
+    output = plain.generate([[5, 6]], params)[0]
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+    assert len({tuple(c.token_ids) for c in output.outputs}) == 3
+    one = SamplingParams(max_tokens=8, temperature=1.0, seed=5, ignore_eos=True)
+    pieces = list(plain.stream([5, 6], one))
+    assert [p.token_id for p in pieces] == output.outputs[0].token_ids
+    assert [p.finish_reason for p in pieces] == [None] * 7 + ["length"]
+
+
+def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:
+    stream = plain.stream([5, 6], GREEDY)
+    next(stream)
+    assert plain.engine.cache.pool.num_used > 0
+    stream.close()  # type: ignore[attr-defined]
+    assert plain.engine.cache.pool.num_used == 0
+    assert not plain.engine.has_unfinished
+
+
+def test_logprobs_and_prompt_logprobs_are_those_of_logits(plain: LLM) -> None:
+    prompt = PROMPTS[0]
+    params = SamplingParams(max_tokens=4, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    with_neighbour = plain.generate([prompt, [5]], [params, GREEDY])[0]
+    ids = prompt + with_neighbour.outputs[0].token_ids
+    expected = torch.log_softmax(plain.logits(ids), dim=-1)
+    assert with_neighbour.prompt_logprobs is not None
+    assert len(with_neighbour.prompt_logprobs) == len(prompt) - 1
+    for position, entry in enumerate(with_neighbour.prompt_logprobs):
+        assert entry[prompt[position + 1]] == pytest.approx(
+            float(expected[position, prompt[position + 1]]), abs=1e-4
+        )
+    logprobs = with_neighbour.outputs[0].logprobs
+    assert logprobs is not None
+    for step, entry in enumerate(logprobs):
+        row = expected[len(prompt) + step - 1]
+        assert entry[ids[len(prompt) + step]] == pytest.approx(float(row.max()), abs=1e-4)
+        assert len(entry) == 2
+
+
+def test_generation_ends_at_stop_tokens_and_the_end_of_the_context(plain: LLM) -> None:
+    free = tokens(plain, [[5]], GREEDY)[0]
+    stop = free[3]
+    first = free.index(stop)
+    stopped = plain.generate([[5]], SamplingParams(max_tokens=24, ignore_eos=True, stop_token_ids=(stop,)))[0]
+    assert stopped.outputs[0].token_ids == free[: first + 1]
+    assert stopped.outputs[0].finish_reason == "stop"
+    long = plain.generate([[5] * 250], SamplingParams(max_tokens=None, ignore_eos=True))[0]
+    assert len(long.outputs[0].token_ids) == plain.engine.max_model_len - 250
+    assert long.outputs[0].finish_reason == "length"
+
+
+def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
+    assert tokens(plain, [[5, 6]], GREEDY)[0] == plain.generate([5, 6], GREEDY)[0].outputs[0].token_ids
+    assert plain.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "complaint"),
+    [
+        ([[]], GREEDY, "empty prompt"),
+        ([[5] * 256], GREEDY, "raise model.max_model_len"),
+        ([[128]], GREEDY, r"must be in \[0, 128\)"),
+        (["text"], GREEDY, "no tokenizer"),
+        ([[5]], SamplingParams(stop=("x",)), "use stop_token_ids"),
+        ([[5], [6]], [GREEDY], "2 prompts and 1 SamplingParams"),
+    ],
+)
+def test_bad_requests_are_refused_and_leave_nothing(
+    plain: LLM, prompts: list[Any], params: Any, complaint: str
+) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        plain.generate([[5], *prompts] if not isinstance(params, list) else prompts, params)
+    assert not plain.engine.has_unfinished
+    assert plain.engine.cache.pool.num_used == 0
+
+
+def test_a_request_larger_than_the_cache_is_refused_at_once(qwen3: Path) -> None:
+    with (
+        LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=3"]) as llm,
+        pytest.raises(BadInput, match=r"KV cache holds 48: .*cache.num_blocks"),
+    ):
+        llm.generate([[5] * 40], SamplingParams(max_tokens=30))
+    with pytest.raises(BadInput, match=r"lower model\.max_model_len"):
+        LLM(str(qwen3), cache="contiguous", overrides=["cache.memory_fraction=1e-9"])
+
+
+def test_logits_refuses_what_it_cannot_do(plain: LLM) -> None:
+    with pytest.raises(BadInput, match="give 1 to 256"):
+        plain.logits([5] * 257)
+    stream = plain.stream([5, 6], GREEDY)
+    next(stream)
+    with pytest.raises(RuntimeError, match="finish or abort"):
+        plain.logits([5])
+    stream.close()  # type: ignore[attr-defined]
