@@ -1,0 +1,54 @@
+"""The ladder on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minivllm import LLM, SamplingParams
+from tests.reference import make_checkpoint
+
+pytestmark = pytest.mark.gpu
+PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2))]
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved small model of each family."""
+    path = tmp_path_factory.mktemp(request.param)
+    make_checkpoint(path, request.param)
+    return path
+
+
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits_equal_those_of_the_cpu(folder: Path, attention: str, cache: str) -> None:
+    with LLM(str(folder), device="cpu", quant="fp32") as llm:
+        expected = llm.logits(PROMPTS[0])
+    with LLM(str(folder), device="cuda", quant="fp32", attention=attention, cache=cache) as llm:
+        torch.testing.assert_close(llm.logits(PROMPTS[0]).cpu(), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("batching", ["continuous", "sequential"])
+def test_greedy_and_sampled_tokens_equal_those_of_the_cpu(folder: Path, batching: str) -> None:
+    sampled = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=3, ignore_eos=True)
+    results = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(folder), device=device, quant="fp32", batching=batching) as llm:
+            results.append(
+                [o.outputs[0].token_ids for p in (GREEDY, sampled) for o in llm.generate(PROMPTS, p)]
+            )
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("quant", ["bf16", "fp16", "int8", "int8_mixed", "nf4"])
+def test_every_precision_stays_near_float32(folder: Path, quant: str) -> None:
+    with LLM(str(folder), device="cuda", quant="fp32") as llm:
+        expected = torch.softmax(llm.logits(PROMPTS[0]), -1)
+    with LLM(str(folder), device="cuda", quant=quant) as llm:
+        got = torch.softmax(llm.logits(PROMPTS[0]), -1)
+    distance = float((got - expected).abs().sum(-1).mean()) / 2
+    assert distance < {"bf16": 0.05, "fp16": 0.02, "int8": 0.1, "int8_mixed": 0.15}.get(quant, 0.4)
