@@ -39,6 +39,7 @@ FORBIDDEN = {
     "engine/request.py": HEAVY,
     "cache/pool.py": HEAVY,
     "bench/supervisor.py": HEAVY,
+    "peers/honoured.py": HEAVY,
     "bench/driver.py": (
         *HEAVY,
         *(f"minivllm.{name}" for name in ("engine.engine", "models", "cache", "attention")),
@@ -64,6 +65,7 @@ TORCH_FREE = (
     "minivllm.bench.arrivals",
     "minivllm.bench.records",
     "minivllm.report",
+    "minivllm.peers.honoured",
     "minivllm.ablation.sweep",
     "minivllm.ablation.preview",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",

@@ -145,3 +145,8 @@ def test_cell_names_are_safe_in_a_file_system() -> None:
 def test_engine_id_ignores_the_load() -> None:
     assert identity.engine_id(changed("arrival.rate", 9)) == identity.engine_id(CONFIG)
     assert identity.engine_id(changed("cache.block_size", 9)) != identity.engine_id(CONFIG)
+
+
+def test_a_peer_is_not_named_after_our_batching() -> None:
+    choices = {"model": "qwen3", "quant": "bf16", "batching": "continuous", "engine": "transformers"}
+    assert identity.cell_name({"choices": choices}) == "qwen3-bf16-transformers"

@@ -1,0 +1,167 @@
+"""A transformers model for the same `model` node that this project's engine loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from minivllm.assembly import select_device
+from minivllm.bench.engine import EngineInfo
+from minivllm.bench.roofline import model_costs
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+from minivllm.models.loading import RandomWeights
+from minivllm.models.source import Source, resolve
+
+INSTALL = "pip install 'minivllm[peers]'"
+
+
+@dataclass
+class Pretrained:
+    """A loaded transformers model, ready to generate.
+
+    Its own generation config is blank, so that nothing of a checkpoint's generation_config.json (sampling, as
+    many have it) is mixed into what is asked.
+    """
+
+    model: Any
+    config: ModelConfig
+    source: Source
+    max_model_len: int
+    device: torch.device
+    dtype: str  # "bfloat16" | "float16" | "float32"
+
+    @property
+    def attn_implementation(self) -> str:
+        """The attention that transformers settled on."""
+        return str(self.model.config._attn_implementation)
+
+    def describe(self, name: str, load_s: float, max_num_seqs: int) -> EngineInfo:
+        """What the engine `name` around this model says of itself."""
+        config = self.config
+        parameters = list(self.model.parameters())  # tied weights once
+        count = sum(p.numel() for p in parameters)
+        size = sum(p.numel() * p.element_size() for p in parameters)
+        embedding: torch.Tensor = self.model.get_input_embeddings().weight
+        # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
+        idle = 0 if config.tie_word_embeddings else embedding.numel()
+        shape = {
+            "num_layers": config.num_layers,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+        }
+        linear = self._linear_parameters()
+        return EngineInfo(
+            name=name,
+            weights=self.source.weights,
+            fingerprint=self.source.fingerprint,
+            vocab_size=config.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=config.eos_token_ids,
+            max_num_seqs=max_num_seqs,
+            load_s=load_s,
+            memory={
+                "weights": size,
+                "weights_16bit": 2 * count,
+                "linear": sum(p.numel() * p.element_size() for p in linear),
+                "linear_16bit": 2 * sum(p.numel() for p in linear),
+                "kv_pool": None,  # transformers' cache grows with the batch
+            },
+            model=model_costs(
+                shape, count - idle, size - idle * embedding.element_size(), self.dtype, str(self.device)
+            ),
+            attention_backend=self.attn_implementation,
+            warnings=list(self.source.warnings),
+        )
+
+    def _linear_parameters(self) -> list[nn.Parameter]:
+        """Of the layers' linear layers alone, without the head."""
+        head = self.model.get_output_embeddings()
+        modules = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
+        return [parameter for module in modules for parameter in module.parameters()]
+
+
+def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
+    """Load the configuration's model with transformers.
+
+    Random weights are the very ones that this project's engine makes from the same seed.
+
+    Args:
+        config: the resolved configuration; `model`, the dtype of `quant` and `runtime` are used.
+        attn_implementation: as transformers names it.
+
+    Raises:
+        BadInput: transformers is missing, or the model, device or attention cannot be used.
+    """
+    transformers = import_transformers()
+    device = select_device(config["runtime"]["device"])
+    if config["runtime"]["threads"] is not None:
+        torch.set_num_threads(config["runtime"]["threads"])
+    node, dtype = config["model"], str(config["quant"]["dtype"])
+    _, source = resolve(node, allow_random=False)
+    sizes = ModelConfig.from_dict(source.config)
+    limit = sizes.max_position_embeddings
+    length = node.get("max_model_len") or limit
+    if length > limit:
+        raise BadInput(f"model.max_model_len={length} must be between 1 and the model's {limit}, or null")
+    options = {"dtype": getattr(torch, dtype), "attn_implementation": attn_implementation}
+    try:
+        if source.weights == "checkpoint":
+            model = _from_folder(transformers, source, device, options)
+        else:
+            model = _random(transformers, source, device, options, node.get("seed") or 0)
+    except (ImportError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"transformers cannot load this model with attn_implementation={attn_implementation}: {line}"
+        ) from error
+    model.generation_config = transformers.GenerationConfig()
+    return Pretrained(model.eval(), sizes, source, length, device, dtype)
+
+
+def import_transformers() -> Any:
+    """The library, told not to draw progress bars into the log. Raises BadInput where it is missing."""
+    try:
+        import transformers
+        from transformers.utils import logging
+    except ImportError as error:
+        raise BadInput(f"engine=transformers needs transformers ({error}): {INSTALL}") from error
+    logging.disable_progress_bar()
+    return transformers
+
+
+def _from_folder(transformers: Any, source: Source, device: torch.device, options: dict[str, Any]) -> Any:
+    if device.type != "cpu":
+        if find_spec("accelerate") is None:
+            raise BadInput(f"engine=transformers needs accelerate to load onto {device}: {INSTALL}")
+        options = {**options, "device_map": {"": device}}  # straight there, never whole on the host
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        source.folder, local_files_only=True, use_safetensors=True, **options
+    )
+
+
+def _random(
+    transformers: Any, source: Source, device: torch.device, options: dict[str, Any], seed: int
+) -> Any:
+    """The architecture with random weights, made on its device in its dtype."""
+    from transformers.initialization import no_init_weights
+
+    architecture = str(source.config["architectures"][0])
+    if not hasattr(transformers, architecture):
+        raise BadInput(f"this version of transformers has no {architecture}: {INSTALL} --upgrade")
+    # A published config.json may lack model_type, which the model's class tells, too.
+    config = getattr(transformers, architecture).config_class.from_dict(source.config)
+    # On the device itself and not on the meta device: the rotary tables are computed here and must be real.
+    with device, no_init_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
+    model.tie_weights()
+    weights = RandomWeights(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            weights.fill(name, parameter)
+    return model
