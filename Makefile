@@ -1,0 +1,40 @@
+# make run     the main job on the embedded model (the environment is made on first use)
+# make test    every test
+# make check   lint, format, types
+# make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUNS ?= $(shell ls -t runs 2>/dev/null | grep -v '^workloads$$' | head -n 1)
+
+.PHONY: run test check report install clean
+.DEFAULT_GOAL := run
+
+run: install
+	$(BIN)/python run.py
+
+test: install
+	$(BIN)/python -m pytest -q
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+report: install
+	$(BIN)/python run.py task=report 'runs=[$(subst $() ,$(,),$(strip $(RUNS)))]'
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV); the first time takes a few minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]' --constraint constraints.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
+
+, := ,
