@@ -21,6 +21,7 @@ from minivllm.explain import explain, is_config_error
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=")
 _exit_code = 0
+_withheld: list[str] = []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     # Hydra's parser takes overrides in one piece; people write -m among them.
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
-    sys.argv = [saved_argv[0] if argv is None else "minivllm", *map(_verbatim, given)]
+    sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
     try:
         return _run()
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, debug)
     except Exception as error:
         if is_config_error(error):
-            return _complain(_explained(error, sys.argv[1:]), debug)
+            return _complain(_explained(error, [*sys.argv[1:], *_withheld]), debug)
         traceback.print_exc()
         return 1
     finally:
@@ -79,6 +80,11 @@ def job(cfg: DictConfig) -> int:
     return code
 
 
+def sweep_overrides() -> list[str]:
+    """The overrides of a sweep that Hydra has not been told of; see `_withhold`."""
+    return list(_withheld)
+
+
 def note_exit_code(code: int) -> None:
     """Set the exit code of the command; the sweeper, which comes last, has the last word."""
     global _exit_code
@@ -93,6 +99,22 @@ def _run() -> int:
     except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
         return 2 if error.code == 1 else int(error.code or 0)
     return _exit_code
+
+
+def _withhold(arguments: list[str]) -> list[str]:
+    """The arguments for Hydra: of a sweep with our sweeper, only flags and Hydra's own settings.
+
+    Hydra composes what does not vary on the default of what does before any sweeper is asked, and would
+    refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
+    arm by itself, so it takes the overrides from here.
+    """
+    _withheld.clear()
+    overrides = get_args_parser().parse_known_args(arguments)[0].overrides
+    other_sweeper = any(argument.startswith("hydra/sweeper=") for argument in overrides)
+    if not {"-m", "--multirun"} & set(arguments) or other_sweeper:
+        return arguments
+    _withheld.extend(argument for argument in overrides if not argument.lstrip("+~").startswith("hydra"))
+    return [argument for argument in arguments if argument not in _withheld]
 
 
 def _verbatim(argument: str) -> str:

@@ -1,6 +1,6 @@
 """Train minivllm's embedded model from scratch on the Python standard library.
 
-    python scripts/train_tiny.py --minutes 90 --output minivllm/assets/tiny
+    python scripts/train_tiny.py --minutes 95 --output minivllm/assets/tiny
 
 Everything it reads is on the machine already: the `.py` files of the running interpreter's
 standard library (PSF licence). It trains a byte-level BPE tokenizer and a small Qwen3-architecture
@@ -455,7 +455,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=90.0, help="training time")
+    parser.add_argument("--minutes", type=float, default=95.0, help="training time")
     parser.add_argument("--output", type=Path, default=Path("minivllm/assets/tiny"), help="folder to write")
     parser.add_argument("--batch-tokens", type=int, default=8_192, help="tokens a step")
     parser.add_argument("--seed", type=int, default=0)

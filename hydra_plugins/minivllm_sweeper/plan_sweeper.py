@@ -43,11 +43,13 @@ class PlanSweeper(Sweeper):
         """Run the sweep that these overrides describe; its exit code goes to the command line."""
         from minivllm.ablation.plan import product
         from minivllm.ablation.sweep import run_sweep
-        from minivllm.cli import note_exit_code
+        from minivllm.cli import note_exit_code, sweep_overrides
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
         loader, master, launcher = self.hydra_context.config_loader, self.config, self.launcher
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(
+            [*arguments, *sweep_overrides()]
+        )
 
         def load(overrides: Sequence[str]) -> DictConfig:
             return loader.load_sweep_config(master, list(overrides))

@@ -42,7 +42,7 @@ def show_plan(plan: Plan) -> None:
     todo = [m.cell_id for job in plan.jobs for m in job]
     console.print(
         f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make"
-        f" in {len(plan.jobs)} jobs; {estimate(todo, durations)}",
+        f" in {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}; {estimate(todo, durations)}",
         highlight=False,
         soft_wrap=True,
     )

@@ -23,7 +23,7 @@ def write_failure(
     facts: dict[str, Any] | None = None,
     rows: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Write the record of a measurement that gave no result; the sweeper uses it for cells that never ran.
+    """Write the record of a measurement that gave no result.
 
     Args:
         measurement: what was to be measured; its directory is made if need be.

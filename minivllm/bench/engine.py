@@ -55,7 +55,7 @@ class BenchEngine(Protocol):
 
     def steps(self) -> list[dict[str, Any]]:
         """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens, context_tokens,
-        waiting, kv_blocks_used, kv_blocks_total, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
+        waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted, kv_slots_allocated, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache": {...}}."""

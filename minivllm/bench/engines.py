@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -44,12 +45,15 @@ class MinivllmEngine:
 
     def __init__(self, config: dict[str, Any]) -> None:
         begin = time.monotonic()
-        self._config = config
         self.engine: Engine = build_engine(config)
         self._steps: list[StepTimed] = []
         self._started: dict[str, float] = {}
         self.engine.events.subscribe(self._listen)
         self._base = self._counters()
+        kinds = Counter(type(m).__name__ for m in self.engine.loaded.model.modules() if not any(m.children()))
+        self._kernels = ", ".join(
+            f"{count} {kind}" for kind, count in kinds.items() if kind.endswith("Linear")
+        )
         self.info = self._describe(time.monotonic() - begin)
 
     def _describe(self, load_s: float) -> EngineInfo:
@@ -138,7 +142,8 @@ class MinivllmEngine:
         batches = [step.num_requests for step in self._steps]
         return {
             "quant": {
-                "method": str(self._config["choices"]["quant"]),
+                "kernels": self._kernels,
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },

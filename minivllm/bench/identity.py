@@ -34,7 +34,6 @@ NEUTRAL_MEASURE = frozenset(
         "slo",
         "price",
         "roofline",
-        "energy",
         "memory_limit_gb",
         "telemetry_interval_s",
     )
@@ -133,7 +132,9 @@ def run_id(cell: str, device: str, arm: str, block: int) -> str:
 def cell_name(config: dict[str, Any]) -> str:
     """A readable name that is safe in a file system, such as "qwen3-nf4-continuous"."""
     choices = {group: str(option) for group, option in (config.get("choices") or {}).items() if option}
-    peer = choices.get("engine", "minivllm") != "minivllm"  # batches as it does; the option says nothing of it
+    peer = (
+        choices.get("engine", "minivllm") != "minivllm"
+    )  # batches as it does; the option says nothing of it
     always = [group for group in NAMED_ALWAYS if not (peer and group == "batching")]
     words = [choices[group] for group in always if group in choices]
     words += [choices[g] for g, usual in NAMED_IF_CHANGED.items() if choices.get(g, usual) != usual]

@@ -107,7 +107,7 @@ class Roofline:
 
 @dataclass
 class Breakdown:
-    """Mean milliseconds a step, by phase, and the share of harness events in the window."""
+    """Mean milliseconds a step, by phase."""
 
     steps: int = 0
     schedule_ms: float | None = None

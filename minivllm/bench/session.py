@@ -118,6 +118,13 @@ class Session:
         torch = sys.modules.get("torch")
         return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
 
+    def _cache_bytes(self) -> int | None:
+        """Bytes of the last cache before the memory that the engine computes from."""
+        device, torch = self._device(), sys.modules.get("torch")
+        if device.startswith("cuda") and torch is not None:
+            return int(torch.cuda.get_device_properties(device).L2_cache_size)
+        return last_level_cache()
+
     def measure(self, measurement: Measurement) -> Result:
         """Make one measurement.
 
@@ -167,7 +174,7 @@ class Session:
             metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
             memory=self._memory(steps),
             energy=energy,
-            roofline=usage(info.model, steps, self._limits, last_level_cache()),
+            roofline=usage(info.model, steps, self._limits, self._cache_bytes()),
             breakdown=breakdown(steps),
             liveness=engine.liveness(),
         )

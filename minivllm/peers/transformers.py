@@ -152,7 +152,6 @@ class TransformersEngine:
         self._loaded = load(config, attn_implementation)
         self._tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._batch_size = batch_size
-        self._method = str((config.get("choices") or {}).get("quant") or config["quant"]["dtype"])
         self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)
         self.info.warnings.append(STEP_NOTE)
         self._eos = frozenset(self.info.eos_token_ids)
@@ -296,7 +295,11 @@ class TransformersEngine:
         linear = self.info.memory["linear"] or 0
         return {
             "engine": counts,
-            "quant": {"method": self._method, "layers_quantised": 0.0, "linear_bytes": float(linear)},
+            "quant": {
+                "dtype": str(self.info.model["dtype"]),
+                "layers_quantised": 0.0,
+                "linear_bytes": float(linear),
+            },
             "attention": {
                 "kernel": self._loaded.attn_implementation,
                 "steps": float(len(self.step_rows)),

@@ -82,7 +82,7 @@ def stream_answer(
     prompt: Prompt,
     params: SamplingParams,
     show: Callable[[bool, str], None],
-    thinking: bool = False,
+    thinking: bool | None = None,
 ) -> Answer:
     """Stream one completion; Ctrl-C ends it and leaves what was said so far.
 
@@ -91,7 +91,7 @@ def stream_answer(
         prompt: text or token ids.
         params: how to decode.
         show: called with (is it thought?, text) as it comes.
-        thinking: whether the answer begins inside a thinking block.
+        thinking: whether the answer begins inside a thinking block; None shows all text as it is, tags too.
 
     Raises:
         BadInput: the prompt cannot be served.
@@ -111,7 +111,8 @@ def stream_answer(
 
     said: list[str] = []
     try:
-        for is_thought, text in split_thinking(texts(pieces), thinking):
+        plain = ((False, text) for text in texts(pieces))
+        for is_thought, text in plain if thinking is None else split_thinking(texts(pieces), thinking):
             if not is_thought:
                 said.append(text)
             show(is_thought, text)

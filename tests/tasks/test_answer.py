@@ -55,7 +55,7 @@ def test_an_unclosed_tag_is_text() -> None:
 def test_answer_leaves_out_thoughts_and_counts_all_tokens() -> None:
     shown: list[tuple[bool, str]] = []
     llm = FakeLLM(["<think>", "hm", "</think>", "yes", "!"])
-    answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: shown.append((t, s)))  # type: ignore[arg-type]
+    answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: shown.append((t, s)), False)  # type: ignore[arg-type]
     assert shown == [(True, "hm"), (False, "yes"), (False, "!")]
     assert (answer.text, answer.num_tokens, answer.num_prompt_tokens) == ("yes!", 5, 3)
     assert answer.finish_reason == "stop"

@@ -1,0 +1,212 @@
+"""The documentation keeps its word: links lead somewhere, commands compose, nothing that exists is left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from minivllm import config
+from minivllm.ablation.plan import product
+from minivllm.bench import metrics, record
+from minivllm.bench.driver import RequestTrace
+from minivllm.bench.gpu import NullGpu
+from minivllm.bench.provenance import provenance
+from minivllm.bench.telemetry import Telemetry
+from minivllm.cli import _verbatim
+from minivllm.engine.events import StepTimed
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if page.exists()]
+LAUNCHER = "hydra/launcher="  # an extra that need not be installed here
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
+# Knobs that have one legal value until what they ask for is built.
+NOT_BUILT = {"beam_width", "priority", "deadline_ms"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def lines(page: Path) -> Iterator[tuple[bool, str]]:
+    """Every line of a page, and whether it is code (fenced or indented)."""
+    fenced = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        else:
+            yield fenced or line.startswith(("    ", "\t")), line
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks in a language."""
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def section(page: Path, heading: str) -> str:
+    """What follows a heading, up to the next one."""
+    found = re.search(
+        rf"^#+ {heading}\n(.*?)(?=^#|\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert found, f"{page.name} has no section {heading}"
+    return found[1]
+
+
+# ---- links
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    titles = [line.lstrip("#").strip() for code, line in lines(page) if not code and line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for code, line in lines(page):
+        for target in [] if code else re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", line)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            place = (page.parent / name).resolve() if name else page
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                broken.append(target)
+    assert not broken
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in DOCS.glob("*.md") if f"({page.name})" not in index] == ["README.md"]
+
+
+# ---- commands
+
+
+def words(line: str) -> list[str]:
+    """A command's words, up to a pipe or a redirection; assignments before it left out."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    found: list[str] = []
+    for word in lexer:
+        if set(word) <= set("|&;<>()"):
+            break
+        if found or not re.fullmatch(r"[A-Z_]+=.*", word):
+            found.append(word)
+    return found
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each `python run.py ...` in a page's code that has no --flag."""
+    code = "\n".join(line.strip() for is_code, line in lines(page) if is_code).replace("\\\n", " ")
+    found = [words(line) for line in code.splitlines() if re.search(r"(^|\s)python run\.py\b", line)]
+    arguments = [command[2:] for command in found if command[:2] == ["python", "run.py"]]
+    return [given for given in arguments if not any(re.match(r"--|-[^m]", word) for word in given)]
+
+
+@each_page
+def test_commands_compose(page: Path) -> None:
+    for command in commands(page):
+        overrides = [_verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)]
+        if "-m" not in command:
+            config.compose(overrides)
+            continue
+        with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            sweep = product(OverridesParser.create(config_loader=loader).parse_overrides(overrides))
+        for arm in sweep.arms:
+            config.compose([*arm.overrides, *sweep.settings])
+
+
+def test_commands_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "python run.py not=code\n\n    python run.py -m quant=nf4,int8 \\\n        name=x  # why\n\n"
+        "```\nHF_HOME=x python run.py task.prompt='a | b' > out\npython run.py --help\n$ python run.py a=b\n```\n"
+    )
+    assert commands(page) == [["-m", "quant=nf4,int8", "name=x"], ["task.prompt=a | b"]]
+
+
+# ---- configuration
+
+
+def test_every_option_and_knob_is_described() -> None:
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    missing = []
+    for folder in (*(config.conf_dir() / group for group in config.GROUPS), config.conf_dir() / "preset"):
+        for file in folder.glob("*.yaml"):
+            if f"`{file.stem}`" not in text and f"`{folder.name}={file.stem}`" not in text:
+                missing.append(f"{folder.name}={file.stem}")
+    for cls in {*config.OPTIONS.values(), *config.TARGETLESS.values()}:
+        missing += [f"{cls.__name__}.{f.name}" for f in fields(cls) if f"`{f.name}`" not in text]
+    assert [name for name in missing if name.partition(".")[2] not in NOT_BUILT] == []
+
+
+def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
+    import torch
+
+    source = next(block for block in blocks(DOCS / "configuration.md", "python") if "class Float8" in block)
+    (option,) = blocks(DOCS / "configuration.md", "yaml")
+    (user_dir / "conf" / "quant").mkdir()
+    (user_dir / "my_quant.py").write_text(source)
+    (user_dir / "conf" / "quant" / "float8.yaml").write_text(option)
+    composed = config.compose(["quant=float8", "quant.skip=[down_proj]"], user_dir / "conf")
+    method = config.build(composed["quant"])
+    assert method.quantizes("layers.0.qkv_proj") and not method.quantizes("layers.0.down_proj")
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(size, generator=generator).bfloat16() for size in ((48, 64), (48,), (3, 64))
+    )
+    packed, wanted = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
+    assert (packed(x).double() - wanted).norm() / wanted.norm() < 0.04
+    assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
+
+
+# ---- records
+
+
+def described(hint: Any) -> str:
+    """A type as the tables of docs/records.md write it."""
+    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(described(arm) for arm in get_args(hint))
+    if get_origin(hint) is list:
+        return f"list of {described(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return "object"
+    return hint.__name__ if is_dataclass(hint) else plain[hint]
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in vars(record).values() if isinstance(cls, type) and is_dataclass(cls)]
+)
+def test_the_schema_in_the_docs_is_the_one_in_the_code(cls: type) -> None:
+    rows = ROW.findall(section(DOCS / "records.md", cls.__name__))
+    written = [(name, re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", kind)) for name, kind in rows]
+    hints = get_type_hints(cls)
+    assert written == [(field.name, described(hints[field.name])) for field in fields(cls)]
+
+
+def test_statuses_and_provenance_are_described() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", section(DOCS / "records.md", "Statuses"), re.MULTILINE)
+    assert sorted(rows) == sorted([*record.STATUSES, "status"])
+    names = [name for name, _ in ROW.findall(section(DOCS / "records.md", "Provenance"))]
+    assert names == list(provenance({"runtime": {"device": "cpu"}}, "code"))
+
+
+def test_the_columns_of_the_tables_are_described() -> None:
+    text = section(DOCS / "records.md", "The tables beside it") + section(DOCS / "records.md", "Breakdown")
+    columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *(f.name for f in fields(StepTimed))]
+    columns += Telemetry(os.getpid(), NullGpu()).sample() or {}
+    assert [name for name in columns if f"`{name}`" not in text] == []
