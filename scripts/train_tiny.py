@@ -21,6 +21,7 @@ import math
 import platform
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -273,12 +274,17 @@ class TinyModel(nn.Module):
                 scale = 0.02 / math.sqrt(2 * shape.num_hidden_layers) if residual else 0.02
                 nn.init.normal_(parameter, std=scale)
 
-    def hidden_states(self, ids: Tensor, skip: frozenset[int] = frozenset()) -> list[Tensor]:
-        """Residual stream after every layer; layers in `skip` pass their input through."""
+    def hidden_states(
+        self, ids: Tensor, skip: frozenset[int] = frozenset(), layers: Sequence[nn.Module] | None = None
+    ) -> list[Tensor]:
+        """Residual stream after every layer; those in `skip` pass their input through.
+
+        `layers` stand in for the model's own: compiled ones, which training's few shapes are worth.
+        """
         x = self.embed_tokens(ids)
         length = ids.shape[1]
         states = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(layers or self.layers):
             if index not in skip:
                 x = layer(x, self.cos[:length], self.sin[:length])
             states.append(x)
@@ -359,8 +365,7 @@ def train(
     muon = torch.optim.Muon(matrices, lr=4e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
     bases = [(group, group["lr"]) for opt in (muon, adam) for group in opt.param_groups]
-    for layer in model.layers:
-        layer.compile(dynamic=False)
+    compiled = [torch.compile(layer, dynamic=False) for layer in model.layers]
     progress = Progress()
     started = last_report = time.monotonic()
     running = math.nan
@@ -374,7 +379,7 @@ def train(
         skip = frozenset(i for i in range(layers) if chance[i] < 0.1 * (2 ** (i / (layers - 1)) - 1))
         exit_layer = progress.steps % (layers - 1)
         with torch.autocast("cpu", torch.bfloat16):
-            states = model.hidden_states(batch[:, :-1], skip)
+            states = model.hidden_states(batch[:, :-1], skip, compiled)
             loss = model.loss(states[-1], batch[:, 1:])
             half = slice(None, None, 2)
             early = model.loss(states[exit_layer][:, half], batch[:, 1:][:, half])
