@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from minivllm.assembly import build_engine
 from minivllm.config import compose, conf_dir, quoted
 from minivllm.engine.engine import TokenOutput
 from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class StreamPiece:
     token_id: int
     text: str
     finish_reason: str | None
+    logprobs: dict[int, float] | None = None
 
 
 class LLM:
@@ -107,6 +109,7 @@ class LLM:
         self.engine = build_engine(config)
         self.tokenizer = self.engine.tokenizer
         self._counter = 0
+        self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken
 
     def generate(
         self,
@@ -137,32 +140,43 @@ class LLM:
         started = time.perf_counter()
         results: list[RequestOutput] = []
         owners: dict[str, tuple[RequestOutput, CompletionOutput]] = {}
+        firsts: list[Request] = []
         try:
             for prompt, one in zip(batch, chosen, strict=True):
                 ids = self.encode(prompt)
                 result = RequestOutput(prompt if isinstance(prompt, str) else None, ids, [])
                 results.append(result)
                 for index in range(one.n):
-                    own = (
-                        one
-                        if index == 0
-                        else replace(one, seed=None if one.seed is None else one.seed + index)
-                    )
                     completion = CompletionOutput(
                         index,
                         text=None if self.tokenizer is None else "",
                         logprobs=None if one.logprobs is None else [],
                     )
                     result.outputs.append(completion)
-                    owners[self._submit(ids, own)] = (result, completion)
-            while self.engine.has_unfinished:
-                for output in self.engine.step():
-                    self._collect(output, *owners[output.request.request_id], started)
+                    request = self._submit(ids, one if index == 0 else self._sibling(one, index))
+                    owners[request.request_id] = (result, completion)
+                    if index == 0:
+                        firsts.append(request)
+            unfinished = set(owners)
+            while unfinished:
+                self._step()
+                for request_id in list(unfinished):
+                    for output in self._take(request_id):
+                        self._collect(output, *owners[request_id], started)
+                        if output.finish_reason is not None:
+                            unfinished.discard(request_id)
         finally:
-            self.engine.abort_all()
-            for request_id, (result, _) in owners.items():
-                result.prompt_logprobs = self.engine.prompt_logprobs.pop(request_id, result.prompt_logprobs)
+            for request_id in owners:
+                self._forget(request_id)
+        for request, result in zip(firsts, results, strict=True):
+            result.prompt_logprobs = request.prompt_logprobs
         return results
+
+    @staticmethod
+    def _sibling(params: SamplingParams, index: int) -> SamplingParams:
+        """The parameters of a further sample of the same prompt."""
+        seed = None if params.seed is None else (params.seed + index) % 2**63
+        return replace(params, seed=seed, prompt_logprobs=None)
 
     @staticmethod
     def _collect(
@@ -179,18 +193,31 @@ class LLM:
             result.metrics.first_token_s = elapsed
         result.metrics.finished_s = elapsed
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
-        """Complete one prompt, a piece a token; closing the iterator ends the request."""
-        request_id = self._submit(self.encode(prompt), params or self.default_params)
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece]:
+        """Complete one prompt, a piece a token; closing the iterator ends the request.
+
+        Several streams may be open at once: each step of the engine serves all of them.
+
+        Raises:
+            BadInput: the prompt cannot be served, or `n` or `prompt_logprobs` ask for more than one stream of
+                tokens can carry.
+        """
+        params = params or self.default_params
+        if params.n != 1 or params.prompt_logprobs is not None:
+            raise BadInput(
+                "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
+            )
+        return self._stream(self._submit(self.encode(prompt), params))
+
+    def _stream(self, request: Request) -> Generator[StreamPiece]:
         try:
-            finished = False
-            while not finished:
-                for output in self.engine.step():
-                    if output.request.request_id == request_id:
-                        finished = output.finish_reason is not None
-                        yield StreamPiece(output.token_id, output.text, output.finish_reason)
+            while request.state is not RequestState.DONE or self._outputs[request.request_id]:
+                if not self._outputs[request.request_id]:
+                    self._step()
+                for output in self._take(request.request_id):
+                    yield StreamPiece(output.token_id, output.text, output.finish_reason, output.logprobs)
         finally:
-            self.engine.abort(request_id)
+            self._forget(request.request_id)
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits of every position: float32 [tokens, vocab]."""
@@ -213,11 +240,27 @@ class LLM:
             raise BadInput("this checkpoint has no tokenizer.json: give token ids instead of text")
         return self.tokenizer.encode(prompt)
 
-    def _submit(self, ids: list[int], params: SamplingParams) -> str:
-        request_id = str(self._counter)
+    def _submit(self, ids: list[int], params: SamplingParams) -> Request:
+        request = self.engine.add_request(str(self._counter), ids, params)
         self._counter += 1
-        self.engine.add_request(request_id, ids, params)
-        return request_id
+        self._outputs[request.request_id] = []
+        return request
+
+    def _step(self) -> None:
+        """One step of the engine; its tokens wait for whoever asked for them."""
+        for output in self.engine.step():
+            self._outputs[output.request.request_id].append(output)
+
+    def _take(self, request_id: str) -> list[TokenOutput]:
+        """The tokens of a request that have not been taken yet."""
+        taken, self._outputs[request_id] = self._outputs[request_id], []
+        return taken
+
+    def _forget(self, request_id: str) -> None:
+        """End a request, if it has not ended, and drop what is left of it."""
+        if hasattr(self, "engine"):
+            self.engine.abort(request_id)
+        self._outputs.pop(request_id, None)
 
     @staticmethod
     def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -227,7 +270,7 @@ class LLM:
 
     def close(self) -> None:
         """Release model and cache. The LLM cannot be used afterwards."""
-        del self.engine
+        self.__dict__.pop("engine", None)
 
     def __enter__(self) -> LLM:
         return self

@@ -151,9 +151,20 @@ def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:
     stream = plain.stream([5, 6], GREEDY)
     next(stream)
     assert plain.engine.cache.pool.num_used > 0
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert plain.engine.cache.pool.num_used == 0
     assert not plain.engine.has_unfinished
+
+
+def test_streams_and_batches_may_interleave(plain: LLM) -> None:
+    alone = [[p.token_id for p in plain.stream([token], GREEDY)] for token in (5, 6)]
+    first, second = plain.stream([5], GREEDY), plain.stream([6], GREEDY)
+    head = next(first).token_id
+    assert [p.token_id for p in second] == alone[1]
+    assert tokens(plain, [[7]], GREEDY) == tokens(plain, [[7]], GREEDY)
+    assert [head, *(p.token_id for p in first)] == alone[0]
+    with pytest.raises(BadInput, match=r"decoding\.n must be 1"):
+        plain.stream([5], SamplingParams(n=2))
 
 
 def test_logprobs_and_prompt_logprobs_are_those_of_logits(plain: LLM) -> None:
@@ -201,6 +212,7 @@ def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
         ([[128]], GREEDY, r"must be in \[0, 128\)"),
         (["text"], GREEDY, "no tokenizer"),
         ([[5]], SamplingParams(stop=("x",)), "use stop_token_ids"),
+        ([[5]], SamplingParams(stop_token_ids=(999_999,)), r"stop_token_ids must be in \[0, 128\)"),
         ([[5], [6]], [GREEDY], "2 prompts and 1 SamplingParams"),
     ],
 )
@@ -226,8 +238,10 @@ def test_a_request_larger_than_the_cache_is_refused_at_once(qwen3: Path) -> None
 def test_logits_refuses_what_it_cannot_do(plain: LLM) -> None:
     with pytest.raises(BadInput, match="give 1 to 256"):
         plain.logits([5] * 257)
+    with pytest.raises(BadInput, match="must be in"):
+        plain.logits([999_999])
     stream = plain.stream([5, 6], GREEDY)
     next(stream)
     with pytest.raises(RuntimeError, match="finish or abort"):
         plain.logits([5])
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()

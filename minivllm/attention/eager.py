@@ -54,8 +54,8 @@ class EagerBackend:
             start += query_len
             blocks = -(-seq_len // self.kv.layout.block_size)
             keys, values = (
-                cached[0].repeat_interleave(groups, dim=1)  # [seq_len, num_heads, head_dim]
-                for cached in self.kv.gather(layer, batch.block_table[row : row + 1, :blocks], seq_len)
+                cached[0, :seq_len].repeat_interleave(groups, dim=1)  # [seq_len, num_heads, head_dim]
+                for cached in self.kv.gather(layer, batch.block_table[row, :blocks], 1, seq_len)
             )
             scores = torch.einsum("qhd,khd->hqk", q[part].float(), keys.float()) * spec.scale
             if spec.soft_cap is not None:

@@ -35,8 +35,10 @@ class SDPAPlan:
     """What the layers of one step share."""
 
     decode_tokens: Tensor | None  # int64 [D], rows of the token axis; None if the whole batch decodes
-    decode_table: Tensor | None  # int32 [D, B]
+    decode_blocks: Tensor | None  # int32 [D * B], block tables one after another
+    decode_rows: int  # D
     decode_len: int  # longest sequence among them
+    decode_stale: Tensor | None  # int64, gathered tokens that belong to nobody in this batch
     decode_masks: dict[int | None, Tensor]  # by window: bool [D, 1, 1, decode_len]
     extends: tuple[Extend, ...]
 
@@ -82,10 +84,11 @@ class SDPABackend:
                 extends.append(Extend(row, slice(start, start + query_len), query_len, seq_len, masks))
             start += query_len
         if not decode_rows:
-            return SDPAPlan(None, None, 0, {}, tuple(extends))
+            return SDPAPlan(None, None, 0, 0, None, {}, tuple(extends))
 
-        longest = max(batch.seq_lens_host[row] for row in decode_rows)
-        blocks = -(-longest // self.kv.layout.block_size)
+        lens = [batch.seq_lens_host[row] for row in decode_rows]
+        longest, size = max(lens), self.kv.layout.block_size
+        blocks = -(-longest // size)
         rows = torch.tensor(decode_rows, device=device) if extends else slice(None)
         table, lengths = batch.block_table[rows, :blocks], batch.seq_lens[rows]
         positions = torch.arange(longest, device=device)
@@ -96,8 +99,22 @@ class SDPABackend:
                 if window is not None:
                     mask &= positions >= lengths[:, None] - window
                 masks[window] = mask[:, None, None, :]
-        tokens = torch.tensor(decode_tokens, device=device) if extends else None
-        return SDPAPlan(tokens, table, longest, masks, tuple(extends))
+        # The end of a last block may hold anything, and a weight of zero times infinity is not zero.
+        width = longest if blocks == 1 else blocks * size
+        stale = [
+            row * width + token
+            for row, length in enumerate(lens)
+            for token in range(length, min(-(-length // size) * size, longest))
+        ]
+        return SDPAPlan(
+            torch.tensor(decode_tokens, device=device) if extends else None,
+            table.flatten(),
+            len(lens),
+            longest,
+            torch.tensor(stale, device=device) if stale else None,
+            masks,
+            tuple(extends),
+        )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""
@@ -114,9 +131,13 @@ class SDPABackend:
 
     def _decode(self, layer: int, q: Tensor, plan: SDPAPlan) -> Tensor:
         """q: [D, num_heads, head_dim], one token a request."""
-        assert plan.decode_table is not None
+        assert plan.decode_blocks is not None
         spec = self.specs[layer]
-        keys, values = self.kv.gather(layer, plan.decode_table, plan.decode_len)
+        keys, values = self.kv.gather(layer, plan.decode_blocks, plan.decode_rows, plan.decode_len)
+        if plan.decode_stale is not None:
+            for gathered in (keys, values):
+                gathered.flatten(0, 1).index_fill_(0, plan.decode_stale, 0.0)
+        keys, values = keys[:, : plan.decode_len], values[:, : plan.decode_len]
         grouped = q.unflatten(1, (spec.num_kv_heads, -1))
         out = F.scaled_dot_product_attention(
             grouped,
@@ -134,8 +155,8 @@ class SDPABackend:
             keys, values = k[part.tokens][None], v[part.tokens][None]
         else:
             blocks = -(-part.seq_len // self.kv.layout.block_size)
-            table = batch.block_table[part.row : part.row + 1, :blocks]
-            keys, values = self.kv.gather(layer, table, part.seq_len)
+            keys, values = self.kv.gather(layer, batch.block_table[part.row, :blocks], 1, part.seq_len)
+            keys, values = keys[:, : part.seq_len], values[:, : part.seq_len]
         mask = part.masks.get(spec.window)
         out = F.scaled_dot_product_attention(
             q[part.tokens][None].transpose(1, 2),

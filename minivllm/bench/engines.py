@@ -131,7 +131,10 @@ class MinivllmEngine:
     def _counters(self) -> dict[str, dict[str, float]]:
         engine = self.engine
         return {
-            "batching": {"preemptions": float(engine.scheduler.num_preemptions)},
+            "batching": {
+                "preemptions": float(engine.scheduler.num_preemptions),
+                "prefill_chunks": float(engine.scheduler.num_chunks),
+            },
             "cache": {"blocks_allocated": float(engine.cache.pool.allocated_total)},
         }
 
@@ -147,11 +150,10 @@ class MinivllmEngine:
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },
-            "attention": {"kernel": self.engine.runner.attention.name, "steps": float(len(batches))},
+            "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {
-                "preemptions": counts["batching"]["preemptions"] - self._base["batching"]["preemptions"],
+                **{name: now - self._base["batching"][name] for name, now in counts["batching"].items()},
                 "largest_batch": float(max(batches, default=0)),
-                "chunked_steps": float(sum(0 < s.num_prefill_tokens < s.num_tokens for s in self._steps)),
             },
             "cache": {
                 "block_size": float(self.engine.cache.block_size),
@@ -172,4 +174,6 @@ class MinivllmEngine:
 
     def close(self) -> None:
         """See BenchEngine."""
-        del self.engine
+        self.__dict__.pop("engine", None)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -47,9 +47,12 @@ class KVCache:
         self.values: list[Tensor] = []
         for spec in specs:
             shape = (layout.num_blocks, layout.block_size, spec.num_kv_heads, spec.head_dim)
-            # Zeros, not empty: padded reads are masked, and a stray NaN would survive the mask.
             self.keys.append(zeros(shape, dtype, device))
             self.values.append(zeros(shape, dtype, device))
+        # Views by slot, made once: a step on a CPU counts every operation of every layer.
+        self._slots = [
+            (k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -58,28 +61,28 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store new keys and values. slots: int64 [T]; k, v: [T, num_kv_heads, head_dim]."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        keys, values = self._slots[layer]
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
 
-    def gather(self, layer: int, block_table: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of R requests, padded to `num_tokens`.
+    def gather(self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of R requests side by side.
 
         Args:
             layer: index of the layer.
-            block_table: int32 or int64 [R, B].
-            num_tokens: tokens to return a request; at most B * block_size.
+            blocks: int32 or int64 [R * B], the requests' block tables one after another.
+            num_rows: R.
+            num_tokens: tokens wanted a request; at most B * block_size.
 
         Returns:
-            Two tensors [R, num_tokens, num_kv_heads, head_dim]; views where one block holds it all.
+            Two new tensors [R, W, num_kv_heads, head_dim]: W is `num_tokens` where one block holds them,
+            else all B * block_size. What lies beyond a request's own tokens is left over from others.
         """
-        rows, blocks = block_table.shape
-        gathered = []
-        for cache in (self.keys[layer], self.values[layer]):
-            if rows == 1 and blocks == 1:
-                taken = cache[block_table[0, 0]][None]
-            else:
-                taken = (
-                    cache.index_select(0, block_table.flatten()).unflatten(0, (rows, blocks)).flatten(1, 2)
-                )
-            gathered.append(taken[:, :num_tokens])
-        return gathered[0], gathered[1]
+        if len(blocks) == num_rows:
+            keys, values = self.keys[layer][:, :num_tokens], self.values[layer][:, :num_tokens]
+            return keys.index_select(0, blocks), values.index_select(0, blocks)
+        heads = self.keys[layer].shape[2:]
+        return (
+            self.keys[layer].index_select(0, blocks).view(num_rows, -1, *heads),
+            self.values[layer].index_select(0, blocks).view(num_rows, -1, *heads),
+        )

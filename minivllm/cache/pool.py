@@ -36,11 +36,11 @@ class BlockTable:
 
 
 class BlockPool:
-    """A fixed number of blocks with reference counts and a free list in LRU order.
+    """A fixed number of blocks with reference counts and a free list.
 
-    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the
-    list (least recently used) and a request's blocks come back last one first, so that the front
-    of a sequence, which others may share, survives longest. Design after vLLM's block pool.
+    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the list,
+    and a block whose content nobody can use again goes back there: the memory that is touched is then
+    that of the requests running at once, not of all that ever ran. Design after vLLM's block pool.
 
     Args:
         num_blocks: all blocks, the reserved one included; at least 2.
@@ -93,6 +93,7 @@ class BlockPool:
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self._free[block] = None
+                self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Assert that references, tables and the free list agree. Costs O(blocks); for tests."""

@@ -16,7 +16,7 @@ from minivllm.cache.manager import CacheManager, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.request import Request, RequestState
+from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import sample, top_logprobs
 from minivllm.engine.scheduler import Scheduler
@@ -92,7 +92,6 @@ class Engine:
         self._detokenizers: dict[str, Detokenizer] = {}
         self._num_added = 0
         self._last_step_end: float | None = None
-        self.prompt_logprobs: dict[str, list[dict[int, float]]] = {}
 
     @property
     def has_unfinished(self) -> bool:
@@ -130,11 +129,10 @@ class Engine:
         self._num_added += 1
         self._requests[request_id] = request
         if self.tokenizer is not None and (detokenize or params.stop):
-            self._detokenizers[request_id] = Detokenizer(self.tokenizer, params.stop)
+            self._detokenizers[request_id] = Detokenizer(self.tokenizer, params.stop, prompt_token_ids)
         return request
 
     def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        vocab = self.loaded.config.vocab_size
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
         if not prompt:
@@ -144,10 +142,15 @@ class Engine:
                 f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
                 "which leaves no room for output; shorten the prompt or raise model.max_model_len"
             )
-        if not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise BadInput(f"request {request_id}: prompt token ids must be in [0, {vocab})")
+        self._check_ids(f"request {request_id}: prompt token ids", prompt)
+        self._check_ids(f"request {request_id}: stop_token_ids", params.stop_token_ids)
         if params.stop and self.tokenizer is None:
             raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+
+    def _check_ids(self, what: str, token_ids: Sequence[int]) -> None:
+        vocab = self.loaded.config.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab:
+            raise BadInput(f"{what} must be in [0, {vocab})")
 
     def abort(self, request_id: str) -> None:
         """End a request early; unknown and finished ones are ignored."""
@@ -184,7 +187,8 @@ class Engine:
         if self.events:
             marks = (begin, planned, prepared, computed, chosen, end)
             self._tell(plan, batch, marks, used, wasted)
-        self._last_step_end = end if self.has_unfinished else None
+        if self._requests:
+            self._last_step_end = end
         return outputs
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
@@ -193,7 +197,7 @@ class Engine:
         text = ""
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
-            text = detokenizer.push(token_id)
+            text = detokenizer.push(token_id, may_stop=request.may_stop)
             if reason is not None:
                 text += detokenizer.finish()
             if detokenizer.stopped:
@@ -206,6 +210,8 @@ class Engine:
         self.scheduler.finish(request, reason)
         del self._requests[request.request_id]
         self._detokenizers.pop(request.request_id, None)
+        if not self._requests:
+            self._last_step_end = None  # what follows is idleness, no gap between steps
 
     def _take_prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> Tensor:
         """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
@@ -219,7 +225,8 @@ class Engine:
                     rows.append(row)
                     row += 1
                 continue
-            known = self.prompt_logprobs.setdefault(request.request_id, [])
+            known = request.prompt_logprobs
+            assert known is not None
             for position in range(part.start, min(part.end, request.num_prompt_tokens - 1)):
                 if position == len(known):  # not there yet from before a preemption
                     following = request.token_ids[position + 1]
@@ -240,15 +247,12 @@ class Engine:
         wasted: tuple[int, int],
     ) -> None:
         begin, planned, prepared, computed, chosen, end = marks
-        prefill = sum(
-            part.num_tokens for part in plan.scheduled if part.start < part.request.num_prompt_tokens
-        )
         self.events.emit(
             StepTimed(
                 start_s=time.monotonic() - (time.perf_counter() - begin),
                 num_requests=len(plan.scheduled),
                 num_tokens=plan.num_tokens,
-                num_prefill_tokens=prefill,
+                num_prefill_tokens=plan.num_prefill_tokens,
                 context_tokens=sum(batch.seq_lens_host),
                 waiting=len(self.scheduler.waiting),
                 kv_blocks_used=used,
@@ -279,6 +283,7 @@ class Engine:
             raise BadInput(
                 f"logits of {len(token_ids)} tokens: give 1 to {self.max_model_len}, the context's length"
             )
+        self._check_ids("logits: token ids", token_ids)
         request = Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0)
         if not self.cache.grow(request, len(token_ids)):
             raise BadInput(
@@ -303,5 +308,4 @@ class Engine:
     def abort_all(self) -> None:
         """End every request; the cache is empty afterwards."""
         for request in list(self._requests.values()):
-            if request.state is not RequestState.DONE:
-                self._finish(request, "abort")
+            self._finish(request, "abort")

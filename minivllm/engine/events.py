@@ -31,7 +31,7 @@ class StepPlanned:
 
 @dataclass(frozen=True, slots=True)
 class BlocksChanged:
-    """Blocks in use after the cache gave or took some."""
+    """Blocks in use once a step is planned."""
 
     time_s: float
     used: int

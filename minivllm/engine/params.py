@@ -64,6 +64,11 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        whole = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs")
+        for name in whole:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise BadInput(f"decoding.{name}={value!r} must be a whole number")
         rules = (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or null"),
             (
@@ -71,7 +76,12 @@ class SamplingParams:
                 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
                 "in [0, max_tokens]",
             ),
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            (
+                "temperature",
+                self.temperature == 0 or self.temperature >= 1e-3,
+                "0 (greedy), or 0.001 or more",
+            ),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "in [0, 2**63), or null"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),

@@ -30,6 +30,7 @@ class Request:
         params: decoding parameters.
         max_num_tokens: prompt and output together may not exceed this.
         seed: of the sampling noise.
+        eos_token_ids: end the output, unless `params.ignore_eos`.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "prompt_logprobs",
         "request_id",
         "seed",
         "state",
@@ -71,6 +73,8 @@ class Request:
         self.block_table = BlockTable()
         self.num_preemptions = 0
         self.finish_reason: str | None = None
+        # One entry for each prompt token after the first: token id -> natural log of its probability.
+        self.prompt_logprobs: list[dict[int, float]] | None = None if params.prompt_logprobs is None else []
 
     @property
     def num_tokens(self) -> int:

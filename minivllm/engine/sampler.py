@@ -30,20 +30,21 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Exponential(1) noise that depends on (seed, position, token) alone.
 
     Args:
         seeds, positions: int64 [R].
+        token_ids: int64 [1 or R, K].
 
     Returns:
-        float32 [R, vocab_size], the same on every device and in every batch.
+        float32 [R, K], above 0, the same on every device and in every batch.
     """
     key = _mix(_mix((seeds & MASK32) ^ _mix((seeds >> 32) & MASK32)) ^ (positions & MASK32))
-    tokens = torch.arange(vocab_size, device=seeds.device)
-    bits = _mix(_mix(tokens)[None, :] ^ key[:, None])
-    uniform = ((bits >> 8).float() + 0.5) * 2.0**-24  # in (0, 1), never 0 or 1
-    return -torch.log(uniform)
+    bits = _mix(_mix(token_ids) ^ key[:, None])
+    # Rounding may make the uniform number 1, whose noise is infinite: that token is just not drawn. It
+    # cannot be 0, whose noise would draw a token of probability 0.
+    return -torch.log1p(-(bits.float() + 0.5) * 2.0**-32)
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> None:
@@ -64,22 +65,28 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> None:
 
 
 def filter_probs(probs: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Zero the probabilities that top-k, top-p and min-p leave out. float32 [R, vocab], not renormalised."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    """Zero the probabilities that top-k, top-p and min-p leave out.
+
+    Args:
+        probs: float32 [R, K], each row in descending order, of the K likeliest tokens; K is at least
+            the largest top-k, or all tokens where a row has none.
+
+    Returns:
+        [R, K], not normalised.
+    """
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, device=probs.device)[:, None]
 
-    vocab = probs.shape[1]
-    ranks = torch.arange(vocab, device=probs.device)[None, :]
-    top_k = column([float(r.params.top_k or vocab) for r in requests])
-    keep = ranks < top_k
-    kept = ordered * keep
+    width = probs.shape[1]
+    ranks = torch.arange(width, device=probs.device)[None, :]
+    keep = ranks < column([float(r.params.top_k or width) for r in requests])
+    kept = probs * keep
     # top-p is measured on what top-k left; the token that crosses p is kept.
     before = kept.cumsum(dim=-1) - kept
     keep &= before < column([r.params.top_p for r in requests]) * kept.sum(dim=-1, keepdim=True)
-    keep &= ordered >= column([r.params.min_p for r in requests]) * ordered[:, :1]
-    return torch.zeros_like(probs).scatter_(1, order, ordered * keep)
+    keep &= probs >= column([r.params.min_p for r in requests]) * probs[:, :1]
+    return probs * keep
 
 
 def top_logprobs(
@@ -115,7 +122,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
     if plain:
         chosen = logits.argmax(dim=-1).tolist()
     else:
-        scores = logits.float().clone()
+        scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
         apply_penalties(scores, requests)
         for row, request in enumerate(requests):
             if not request.may_stop and request.stop_ids:
@@ -136,10 +143,19 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
 def _draw(scores: Tensor, requests: Sequence[Request]) -> Tensor:
     """One draw a row from float32 scores [R, vocab]: int64 [R]."""
     device = scores.device
-    temperatures = torch.tensor([r.params.temperature for r in requests], device=device)[:, None]
+    params = [r.params for r in requests]
+    filtered = any(p.top_k or p.top_p < 1 or p.min_p for p in params)
+    if filtered:
+        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
+        width = max(p.top_k or scores.shape[1] for p in params)
+        scores, token_ids = scores.topk(min(width, scores.shape[1]), dim=-1)
+    else:
+        token_ids = torch.arange(scores.shape[1], device=device)[None, :]
+    temperatures = torch.tensor([p.temperature for p in params], device=device)[:, None]
     probs = torch.softmax(scores / temperatures, dim=-1)
-    if any(r.params.top_k or r.params.top_p < 1 or r.params.min_p for r in requests):
+    if filtered:
         probs = filter_probs(probs, requests)
     seeds = torch.tensor([r.seed for r in requests], device=device)
     positions = torch.tensor([r.num_tokens for r in requests], device=device)
-    return (probs / exponential_noise(seeds, positions, probs.shape[1])).argmax(dim=-1)
+    picks = (probs / exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
+    return token_ids.expand(len(requests), -1).gather(1, picks)[:, 0]

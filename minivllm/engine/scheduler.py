@@ -33,7 +33,8 @@ class Scheduler:
         self.events = events
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # liveness counters
+        self.num_chunks = 0  # parts of a prefill that were not its last
 
     @property
     def has_unfinished(self) -> bool:
@@ -55,7 +56,8 @@ class Scheduler:
             )
         if not self.policy.chunked_prefill and longest > self.policy.max_num_batched_tokens:
             raise BadInput(
-                f"request {request.request_id} may need {longest} tokens in one step, and a step takes "
+                f"request {request.request_id} may need {longest} tokens in one step (all of them, should it be "
+                f"preempted near its end), and a step takes "
                 f"{self.policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
                 "or set batching.chunked_prefill=true"
             )
@@ -79,7 +81,7 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count))
+                scheduled.append(self._part(request, count))
                 budget -= count
                 index += 1
 
@@ -95,13 +97,19 @@ class Scheduler:
             self.waiting.popleft()
             self.running.append(request)
             self._changed(request, RequestState.PREFILL)
-            scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count))
+            scheduled.append(self._part(request, count))
             budget -= count
 
         plan = StepPlan(tuple(scheduled), tuple(preempted))
         if self.events:
             self._tell(plan)
         return plan
+
+    def _part(self, request: Request, count: int) -> ScheduledRequest:
+        prefill = request.state is RequestState.PREFILL
+        part = ScheduledRequest(request, request.num_computed_tokens, count, prefill)
+        self.num_chunks += prefill and not part.samples
+        return part
 
     def computed(self, part: ScheduledRequest) -> None:
         """Note that a part of a step was computed."""
@@ -138,12 +146,14 @@ class Scheduler:
 
     def _tell(self, plan: StepPlan) -> None:
         now = time.monotonic()
-        prefill = sum(
-            part.num_tokens for part in plan.scheduled if part.request.state is RequestState.PREFILL
-        )
         self.events.emit(
             StepPlanned(
-                now, len(plan.scheduled), plan.num_tokens, prefill, len(plan.preempted), len(self.waiting)
+                now,
+                len(plan.scheduled),
+                plan.num_tokens,
+                plan.num_prefill_tokens,
+                len(plan.preempted),
+                len(self.waiting),
             )
         )
         self.events.emit(BlocksChanged(now, self.cache.pool.num_used, self.cache.pool.num_usable))

@@ -18,6 +18,7 @@ class ScheduledRequest:
     request: Request
     start: int
     num_tokens: int
+    prefill: bool = False  # it catches up on a prompt, or on everything after a preemption
 
     @property
     def end(self) -> int:
@@ -41,6 +42,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
         return sum(part.num_tokens for part in self.scheduled)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Those of them that catch up on a prompt, or on everything after a preemption."""
+        return sum(part.num_tokens for part in self.scheduled if part.prefill)
 
 
 @dataclass(frozen=True, slots=True)

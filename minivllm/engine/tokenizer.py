@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.decoders import DecodeStream
 
 from minivllm.errors import BadInput
+from minivllm.models.checkpoint import read_json
 
 
 class Tokenizer:
@@ -33,10 +32,14 @@ class Tokenizer:
                 f"{path} cannot be read as a tokenizer ({error}); save the checkpoint again"
             ) from error
         config_path = folder / "tokenizer_config.json"
-        self.config: dict[str, Any] = json.loads(config_path.read_text()) if config_path.is_file() else {}
+        self.config: dict[str, Any] = (
+            read_json(config_path, "repair or remove it") if config_path.is_file() else {}
+        )
         template_path = folder / "chat_template.jinja"
         self.chat_template: str | None = (
-            template_path.read_text() if template_path.is_file() else self.config.get("chat_template")
+            template_path.read_text(encoding="utf-8")
+            if template_path.is_file()
+            else _default_template(self.config.get("chat_template"))
         )
 
     @classmethod
@@ -66,12 +69,11 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
-        from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         def raise_exception(message: str) -> None:
-            raise TemplateError(message)
+            raise ValueError(message)
 
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
@@ -82,7 +84,7 @@ class Tokenizer:
             text = environment.from_string(self.chat_template).render(
                 messages=messages, add_generation_prompt=True, **special, **variables
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is somebody else's program and may raise anything
             raise BadInput(f"the chat template refuses this conversation: {error}") from error
         return self.fast.encode(text, add_special_tokens=False).ids
 
@@ -91,48 +93,70 @@ class Tokenizer:
         return value["content"] if isinstance(value, dict) else value
 
 
+def _default_template(templates: Any) -> str | None:
+    """The template to chat with, where a checkpoint names several."""
+    if not isinstance(templates, list):
+        return templates if isinstance(templates, str) else None
+    named = {entry.get("name"): entry.get("template") for entry in templates}
+    return named.get("default")
+
+
 class Detokenizer:
     """Text of one growing output, safe on characters split over tokens and on stop strings.
 
+    A token is decoded together with the few before it, those of the prompt included, because what it reads
+    as may depend on them (SentencePiece drops a leading space, byte tokens make up one character); the new
+    text is what the longer decoding has more. The algorithm is that of text-generation-inference and vLLM.
     Text that may yet turn out to be the beginning of a stop string is held back.
 
     Args:
         tokenizer: decodes.
         stop: strings that end the output.
+        prompt_token_ids: what the output follows.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    CONTEXT = 6  # tokens of the prompt that the first output token is decoded with
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
-        self._ids: list[int] = []
+        self._ids = list(prompt_token_ids[-self.CONTEXT :])
+        self._prefix, self._read = 0, len(self._ids)  # decoded with, and already told
         self._held = ""
-        self._decoded = ""  # all text so far, held back or not
         self.stopped = False
 
-    def push(self, token_id: int) -> str:
-        """Take a token; the new text that is certain."""
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """Take a token; the new text that is certain. Stop strings end the text only where `may_stop`."""
         if self.stopped:
             return ""
         self._ids.append(token_id)
-        piece = self._stream.step(self._tokenizer.fast, token_id) or ""
-        self._decoded += piece
-        return self._release(piece)
+        return self._release(self._new_text(final=False), may_stop)
 
     def finish(self) -> str:
         """The output has ended: the text still held back, unfinished characters as U+FFFD."""
         if self.stopped:
             return ""
-        whole = self._tokenizer.decode(self._ids)
-        tail = whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
-        self._decoded += tail
-        text = self._release(tail)
+        text = self._release(self._new_text(final=True), may_stop=True)
         if not self.stopped:
             text, self._held = text + self._held, ""
         return text
 
-    def _release(self, piece: str) -> str:
+    def _new_text(self, final: bool) -> str:
+        """What the tokens since the last call add; nothing while a character is incomplete."""
+        known = self._tokenizer.decode(self._ids[self._prefix : self._read])
+        whole = self._tokenizer.decode(self._ids[self._prefix :])
+        if len(whole) <= len(known) or (whole.endswith("\ufffd") and not final):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return whole[len(known) :]
+
+    def _release(self, piece: str, may_stop: bool) -> str:
         text = self._held + piece
+        if not may_stop:
+            self._held = ""
+            return text
         hits = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
         if hits:
             self.stopped, self._held = True, ""

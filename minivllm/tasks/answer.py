@@ -119,6 +119,6 @@ def stream_answer(
     except KeyboardInterrupt:
         answer.finish_reason = "abort"
     finally:
-        pieces.close()  # type: ignore[attr-defined]  # a generator: closing it aborts the request
+        pieces.close()  # aborts the request
     answer.text = "".join(said)
     return answer

@@ -171,7 +171,11 @@ def run(config: dict[str, Any]) -> int:
     console = Console(highlight=False)
 
     def write(is_thought: bool, text: str) -> None:
-        console.print(Text(text, style="dim italic" if is_thought else ""), end="", soft_wrap=True)
+        if is_thought:
+            console.print(Text(text, style="dim italic"), end="", soft_wrap=True)
+        else:  # as it is: the console would change tabs and drop control characters
+            console.file.write(text)
+            console.file.flush()
 
     def note(text: str) -> None:
         console.print(Text(text, style="dim"), soft_wrap=True)
@@ -191,8 +195,12 @@ def run(config: dict[str, Any]) -> int:
         else:
             note(f"Talking to {name}. /help lists commands.")
         for line in _lines():
-            if not chat.handle(line):
-                break
+            try:
+                if not chat.handle(line):
+                    break
+            except KeyboardInterrupt:  # one that came between answers; the conversation goes on
+                llm.engine.abort_all()
+                note("stopped")
     return 0
 
 

@@ -21,7 +21,11 @@ def run(config: dict[str, Any]) -> int:
     if prompt is None:
         if sys.stdin.isatty():
             raise BadInput("no prompt: give task.prompt='...', or pipe text into standard input")
-        prompt = sys.stdin.read()
+        try:
+            prompt = sys.stdin.read()
+            prompt.encode()  # some locales let undecodable bytes through as lone surrogates
+        except UnicodeError as error:
+            raise BadInput(f"standard input is not valid UTF-8 ({error}): pipe text in") from None
     if not prompt:
         raise BadInput("the prompt is empty: give task.prompt='...', or pipe text into standard input")
 

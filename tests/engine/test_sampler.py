@@ -32,8 +32,11 @@ def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> to
 
 def test_noise_is_exponential_and_depends_on_seed_position_and_token() -> None:
     seeds, positions = torch.tensor([1, 1, 2, 1 + (1 << 40)]), torch.tensor([7, 8, 7, 7])
-    noise = exponential_noise(seeds, positions, 50_000)
-    assert torch.equal(noise, exponential_noise(seeds, positions, 50_000))
+    tokens = torch.arange(50_000)[None]
+    noise = exponential_noise(seeds, positions, tokens)
+    assert torch.equal(noise, exponential_noise(seeds, positions, tokens))
+    some = tokens[:, 100:200].flip(1)
+    assert torch.equal(noise[:, 100:200].flip(1), exponential_noise(seeds, positions, some))
     assert noise.min() > 0
     for row in noise:
         assert row.mean() == pytest.approx(1.0, abs=0.03)
@@ -41,9 +44,21 @@ def test_noise_is_exponential_and_depends_on_seed_position_and_token() -> None:
     correlation = torch.corrcoef(noise)
     assert (correlation - torch.eye(4)).abs().max() < 0.02
     # Neighbouring seeds at one token must look independent too.
-    across = exponential_noise(torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64), 3)
+    across = exponential_noise(
+        torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64), torch.arange(3)[None]
+    )
     assert (torch.corrcoef(across.T) - torch.eye(3)).abs().max() < 0.03
     assert across.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_noise_is_never_zero() -> None:
+    """Zero would draw a token that the filters left out: it happened about once in a vocabulary of 2**24."""
+    tokens = torch.arange(150_000)[None]
+    smallest = min(
+        float(exponential_noise(torch.tensor([seed]), torch.tensor([18]), tokens).min())
+        for seed in range(400)
+    )
+    assert smallest > 0
 
 
 def test_frequencies_follow_the_softmax_at_a_temperature() -> None:
@@ -132,6 +147,10 @@ def test_logprobs_are_those_of_the_model() -> None:
     "wrong",
     [
         {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"seed": "abc"},
+        {"seed": 2**64},
+        {"temperature": 1e-40},
         {"temperature": -1.0},
         {"top_p": 0.0},
         {"top_p": 1.5},

@@ -93,3 +93,50 @@ def test_a_base_model_says_that_it_cannot_chat(tokenizer: Tokenizer) -> None:
     base.chat_template = None
     with pytest.raises(BadInput, match="preset=generate"):
         base.render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer in the style of Llama 2: leading spaces as a mark, unknown characters as byte tokens."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁Hello", "▁world", ",", "é"]
+    fast = FastTokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    fast.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def test_the_space_after_the_prompt_is_kept(sentencepiece: Tokenizer) -> None:
+    hello, world, comma = 257, 258, 259
+    detokenizer = Detokenizer(sentencepiece, prompt_token_ids=[hello])
+    assert [detokenizer.push(i) for i in (world, comma, hello)] == [" world", ",", " Hello"]
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(1, 260), max_size=30))
+def test_any_bytes_decode_without_a_crash(sentencepiece: Tokenizer, ids: list[int]) -> None:
+    detokenizer = Detokenizer(sentencepiece)
+    text = "".join(detokenizer.push(i) for i in ids) + detokenizer.finish()
+    valid = [i for i in ids if i > 256]
+    if valid == ids:
+        assert text == sentencepiece.decode(ids)
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, ["b"])
+    ids = tokenizer.encode("abab")
+    shown = "".join(detokenizer.push(i, may_stop=position >= 2) for position, i in enumerate(ids))
+    assert (shown, detokenizer.stopped) == ("aba", True)
+
+
+def test_one_of_several_templates_is_the_default(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.fast.save(str(tmp_path / "tokenizer.json"))
+    config = tmp_path / "tokenizer_config.json"
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": templates}))
+    assert Tokenizer(tmp_path).chat_template == "d"
+    config.write_text("{")
+    with pytest.raises(BadInput, match=r"tokenizer_config\.json"):
+        Tokenizer(tmp_path)
