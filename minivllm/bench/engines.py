@@ -10,6 +10,7 @@ import torch
 
 from minivllm.assembly import build_engine
 from minivllm.bench.engine import EngineInfo, EngineOutput
+from minivllm.bench.roofline import model_costs
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Event, StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
@@ -58,13 +59,9 @@ class MinivllmEngine:
 
     def _describe(self, load_s: float) -> EngineInfo:
         engine, loaded = self.engine, self.engine.loaded
-        config, specs = loaded.config, loaded.model.attention_specs
-        embedding = config.vocab_size * config.hidden_size * loaded.model.dtype.itemsize
+        config, dtype = loaded.config, loaded.model.dtype
         # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
-        streamed = loaded.weight_bytes - (0 if config.tie_word_embeddings else embedding)
-        parameters = loaded.weight_bytes_16bit // 2 - (
-            0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-        )
+        idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
         return EngineInfo(
             name="minivllm",
             weights=loaded.weights,
@@ -81,14 +78,13 @@ class MinivllmEngine:
                 "linear_16bit": loaded.linear_bytes_16bit,
                 "kv_pool": engine.kv.num_bytes,
             },
-            model={
-                "streamed_weight_bytes": streamed,
-                "flops_per_token": 2.0 * parameters,
-                "kv_bytes_per_token": engine.kv.num_bytes
-                // (engine.kv.layout.num_blocks * engine.kv.layout.block_size),
-                "attention_flops_per_token_pair": float(sum(4 * s.num_heads * s.head_dim for s in specs)),
-                "dtype": str(loaded.model.dtype).removeprefix("torch."),
-            },
+            model=model_costs(
+                vars(config),
+                loaded.weight_bytes_16bit // 2 - idle,
+                loaded.weight_bytes - idle * dtype.itemsize,
+                str(dtype).removeprefix("torch."),
+                str(engine.runner.device),
+            ),
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
         )

@@ -127,6 +127,16 @@ def git() -> tuple[str | None, str | None]:
     return sha and sha.strip(), hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def command() -> str:
+    """The command line, without the folders of this machine that the interpreter and the script lie in."""
+    words = list(sys.orig_argv)
+    words[0] = Path(words[0]).name
+    script = next((i for i, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
+    if script is not None and "=" not in words[script]:
+        words[script] = Path(words[script]).name
+    return shlex.join(words)
+
+
 def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
     """The record's `provenance`; what is absent is None.
 
@@ -148,7 +158,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "git_sha": sha,
         "dirty_hash": dirty,
         "code_hash": code_hash,
-        "command": shlex.join(sys.orig_argv),
+        "command": command(),
         "packages": packages(),
         "device": described or {"name": cpu()["model"], "kind": "cpu"},
         "driver": described.get("driver"),

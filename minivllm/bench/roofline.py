@@ -49,16 +49,18 @@ def model_costs(
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
     Args:
-        model: num_layers, num_heads, num_kv_heads and head_dim.
+        model: num_layers, num_heads, num_kv_heads, head_dim, hidden_size and vocab_size.
         streamed_params: parameters that one forward pass reads (no input embedding).
         streamed_weight_bytes: the bytes they take as stored.
         dtype: compute (and cache) dtype.
         device: where it runs.
     """
     layers, width = model["num_layers"], model["head_dim"]
+    head = model["vocab_size"] * model["hidden_size"]
     return {
         "streamed_weight_bytes": int(streamed_weight_bytes),
-        "flops_per_token": 2.0 * streamed_params,
+        "flops_per_token": 2.0 * (streamed_params - head),
+        "head_flops_per_row": 2.0 * head,  # of a prompt only the last token's logits are computed
         "kv_bytes_per_token": 2 * layers * model["num_kv_heads"] * width * BYTES[dtype],
         # q·k and p·v are each a multiply and an add for every head and dimension.
         "attention_flops_per_token_pair": 4.0 * layers * model["num_heads"] * width,
@@ -134,7 +136,8 @@ def _prefill_flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
     each, length = tokens / requests, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
-    return costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
+    body = costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
+    return body + costs["head_flops_per_row"] * requests
 
 
 def _best_seconds(action: Callable[[], object], synchronise: Callable[[], object], tries: int = 8) -> float:

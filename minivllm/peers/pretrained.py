@@ -49,12 +49,6 @@ class Pretrained:
         embedding: torch.Tensor = self.model.get_input_embeddings().weight
         # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
         idle = 0 if config.tie_word_embeddings else embedding.numel()
-        shape = {
-            "num_layers": config.num_layers,
-            "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-        }
         linear = self._linear_parameters()
         return EngineInfo(
             name=name,
@@ -73,7 +67,11 @@ class Pretrained:
                 "kv_pool": None,  # transformers' cache grows with the batch
             },
             model=model_costs(
-                shape, count - idle, size - idle * embedding.element_size(), self.dtype, str(self.device)
+                vars(config),
+                count - idle,
+                size - idle * embedding.element_size(),
+                self.dtype,
+                str(self.device),
             ),
             attention_backend=self.attn_implementation,
             warnings=list(self.source.warnings),

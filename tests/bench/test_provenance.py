@@ -24,6 +24,7 @@ def test_every_field_is_there() -> None:
     assert facts["packages"]["torch"] and facts["packages"]["python"]
     assert facts["cpu"]["logical_cores"] >= facts["cpu"]["usable_cores"] >= 1
     assert "pytest" in facts["command"]
+    assert not facts["command"].startswith("/")
 
 
 def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,14 @@ import pytest
 from minivllm.bench.record import Roofline
 from minivllm.bench.roofline import last_level_cache, model_costs, probe, usage
 
-MODEL = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+MODEL = {
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "hidden_size": 10,
+    "vocab_size": 20,
+}
 COSTS = model_costs(MODEL, streamed_params=1000, streamed_weight_bytes=2000, dtype="bfloat16")
 
 
@@ -20,7 +27,8 @@ def step(**fields: Any) -> dict[str, Any]:
 
 def test_costs_of_a_model() -> None:
     assert COSTS["streamed_weight_bytes"] == 2000
-    assert COSTS["flops_per_token"] == 2000
+    assert COSTS["flops_per_token"] == 2 * (1000 - 200)
+    assert COSTS["head_flops_per_row"] == 2 * 200
     assert COSTS["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 2  # k and v, layers, heads, width, bytes
     assert COSTS["attention_flops_per_token_pair"] == 4 * 2 * 4 * 8
 
@@ -47,7 +55,7 @@ def test_prefill_flops_and_mfu() -> None:
         step(num_tokens=2, num_prefill_tokens=2, context_tokens=6),
     ]
     result = usage(COSTS, steps, Roofline(matrix_flops_per_s=1e9))
-    flops = 2000 * 6 + 256 * 21
+    flops = 1600 * 6 + 256 * 21 + 400 * 2  # the head: one row a step
     assert result.prefill_flops == flops
     assert result.mfu == pytest.approx(flops / 0.004 / 1e9)
     assert result.mbu is None and result.fits_cache is None
@@ -57,7 +65,7 @@ def test_prefill_of_two_equal_prompts() -> None:
     result = usage(
         COSTS, [step(num_tokens=6, num_requests=2, num_prefill_tokens=6, context_tokens=6)], Roofline()
     )
-    assert result.prefill_flops == 2000 * 6 + 256 * 12
+    assert result.prefill_flops == 1600 * 6 + 256 * 12 + 400 * 2
 
 
 def test_without_costs_there_is_nothing_to_say() -> None:
