@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
 import textwrap
 import traceback
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Hydra's parser takes overrides in one piece; people write -m among them.
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
     sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]
+    with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals
+        signal.signal(signal.SIGTERM, _interrupt)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
     try:
         return _run()
@@ -63,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ["HYDRA_FULL_ERROR"] = saved_mode
 
 
+def _interrupt(signum: int, frame: object) -> None:
+    """Being told to end is an interruption like any other: the worker is ended and the report is built."""
+    raise KeyboardInterrupt
+
+
 def job(cfg: DictConfig) -> int:
     """What Hydra runs for a command, and for each job of a sweep, possibly in another process."""
     try:
@@ -71,6 +80,9 @@ def job(cfg: DictConfig) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except SystemExit as error:  # of a plug-in, say; it must not end a sweep
+        print(f"error: the task called exit({error.code})", file=sys.stderr)
+        code = 1
     except Exception:  # told here in full: Hydra would keep the first failure of a sweep and drop the rest
         traceback.print_exc()
         code = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ def user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's own package on the path, with option files beside it: <user_dir>/conf is for --config-dir."""
     (tmp_path / "user" / "conf").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path / "user"))
+    for name in [n for n in sys.modules if n.startswith("my_")]:  # another test's, of the same name
+        monkeypatch.delitem(sys.modules, name)
     return tmp_path / "user"
 
 

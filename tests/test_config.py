@@ -109,7 +109,7 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("cache.num_blocks=true", "cache.num_blocks=True must be a whole number or null"),
         ("batching.chunked_prefill=1", "batching.chunked_prefill=1 must be true or false"),
         ("batching.preemption=swapp", "batching.preemption='swapp' must be recompute"),
-        ("decoding.temperature=-1", "decoding.temperature=-1.0 must be 0 (greedy) or more"),
+        ("decoding.temperature=-1", "decoding.temperature=-1.0 must be 0 (greedy), or 0.001 or more"),
         ("decoding.stop=[[a]]", "must be a list, each text"),
         ("measure.slo=3", "measure.slo=3 must be a group of settings"),
         ("measure.warmup_requests=some", "measure.warmup_requests='some' must be auto or a whole number"),

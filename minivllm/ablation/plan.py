@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hydra.core.override_parser.types import Override
 
-from minivllm.bench.identity import digest
+from minivllm.bench.identity import NEUTRAL_MEASURE, digest
 from minivllm.errors import BadInput
 
 SETTINGS = "sweep."  # overrides that say how to run the sweep, not what is in it
@@ -32,14 +32,18 @@ class Sweep:
 
     def definition(self) -> list[list[str]]:
         """The overrides of every arm, in an order that does not depend on how they were written."""
-        return sorted(
-            sorted(text for text in arm.overrides if text.partition("=")[0] not in NEUTRAL)
-            for arm in self.arms
-        )
+        return sorted(sorted(text for text in arm.overrides if not _neutral(text)) for arm in self.arms)
 
     def hash(self) -> str:
         """Equal for equal definitions, so that the same command finds its records again."""
         return digest(self.definition())
+
+
+def _neutral(override: str) -> bool:
+    """Whether an override changes where things go or how they are taken down, but not what is measured."""
+    key = override.partition("=")[0].lstrip("+~")
+    group, _, knob = key.partition(".")
+    return key in NEUTRAL or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
 
 
 def product(overrides: Iterable[Override]) -> Sweep:
@@ -75,5 +79,7 @@ def product(overrides: Iterable[Override]) -> Sweep:
 
 
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
-    named = [text for key, text in zip(keys, combination, strict=True) if key in varying]
-    return Arm(" ".join(named or combination) or "default", tuple(combination))
+    # In an order that does not depend on how they were written: the name is part of a measurement's identity.
+    named = sorted(text for key, text in zip(keys, combination, strict=True) if key in varying)
+    rest = sorted(text for text in combination if not _neutral(text))
+    return Arm(" ".join(named or rest) or "default", tuple(combination))

@@ -86,6 +86,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         show_plan(plan)
         return 0
     with _only_one(plan):
+        _look_up(plan, first["sweep"])  # again: another process may have measured in the meantime
         return _measure(plan, sweep, launch, Path(first["reports_dir"]) / plan.name)
 
 
@@ -120,7 +121,7 @@ def _plan(sweep: Sweep, cells: list[Cell], first: dict[str, Any]) -> Plan:
     root = Path(first["runs_dir"])
     settled: dict[str, dict[str, Any]] = {}  # model options -> the same with their weights found
     warnings: dict[str, None] = {}
-    for cell in cells:
+    for position, cell in enumerate(cells):
         if cell.config is None:
             continue
         model = json.dumps(cell.config["model"], sort_keys=True)
@@ -133,21 +134,30 @@ def _plan(sweep: Sweep, cells: list[Cell], first: dict[str, Any]) -> Plan:
             continue
         settled[model] = config["model"]
         warnings.update(dict.fromkeys(notes))
-        cell.measurements = identity.expand(config, name, cell.arm.name, root, fingerprint)
+        cell.measurements = identity.expand(config, name, cell.arm.name, root, fingerprint, position)
     _require_one(cells)
-    measurements = [measurement for cell in cells for measurement in cell.measurements]
-    recorded = {m.run_id: status for m in measurements if (status := recorded_status(m)) is not None}
+    plan = Plan(name, root / name, cells, {}, [], list(warnings))
+    _look_up(plan, settings)
+    return plan
+
+
+def _look_up(plan: Plan, settings: dict[str, Any]) -> None:
+    """Fill in what is recorded, and so what is still to be measured."""
+    plan.recorded = {
+        m.run_id: status for m in plan.measurements if (status := recorded_status(m)) is not None
+    }
     jobs: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        status = recorded.get(measurement.run_id)
+    for measurement in plan.measurements:
+        status = plan.recorded.get(measurement.run_id)
         again = settings["fresh"] or (settings["retry"] == "failed" and status != "ok")
         if status is None or again:
             jobs.setdefault(identity.engine_id(measurement.config), []).append(measurement)
-    return Plan(name, root / name, cells, recorded, list(jobs.values()), list(warnings))
+    plan.jobs = list(jobs.values())
 
 
 def recorded_status(measurement: Measurement) -> str | None:
     """Status of the measurement's record; None where there is none (or none that can be read)."""
+    storage.recover(measurement.path)
     try:
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
         return str(record["status"])
@@ -163,7 +173,12 @@ def _only_one(plan: Plan) -> Iterator[None]:
     """Two processes that run one sweep at once would measure everything twice."""
     import filelock
 
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"runs_dir={plan.folder.parent}: no folder for records can be made ({error})"
+        ) from None
     lock = filelock.FileLock(plan.folder / ".lock")
     try:
         lock.acquire(timeout=0)
@@ -188,8 +203,8 @@ def _measure(plan: Plan, sweep: Sweep, launch: Launch, report_dir: Path) -> int:
         print(f"{skipped} of {len(plan.measurements)} recorded already, skipped")
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    for cell in plan.cells:
-        _record_invalid(plan, cell)
+    for position, cell in enumerate(plan.cells):
+        _record_invalid(plan, cell, position)
     path = plan.folder / PLAN
     definition = {
         "arms": [[arm.name, *arm.overrides] for arm in sweep.arms],
@@ -249,7 +264,7 @@ def _report(plan: Plan, out_dir: Path) -> bool:
     return True
 
 
-def _record_invalid(plan: Plan, cell: Cell) -> None:
+def _record_invalid(plan: Plan, cell: Cell, position: int) -> None:
     """A row for an arm that cannot be measured; and none left of a time when it could not."""
     run = identity.digest(["invalid", sorted(cell.arm.overrides)])
     slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
@@ -267,6 +282,7 @@ def _record_invalid(plan: Plan, cell: Cell) -> None:
         block=0,
         status="invalid",
         config=config,
+        position=position,
         error=Failure("BadInput", cell.problem),
     )
     record.validity.ok = False

@@ -44,6 +44,7 @@ def write_failure(
         block=measurement.block,
         status=status,
         config=measurement.config,
+        position=measurement.position,
         error=Failure(kind, message, storage.log_tail(measurement.path / storage.LOG)),
         provenance=facts or provenance(measurement.config, code_hash()),
         validity=Validity(False, [f"{status}: {message}"]),

@@ -97,6 +97,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts["model"] = {**model, "fingerprint": fingerprint}
     if "path" in parts.get("workload", {}):
         parts["workload"] = {**parts["workload"], "path": _content(parts["workload"]["path"])}
+    decoding = parts.get("decoding", {})  # of these the workload decides, for each request
+    parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
     measure = config.get("measure") or {}
     parts["measure"] = {key: value for key, value in measure.items() if key not in NEUTRAL_MEASURE}
     return digest(parts)
@@ -143,7 +145,7 @@ def cell_name(config: dict[str, Any]) -> str:
 
 
 def expand(
-    config: dict[str, Any], sweep: str, arm: str, root: str | Path, fingerprint: str
+    config: dict[str, Any], sweep: str, arm: str, root: str | Path, fingerprint: str, position: int = 0
 ) -> list[Measurement]:
     """The measurements of one cell, one a block (`measure.repeats` of them).
 
@@ -153,6 +155,7 @@ def expand(
         arm: the cell's name within its sweep.
         root: the folder of all records (`runs_dir`).
         fingerprint: of the checkpoint, from `models.source.resolve`.
+        position: of the arm within its sweep.
     """
     cell = cell_id(config, fingerprint)
     device = (config.get("runtime") or {}).get("device") or "auto"
@@ -160,5 +163,5 @@ def expand(
     for block in range((config.get("measure") or {}).get("repeats") or 1):
         run = run_id(cell, device, arm, block)
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
-        measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config))
+        measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))
     return measurements

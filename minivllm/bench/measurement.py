@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-GO = b"go\n"  # what the supervisor tells a worker when a measurement's directory is ready
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -21,6 +19,7 @@ class Measurement:
         block: number of the repeat, from 0.
         directory: where the record goes, `<runs_dir>/<sweep>/<cell name>-<run_id>`.
         config: the resolved configuration.
+        position: of the arm within its sweep; the report keeps this order, the first is the baseline.
     """
 
     run_id: str
@@ -30,6 +29,7 @@ class Measurement:
     block: int
     directory: str
     config: dict[str, Any]
+    position: int = 0
 
     @property
     def path(self) -> Path:

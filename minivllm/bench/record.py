@@ -156,6 +156,7 @@ class Record:
     block: int
     status: str
     config: dict[str, Any]
+    position: int = 0  # of the arm within its sweep
     workload_hash: str | None = None
     weights: str | None = None  # "checkpoint" | "random"
     attention_backend: str | None = None

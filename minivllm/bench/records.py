@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.bench.storage import RECORD
+from minivllm.bench.storage import ASIDE, RECORD
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def _below(place: Path) -> Iterator[Path]:
     elif (place / RECORD).exists():
         yield place / RECORD
     else:
-        yield from place.glob(f"*/{RECORD}")
-        yield from place.glob(f"*/*/{RECORD}")
+        yield from (p for p in place.glob(f"*/{RECORD}") if not p.parent.name.startswith(ASIDE))
+        yield from (p for p in place.glob(f"*/*/{RECORD}") if not p.parent.name.startswith(ASIDE))
 
 
 def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[str]]:

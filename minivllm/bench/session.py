@@ -171,6 +171,7 @@ class Session:
             block=measurement.block,
             status="ok",
             config=config,
+            position=measurement.position,
             workload_hash=workload.hash,
             weights=info.weights,
             attention_backend=info.attention_backend,

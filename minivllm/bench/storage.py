@@ -14,6 +14,7 @@ from typing import Any
 from minivllm.bench.record import Record
 
 RECORD = "record.json"
+ASIDE = ".replaced-"  # before the name of a record directory that is being measured again
 HANDOVER = ".record.part"  # a worker's finished record, before the supervisor completes it
 REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
@@ -88,10 +89,32 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def prepare(directory: Path, config: dict[str, Any]) -> None:
-    """Make an empty record directory that holds the resolved configuration alone."""
+    """Make an empty record directory that holds the resolved configuration alone.
+
+    A finished record that is to be measured again is put aside until the new one is there.
+    """
+    recover(directory)
+    if (directory / RECORD).exists():
+        directory.rename(_aside(directory))
     remove(directory)
     directory.mkdir(parents=True)
     write_yaml(directory / CONFIG, config)
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f"{ASIDE}{directory.name}")
+
+
+def recover(directory: Path) -> None:
+    """Put back a finished record that was to be replaced by a measurement that did not end."""
+    aside = _aside(directory)
+    if not aside.exists():
+        return
+    if (directory / RECORD).exists():
+        remove(aside)
+    else:
+        remove(directory)
+        aside.rename(directory)
 
 
 def remove(directory: Path) -> None:
@@ -128,6 +151,7 @@ def write_record(
     write_json(directory / RECORD, record.to_dict())
     with suppress(OSError):
         (directory / HANDOVER).unlink()
+    remove(_aside(directory))
 
 
 def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.gpu import NullGpu, open_gpu
 from minivllm.bench.identity import code_hash, engine_id
-from minivllm.bench.measurement import GO, Measurement
+from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance, thread_count
 from minivllm.bench.telemetry import Telemetry
 from minivllm.errors import BadInput
@@ -36,6 +37,8 @@ POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
 GRACE_S = 3.0  # between asking a worker to end and killing it
 CLOSING_S = 30.0  # for a worker to release its engine after the last measurement
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Of `measure`: what the supervisor or a session reads once for all measurements of a worker.
+WATCH_KNOBS = ("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s", "roofline")
 OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
 
@@ -79,13 +82,13 @@ def _next_batch(measurements: Sequence[Measurement]) -> list[Measurement]:
     first = measurements[0]
     if (first.config.get("measure") or {}).get("isolation") == "run":
         return [first]
-    engine = engine_id(first.config)
-    batch = []
-    for measurement in measurements:
-        if engine_id(measurement.config) != engine:
-            break
-        batch.append(measurement)
-    return batch
+    return list(takewhile(lambda m: _watched(m) == _watched(first), measurements))
+
+
+def _watched(measurement: Measurement) -> tuple[Any, ...]:
+    """What must be alike for one worker under one watch."""
+    measure = measurement.config.get("measure") or {}
+    return engine_id(measurement.config), *(measure.get(knob) for knob in WATCH_KNOBS)
 
 
 @dataclass
@@ -173,7 +176,7 @@ class _Watch:
             if self.current is None:
                 self.worker.stdin.close()
             else:
-                self.worker.stdin.write(GO)
+                self.worker.stdin.write(f"{self.current.run_id}\n".encode())
                 self.worker.stdin.flush()
 
     def _spawn(self, job: Path, progress: int) -> subprocess.Popen[bytes]:
@@ -218,8 +221,8 @@ class _Watch:
     def _overdue(self) -> bool:
         """Whether the worker must be ended; `verdict` then says why."""
         spent = time.monotonic() - self.began_s
-        if self.current is None:
-            return spent > CLOSING_S
+        if self.current is None or self.failure is not None:
+            return spent > CLOSING_S  # all is said: the worker has only to end
         timeout, limit = self.measure.get("timeout_s"), self.measure.get("memory_limit_gb")
         if self.telemetry.over_limit.is_set():
             self.verdict = ("oom", f"resident memory went above measure.memory_limit_gb={limit:g}")
@@ -242,6 +245,7 @@ class _Watch:
         elif event["event"] == "failed":
             self.failure = event
             if not event["going_on"]:
+                self.began_s = time.monotonic()
                 return  # the worker ends now; how it ends may tell more
             self._fail(event["status"], event["type"], event["message"])
         else:
@@ -288,11 +292,11 @@ class _Watch:
         """Account for the measurement at which the worker ended."""
         if self.current is None:
             return
-        if self.verdict:
+        if self.failure is not None:
+            self._fail(self.failure["status"], self.failure["type"], self.failure["message"])
+        elif self.verdict:
             status, message = self.verdict
             self._fail(status, "TimeoutError" if status == "timeout" else "MemoryError", message)
-        elif self.failure is not None:
-            self._fail(self.failure["status"], self.failure["type"], self.failure["message"])
         elif code == -signal.SIGKILL and oom_killed:
             self._fail("oom", "MemoryError", "killed by the kernel, which was out of memory")
         elif code < 0:
@@ -307,6 +311,7 @@ class _Watch:
         if current is None or (current.path / storage.RECORD).exists():
             return  # interrupted between the record's last write and its announcement
         storage.remove(current.path)
+        storage.recover(current.path)
         for folder in (current.path.parent, current.path.parent.parent):
             with contextlib.suppress(OSError):
                 folder.rmdir()  # fails, as it should, unless empty

@@ -1,7 +1,7 @@
 """The process that measures: `python -m minivllm.bench.worker JOB.json PROGRESS_FD PARENT_PID`.
 
-JOB.json lists measurements that share one engine configuration; the engine is built once. The supervisor says
-"go" on standard input when a measurement's directory is ready. A finished record is handed over in a temporary
+JOB.json lists measurements that share one engine configuration; the engine is built once. The supervisor names
+a measurement on standard input, by its run_id, when its directory is ready. A finished record is handed over in a temporary
 file, since only the supervisor has the telemetry. Progress goes up a pipe of its own as JSON lines, so that
 nothing that an engine prints can disturb it. Exit codes: 0 all measured, 1 a failure, 2 bad input.
 """
@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench import storage
-from minivllm.bench.measurement import GO, Measurement
+from minivllm.bench.measurement import Measurement
 from minivllm.bench.session import Session
 from minivllm.errors import BadInput
 
 PR_SET_PDEATHSIG = 1
-OOM_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+OOM_PHRASES = (
+    "alloc_failed",  # cuBLAS and cuDNN
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
 
 
 class Pipe:
@@ -63,16 +69,14 @@ class Worker:
     def run(self) -> int:
         """Measure until all is done or the engine is no longer fit for it; returns the exit code."""
         code = 0
-        for i, measurement in enumerate(self.measurements):
-            if sys.stdin.buffer.readline() != GO:
-                return 1  # the supervisor is gone
-            if i:
-                _log_to(measurement.path / storage.LOG)
+        by_id = {measurement.run_id: measurement for measurement in self.measurements}
+        for line in sys.stdin.buffer:
+            measurement = by_id[line.decode().strip()]
+            _log_to(measurement.path / storage.LOG)
             try:
                 self._measure(measurement)
             except Exception as error:  # whatever it is, it becomes a row
-                last = i + 1 == len(self.measurements)
-                code = self._report(error, going_on=self.session.usable and not last)
+                code = self._report(error, going_on=self.session.usable)
                 if not self.session.usable:
                     return code
         self.session.close()
@@ -116,7 +120,7 @@ def _log_to(path: Path) -> None:
     """Send everything that this process prints, native code included, to another log."""
     sys.stdout.flush()
     sys.stderr.flush()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -36,9 +36,15 @@ class PlainLinear(nn.Module):
         super().__init__()
         self.weight = weight if isinstance(weight, nn.Parameter) else frozen(weight)
         self.bias = None if bias is None else frozen(bias)
+        # For one row of a bfloat16 weight that is not reordered, torch's matrix-vector product took 0.7 of the
+        # time of F.linear (the head of Qwen3-0.6B, two threads).
+        self.is_vector_product_faster = weight.device.type == "cpu" and weight.dtype is torch.bfloat16
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
+        if self.is_vector_product_faster and x.shape[0] == 1:
+            product = torch.mv(self.weight, x[0])[None]
+            return product if self.bias is None else product.add_(self.bias)
         return F.linear(x, self.weight, self.bias)
 
 

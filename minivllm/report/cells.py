@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from minivllm.bench.identity import NEUTRAL_MEASURE
 from minivllm.report.rows import Row, number, status_of
 
 # Parts of the configuration that are not knobs of the measurement.
@@ -117,7 +118,7 @@ class Cell:
 
 
 def gather(rows: list[Row]) -> list[Cell]:
-    """Cells in the order in which they were first measured, labelled; the first is the baseline.
+    """Cells in the order of their sweep's arms, labelled; the first is the baseline.
 
     Records of different code or devices are never averaged: they are cells of their own.
     """
@@ -137,7 +138,7 @@ def gather(rows: list[Row]) -> list[Cell]:
         return tuple(parts)
 
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in sorted(rows, key=lambda r: (str(r.get("provenance.started_at") or "~"), str(r.get("arm")))):
+    for row in sorted(rows, key=_order):
         groups.setdefault(group(row), []).append(row)
     cells = [
         Cell(
@@ -151,6 +152,17 @@ def gather(rows: list[Row]) -> list[Cell]:
     cells.sort(key=lambda cell: cell.arm != "baseline")  # stable: a named baseline comes first
     _label(cells)
     return cells
+
+
+def like_for_like(first: Cell, second: Cell) -> bool:
+    """Whether both did the same work on the same device, so that one may be divided by the other."""
+    return all(first.first(key) == second.first(key) for key in ("workload_hash", DEVICE))
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """As the arms were given, not as they happened to be measured: a cell tried again keeps its place."""
+    started = str(row.get("provenance.started_at") or "~")
+    return str(row.get("sweep")), number(row.get("position")) or 0, started, str(row.get("arm"))
 
 
 def _identity(row: Row) -> tuple[str, ...]:
@@ -200,6 +212,8 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     for key in names:
         path = key.removeprefix("config.").split(".")
         if not key.startswith("config.") or path[0] in IGNORED or path[-1] == "_target_":
+            continue
+        if path[0] == "measure" and path[1] in NEUTRAL_MEASURE:
             continue
         if path[0] in moving:
             by_option: dict[str, list[Cell]] = {}

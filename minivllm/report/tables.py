@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.report.cells import Cell, gather
+from minivllm.report.cells import Cell, gather, like_for_like
 from minivllm.report.format import MISSING, sig
 from minivllm.report.rows import rows_of
 
@@ -35,7 +35,7 @@ COLUMNS = (
     Column("metrics.ttft_ms.p99", "TTFT p99", "ms"),
     Column("metrics.itl_ms.p50", "ITL p50", "ms", terminal=True),
     Column("memory.weights", "Weights", "GB", 1e-9, terminal=True),
-    Column("memory.kv_pool", "KV pool", "GB", 1e-9, terminal=True),
+    Column("memory.kv_pool", "KV pool", "GB", 1e-9),
     Column("memory.device_peak_allocated", "Device peak", "GB", 1e-9),
     Column("memory.host_rss_peak", "Host peak", "GB", 1e-9, terminal=True),
     Column("energy.joules_per_output_token", "Energy", "J/token"),
@@ -91,7 +91,9 @@ def used_columns(cells: list[Cell]) -> list[Column]:
 
 
 def speedup(cell: Cell, base: Cell) -> float | None:
-    """Output tokens/s against the baseline's."""
+    """Output tokens/s against the baseline's; None where the work or the device is not the same."""
+    if not like_for_like(cell, base):
+        return None
     mine, theirs = cell.mean(COLUMNS[0].key), base.mean(COLUMNS[0].key)
     return mine / theirs if mine is not None and theirs else None
 
@@ -173,7 +175,7 @@ def summary_table(frame: pd.DataFrame) -> Table:
     for title in names:
         # Figures never wrap, so in a narrow terminal names would be squeezed to a letter a line.
         table.add_column(title, overflow="fold", min_width=max(10, len(title)))
-    table.add_column("status")
+    table.add_column("status", min_width=7)
     for index, column in enumerate(columns):
         table.add_column(f"{column.title}\n{column.unit}", justify="right", no_wrap=True)
         if index == 0 and len(cells) > 1:

@@ -55,6 +55,9 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
 
 
 def _run_lone(config: dict[str, Any]) -> int:
+    asked = [key for key in ("name", "fresh", "retry", "dry_run") if (config.get("sweep") or {}).get(key)]
+    if asked:
+        raise BadInput(f"sweep.{asked[0]} is for sweeps: add -m to the command")
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     name = config.get("name") or _fresh_name(root)
@@ -102,13 +105,20 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
 
 def _fresh_name(root: Path) -> str:
-    """The time, made unique: a lone run always measures anew."""
+    """The time, made unique by making the folder: a lone run always measures anew."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     name, count = stamp, 1
-    while (root / name).exists():
-        count += 1
-        name = f"{stamp}-{count}"
-    return name
+    while True:
+        try:
+            (root / name).mkdir(parents=True)
+            return name
+        except FileExistsError:
+            if root.exists() and not root.is_dir():
+                raise BadInput(f"runs_dir={root} is a file; give a folder") from None
+            count += 1
+            name = f"{stamp}-{count}"
+        except OSError as error:
+            raise BadInput(f"runs_dir={root}: no folder for records can be made ({error})") from None
 
 
 def _report(measurements: Sequence[Measurement], out_dir: Path) -> None:

@@ -16,10 +16,10 @@ def parse(*overrides: str) -> Sweep:
 def test_product_names_arms_by_what_varies() -> None:
     sweep = parse("model=qwen3", "quant=fp16,nf4", "batching=static,continuous")
     assert [arm.name for arm in sweep.arms] == [
-        "quant=fp16 batching=static",
-        "quant=fp16 batching=continuous",
-        "quant=nf4 batching=static",
-        "quant=nf4 batching=continuous",
+        "batching=static quant=fp16",
+        "batching=continuous quant=fp16",
+        "batching=static quant=nf4",
+        "batching=continuous quant=nf4",
     ]
     assert sweep.arms[2].overrides == ("model=qwen3", "quant=nf4", "batching=static")
 
@@ -37,7 +37,7 @@ def test_hydras_grammar_is_understood() -> None:
 
 
 def test_nothing_varies() -> None:
-    assert [arm.name for arm in parse("quant=nf4", "model=qwen3").arms] == ["quant=nf4 model=qwen3"]
+    assert [arm.name for arm in parse("quant=nf4", "model=qwen3").arms] == ["model=qwen3 quant=nf4"]
     assert [arm.name for arm in parse().arms] == ["default"]
 
 
@@ -72,3 +72,12 @@ def test_the_name_does_not_depend_on_how_a_sweep_is_written() -> None:
     )
     assert usual.hash() != parse("model=qwen3", "quant=fp16,nf4", "batching=static").hash()
     assert usual.hash() != parse("quant=fp16,nf4", "batching=static,continuous").hash()
+
+
+def test_the_order_of_overrides_and_neutral_ones_change_no_identity() -> None:
+    one = parse("quant=fp16,nf4", "cache.block_size=8,16", "measure.repeats=1")
+    other = parse("cache.block_size=8,16", "measure.repeats=2", "quant=fp16,nf4")
+    assert one.hash() == other.hash()
+    assert {arm.name for arm in one.arms} == {arm.name for arm in other.arms}
+    alone = parse("quant=fp16", "measure.repeats=2", "measure.timeout_s=9")
+    assert alone.arms[0].name == parse("quant=fp16").arms[0].name

@@ -82,7 +82,7 @@ def test_every_arm_is_measured_and_reported(sweep: Cli, bench: Bench) -> None:
     assert done.code == 0, done.err
     assert sorted(records()) == bench.arms
     assert len(bench.jobs) == 4
-    record = records()["cache.block_size=8 batching=sequential"]
+    record = records()["batching=sequential cache.block_size=8"]
     assert record["config"]["cache"]["block_size"] == 8
     assert record["config"]["choices"]["batching"] == "sequential"
     assert "report: reports/mine/index.html" in done.out
@@ -128,7 +128,7 @@ def test_without_a_name_the_definition_is_the_name(sweep: Cli, bench: Bench) -> 
 
 
 def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench: Bench) -> None:
-    arm = "cache.block_size=8 batching=sequential"
+    arm = "batching=sequential cache.block_size=8"
     bench.statuses = {arm: "oom"}
     assert sweep(*SWEEP).code == 1
     assert records()[arm]["status"] == "oom" and len(records()) == 4
@@ -150,14 +150,14 @@ def test_fresh_measures_everything_anew(sweep: Cli, bench: Bench) -> None:
 def test_an_arm_that_cannot_be_composed_is_a_row(sweep: Cli, bench: Bench) -> None:
     done = sweep("-m", "quant=bf16,nf5", "cache.block_size=8,0", "sweep.name=mine")
     assert done.code == 1
-    assert bench.arms == ["quant=bf16 cache.block_size=8"]
+    assert bench.arms == ["cache.block_size=8 quant=bf16"]
     assert {arm: record["status"] for arm, record in records().items()} == {
-        "quant=bf16 cache.block_size=8": "ok",
-        "quant=bf16 cache.block_size=0": "invalid",
-        "quant=nf5 cache.block_size=8": "invalid",
-        "quant=nf5 cache.block_size=0": "invalid",
+        "cache.block_size=8 quant=bf16": "ok",
+        "cache.block_size=0 quant=bf16": "invalid",
+        "cache.block_size=8 quant=nf5": "invalid",
+        "cache.block_size=0 quant=nf5": "invalid",
     }
-    message = records()["quant=nf5 cache.block_size=8"]["error"]["message"]
+    message = records()["cache.block_size=8 quant=nf5"]["error"]["message"]
     assert message.startswith("quant=nf5: no such option")
     assert "cache.block_size=0 must be at least 1" in done.err
     assert Path("reports/mine/index.html").exists()

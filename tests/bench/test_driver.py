@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedClock, ScriptedEngine, workload
 
 from minivllm.bench.arrivals import Arrival, Concurrency, Offline, Poisson
 from minivllm.bench.driver import Progress, drive, full_batch, request_seed, warm_up
@@ -14,6 +13,7 @@ from minivllm.bench.metrics import compute
 from minivllm.bench.validity import check
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 
 class Schedule(Arrival):

@@ -7,7 +7,6 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ScriptedClock, ScriptedEngine, workload
 
 from minivllm.bench.arrivals import Arrival, Concurrency, Offline
 from minivllm.bench.driver import RequestTrace, drive, full_batch
@@ -15,6 +14,7 @@ from minivllm.bench.metrics import METRICS, compute, glossary, percentiles, requ
 from minivllm.bench.record import Metrics, Percentiles, Window
 from minivllm.bench.workloads import Workload
 from minivllm.engine.params import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 
 class At(Arrival):

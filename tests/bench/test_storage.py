@@ -112,3 +112,18 @@ def test_log_tail(tmp_path: Path) -> None:
     tail = storage.log_tail(path, lines=3)
     assert tail == "line 9997\nline 9998\nline 9999"
     assert len(storage.log_tail(path, lines=10**6, limit=100)) == 100
+
+
+def test_a_finished_record_stays_until_it_is_replaced(tmp_path: Path) -> None:
+    directory = tmp_path / "cell-1"
+    directory.mkdir()
+    (directory / storage.RECORD).write_text("old")
+    storage.prepare(directory, {"a": 1})
+    assert not (directory / storage.RECORD).exists()
+    storage.recover(directory)  # the new measurement did not end
+    assert (directory / storage.RECORD).read_text() == "old"
+    storage.prepare(directory, {"a": 1})
+    (directory / storage.RECORD).write_text("new")
+    storage.recover(directory)
+    assert (directory / storage.RECORD).read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted import ScriptedClock, ScriptedEngine, workload
 
 from minivllm.bench.arrivals import Concurrency, Offline
 from minivllm.bench.driver import RequestTrace, drive
@@ -16,6 +15,7 @@ from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.validity import check, check_telemetry, merge
 from minivllm.bench.workloads import Workload
 from minivllm.engine.params import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 Measured = tuple[list[RequestTrace], Workload, Metrics]
 

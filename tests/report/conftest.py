@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import make_sweep, write
+
+from tests.report.synthetic import make_sweep, write
 
 
 @pytest.fixture

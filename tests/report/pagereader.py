@@ -7,10 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from synthetic import write
-
 from minivllm.bench.record import Record
 from minivllm.report import build_report
+from tests.report.synthetic import write
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 

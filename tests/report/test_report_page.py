@@ -7,11 +7,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
-from pagereader import Page, build, table
-from synthetic import failed, make_record, make_sweep
 
 from minivllm.bench.record import STATUSES
 from minivllm.report import build_report
+from tests.report.pagereader import Page, build, table
+from tests.report.synthetic import failed, make_record, make_sweep
 
 
 def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import make_record, write
 
 from minivllm.bench.records import load_records
 from minivllm.errors import BadInput
 from minivllm.report import build_report, summary_table
 from minivllm.report.format import listing, sig
 from minivllm.tasks.report import find_runs, joined_name, run
+from tests.report.synthetic import make_record, write
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

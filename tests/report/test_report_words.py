@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from pagereader import Page, build, table
-from synthetic import failed, make_record, make_sweep, write
 
 from minivllm.bench.metrics import glossary
 from minivllm.bench.record import Percentiles, Validity
 from minivllm.errors import BadInput
 from minivllm.report import build_report
+from tests.report.pagereader import Page, build, table
+from tests.report.synthetic import failed, make_record, make_sweep, write
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
