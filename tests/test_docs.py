@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -210,3 +211,32 @@ def test_the_columns_of_the_tables_are_described() -> None:
     columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *(f.name for f in fields(StepTimed))]
     columns += Telemetry(os.getpid(), NullGpu()).sample() or {}
     assert [name for name in columns if f"`{name}`" not in text] == []
+
+
+MARKED = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", re.S)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "performance.md"], ids=lambda page: page.name)
+def test_tables_are_those_of_the_committed_records(page: Path) -> None:
+    """A number in the docs is a record's: the table as the report wrote it, and the report as the records say."""
+    tables = MARKED.findall(page.read_text())
+    assert tables
+    for name, shown in tables:
+        assert shown == (ROOT / name).read_text(), name
+
+
+@pytest.mark.parametrize("name", ["batch-1", "chat", "four-requests", "precision", "tiny-precision"])
+def test_committed_tables_are_rebuilt_from_their_records(name: str, tmp_path: Path) -> None:
+    from minivllm.report import build_report
+
+    examples = ROOT / "reports" / "examples" / "cpu"
+    build_report(examples / "runs" / name, tmp_path)
+    for table in ("table.md", "table.csv"):
+        assert (tmp_path / table).read_text() == (examples / name / table).read_text(), table
+
+
+def test_the_harness_overhead_quoted_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "reports" / "examples" / "cpu" / "harness_overhead.json").read_text())
+    text = (DOCS / "performance.md").read_text()
+    assert f"<!-- figure: share_by_counts -->{100 * recorded['share_by_counts']:.2f} %<!-- end -->" in text
+    assert f"<!-- figure: on_over_off -->{recorded['on_over_off']['median']:.3f}<!-- end -->" in text
