@@ -33,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test in an empty folder, so that none sees the runs and reports of the checkout."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
 @dataclass
 class Result:
     """What a command did."""

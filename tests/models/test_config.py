@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,4 +94,4 @@ def test_an_unsupported_architecture_is_told_the_supported_ones() -> None:
 
 def test_config_registry_and_source_do_not_import_torch() -> None:
     code = "import sys, minivllm.models.source, minivllm.models.registry; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,4 +193,4 @@ def test_bitsandbytes_is_imported_only_when_needed() -> None:
         "from minivllm.quant.int8 import Int8; Int8()\n"
         "assert 'bitsandbytes' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
