@@ -121,13 +121,13 @@ def test_commands_compose(page: Path) -> None:
     for command in commands(page):
         overrides = [_verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)]
         if "-m" not in command:
-            config.compose(overrides)
+            assert config.compose(overrides)["choices"]
             continue
         with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             sweep = product(OverridesParser.create(config_loader=loader).parse_overrides(overrides))
         for arm in sweep.arms:
-            config.compose([*arm.overrides, *sweep.settings])
+            assert config.compose([*arm.overrides, *sweep.settings])["choices"]
 
 
 def test_commands_are_found(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         show_plan(plan)
         return 0
     with _only_one(plan):
+        for measurement in plan.measurements:  # under the lock: nobody is replacing them now
+            storage.recover(measurement.path)
         _look_up(plan, first["sweep"])  # again: another process may have measured in the meantime
         return _measure(plan, sweep, launch, Path(first["reports_dir"]) / plan.name)
 
@@ -157,7 +159,6 @@ def _look_up(plan: Plan, settings: dict[str, Any]) -> None:
 
 def recorded_status(measurement: Measurement) -> str | None:
     """Status of the measurement's record; None where there is none (or none that can be read)."""
-    storage.recover(measurement.path)
     try:
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
         return str(record["status"])

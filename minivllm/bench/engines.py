@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,25 +17,6 @@ from minivllm.engine.events import Event, StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
-
-STEP_FIELDS = (
-    "start_s",
-    "num_requests",
-    "num_tokens",
-    "num_prefill_tokens",
-    "context_tokens",
-    "waiting",
-    "kv_blocks_used",
-    "kv_blocks_total",
-    "kv_slots_wasted",
-    "kv_slots_allocated",
-    "schedule_ms",
-    "prepare_ms",
-    "forward_ms",
-    "sample_ms",
-    "emit_ms",
-    "gap_ms",
-)
 
 
 class MinivllmEngine:
@@ -122,7 +104,7 @@ class MinivllmEngine:
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine."""
-        return [{name: getattr(step, name) for name in STEP_FIELDS} for step in self._steps]
+        return [asdict(step) for step in self._steps]
 
     def _counters(self) -> dict[str, dict[str, float]]:
         engine = self.engine
