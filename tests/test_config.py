@@ -54,7 +54,7 @@ def test_option_file_shows_every_knob(group: str, name: str) -> None:
     composed = config.load(needed(group, name))
     shown = set(composed[group]) - {"_target_"}
     cls = config.OPTIONS.get(composed[group].get("_target_")) or config.TARGETLESS.get(group)
-    assert cls is not None, "the option's class has no dataclass in options.py"
+    assert cls is not None, "the option's class has no dataclass in minivllm/options"
     assert shown == {item.name for item in fields(cls)} - NOT_BUILT
     config.compose(needed(group, name))
 

@@ -1,0 +1,26 @@
+"""The knobs of every option, with types, defaults and ranges; free of torch.
+
+Each dataclass describes what one `_target_` of conf/ takes. `minivllm.config` checks a resolved
+configuration against them. A class of the user's own has no entry here: it is checked against its
+constructor when it is built.
+"""
+
+from minivllm.options import model, serving, tasks, workload
+from minivllm.options.base import GROUPS, OPTIONS, Options, knob, option
+from minivllm.options.measure import MeasureOptions, RuntimeOptions
+from minivllm.options.root import RootOptions
+
+__all__ = [
+    "GROUPS",
+    "OPTIONS",
+    "MeasureOptions",
+    "Options",
+    "RootOptions",
+    "RuntimeOptions",
+    "knob",
+    "model",
+    "option",
+    "serving",
+    "tasks",
+    "workload",
+]

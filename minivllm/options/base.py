@@ -1,0 +1,85 @@
+"""What the option dataclasses are made of: ranges, and the register of `_target_`s."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+
+T = TypeVar("T")
+GROUPS: dict[str, str] = {
+    "task": "what to do",
+    "model": "which model; model=hf model.path=... takes any checkpoint folder or hub id",
+    "quant": "how weights are stored",
+    "attention": "attention kernel",
+    "batching": "which requests share a step",
+    "cache": "where keys and values are kept",
+    "decoding": "how tokens are chosen",
+    "workload": "what is asked",
+    "arrival": "when it is asked",
+    "engine": "what is measured",
+    "runtime": "device and threads",
+    "measure": "repeats, seeds, timeouts, SLOs, prices",
+}
+OPTIONS: dict[str, type] = {"minivllm.engine.params.SamplingParams": SamplingParams}
+
+
+def option(*targets: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: these `_target_`s take the knobs of the decorated dataclass."""
+
+    def register(cls: type[T]) -> type[T]:
+        OPTIONS.update(dict.fromkeys(targets, cls))
+        return cls
+
+    return register
+
+
+def knob(
+    default: Any = MISSING,
+    *,
+    factory: Any = MISSING,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A dataclass field whose value, where it is a number, must lie in a range."""
+    rules = {"at_least": at_least, "above": above, "at_most": at_most}
+    return field(default=default, default_factory=factory, metadata=rules)
+
+
+class Options:
+    """Base of the dataclasses: checks the ranges that `knob` declares.
+
+    Raises:
+        BadInput: a value is out of range; names the key.
+    """
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, item.name)
+            if not isinstance(value, int | float):  # null, or a choice of words
+                continue
+            low, above, high = (item.metadata.get(rule) for rule in ("at_least", "above", "at_most"))
+            wanted = [f"at least {low}"] * (low is not None and not value >= low)
+            wanted += [f"above {above}"] * (above is not None and not value > above)
+            wanted += [f"at most {high}"] * (high is not None and not value <= high)
+            if wanted:
+                raise self.bad(item.name, f"must be {wanted[0]}")
+
+    def bad(self, name: str, complaint: str) -> BadInput:
+        """The error for the knob `name`."""
+        key = f"{self.group}.{name}" if self.group else name
+        return BadInput(f"{key}={getattr(self, name)!r} {complaint}")
+
+
+def require_folder_name(options: Options, name: str) -> None:
+    """Raise BadInput unless the knob is null or can name one folder on any system."""
+    value = getattr(options, name)
+    if value is not None and not re.fullmatch(r"[\w+=,@-][\w.+=,@ -]{0,120}", value):
+        raise options.bad(name, "must be a plain folder name: letters, digits and . _ - + = , @")

@@ -1,0 +1,80 @@
+"""The knobs of `engine`, `runtime` and `measure`: what is measured, on what, and how."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minivllm.options.base import Options, knob, option
+
+
+@option("minivllm.bench.engines.MinivllmEngine")
+@dataclass(frozen=True)
+class MinivllmOptions(Options):
+    """engine=minivllm: its knobs are the other groups."""
+
+    group = "engine"
+
+
+@option("minivllm.peers.transformers.TransformersEngine")
+@dataclass(frozen=True)
+class TransformersOptions(Options):
+    """engine=transformers."""
+
+    group = "engine"
+    batch_size: int = knob(32, at_least=1)
+    attn_implementation: Literal[
+        "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "sdpa"
+
+
+@dataclass(frozen=True)
+class RuntimeOptions(Options):
+    """runtime."""
+
+    group = "runtime"
+    device: str = "auto"
+    threads: int | None = knob(None, at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
+
+
+@dataclass(frozen=True)
+class SLOOptions(Options):
+    """measure.slo: what a request must meet to count for goodput, in milliseconds."""
+
+    group = "measure.slo"
+    ttft_ms: float | None = knob(None, above=0)
+    tpot_ms: float | None = knob(None, above=0)
+    e2e_ms: float | None = knob(None, above=0)
+
+
+@dataclass(frozen=True)
+class PriceOptions(Options):
+    """measure.price: money a device-hour and a kilowatt-hour."""
+
+    group = "measure.price"
+    device_hour: float | None = knob(None, at_least=0)
+    kwh: float | None = knob(None, at_least=0)
+    currency: str = "USD"
+
+
+@dataclass(frozen=True)
+class MeasureOptions(Options):
+    """measure."""
+
+    group = "measure"
+    warmup_requests: Literal["auto"] | int = knob("auto", at_least=0)
+    repeats: int = knob(1, at_least=1)
+    seed: int = knob(0, at_least=0)
+    timeout_s: float = knob(1800, above=0)
+    isolation: Literal["cell", "run"] = "cell"
+    slo: SLOOptions = field(default_factory=SLOOptions)
+    price: PriceOptions = field(default_factory=PriceOptions)
+    roofline: bool = True
+    memory_limit_gb: float | None = knob(None, above=0)
+    telemetry_interval_s: float = knob(0.2, at_least=0.01)

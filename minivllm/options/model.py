@@ -1,0 +1,66 @@
+"""The knobs of `model` and `quant`: what is computed, and how its weights are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minivllm.options.base import Options, knob, option
+
+
+@option("minivllm.models.loading.load_model")
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """Every option of model; `architecture` is the published config.json, checked by the model."""
+
+    group = "model"
+    path: str
+    weights: str = "auto"
+    max_model_len: int | None = knob(None, at_least=1)
+    seed: int = knob(0, at_least=0)
+    architecture: dict[str, Any] | None = None
+
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+@option("minivllm.quant.plain.Plain")
+@dataclass(frozen=True)
+class PlainQuantOptions(Options):
+    """quant=bf16, fp16, fp32."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+
+
+@option("minivllm.quant.int8.Int8")
+@dataclass(frozen=True)
+class Int8Options(Options):
+    """quant=int8."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+    skip: list[str] = field(default_factory=list)
+
+
+@option("minivllm.quant.int8_mixed.Int8Mixed")
+@dataclass(frozen=True)
+class Int8MixedOptions(Options):
+    """quant=int8_mixed."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+    threshold: float = knob(6.0, at_least=0)
+    skip: list[str] = field(default_factory=list)
+
+
+@option("minivllm.quant.nf4.NF4")
+@dataclass(frozen=True)
+class NF4Options(Options):
+    """quant=nf4."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+    block_size: Literal[64, 128, 256, 512, 1024, 2048, 4096] = 64
+    double_quant: bool = True
+    skip: list[str] = field(default_factory=list)

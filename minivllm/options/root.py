@@ -1,0 +1,40 @@
+"""Settings outside every group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minivllm.options.base import Options, knob, require_folder_name
+
+
+@dataclass(frozen=True)
+class SweepOptions(Options):
+    """sweep."""
+
+    group = "sweep"
+    name: str | None = None
+    fresh: bool = False
+    retry: Literal["failed"] | None = None
+    dry_run: bool = False
+    plan: str | None = None
+    job: int | None = knob(None, at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_folder_name(self, "name")
+
+
+@dataclass(frozen=True)
+class RootOptions(Options):
+    """Settings outside every group."""
+
+    name: str | None = None
+    runs_dir: str = "runs"
+    reports_dir: str = "reports"
+    runs: list[str] = field(default_factory=list)
+    sweep: SweepOptions = field(default_factory=SweepOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_folder_name(self, "name")
