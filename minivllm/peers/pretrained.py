@@ -14,8 +14,8 @@ from minivllm.bench.engine import EngineInfo
 from minivllm.bench.roofline import model_costs
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.loading import RandomWeights
 from minivllm.models.source import Source, resolve
+from minivllm.models.weights import RandomWeights
 
 INSTALL = "pip install 'minivllm[peers]'"
 

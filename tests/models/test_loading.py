@@ -223,6 +223,6 @@ def test_wrong_config_is_told_before_weights_are_read(
     make_checkpoint(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4}))
-    monkeypatch.setattr("minivllm.models.loading._read_into", lambda *_: pytest.fail("a weight was read"))
+    monkeypatch.setattr("minivllm.models.weights._read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.3"):
         load(tmp_path)
