@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ class CompletionOutput:
     text: str | None = None  # None without a tokenizer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
-    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
 
 
 @dataclass
@@ -54,9 +54,9 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """One token of a streamed completion."""
+    """One token of a streamed completion; the last piece has none where the request was ended without one."""
 
-    token_id: int
+    token_id: int | None
     text: str
     finish_reason: str | None
     logprobs: dict[int, float] | None = None
@@ -146,17 +146,16 @@ class LLM:
                 ids = self.encode(prompt)
                 result = RequestOutput(prompt if isinstance(prompt, str) else None, ids, [])
                 results.append(result)
-                for index in range(one.n):
+                first = self._submit(ids, one)
+                firsts.append(first)
+                for index, request in enumerate((first, *first.siblings)):
                     completion = CompletionOutput(
                         index,
                         text=None if self.tokenizer is None else "",
                         logprobs=None if one.logprobs is None else [],
                     )
                     result.outputs.append(completion)
-                    request = self._submit(ids, one if index == 0 else self._sibling(one, index))
                     owners[request.request_id] = (result, completion)
-                    if index == 0:
-                        firsts.append(request)
             unfinished = set(owners)
             while unfinished:
                 self._step()
@@ -173,25 +172,21 @@ class LLM:
         return results
 
     @staticmethod
-    def _sibling(params: SamplingParams, index: int) -> SamplingParams:
-        """The parameters of a further sample of the same prompt."""
-        seed = None if params.seed is None else (params.seed + index) % 2**63
-        return replace(params, seed=seed, prompt_logprobs=None)
-
-    @staticmethod
     def _collect(
         output: TokenOutput, result: RequestOutput, completion: CompletionOutput, started: float
     ) -> None:
         elapsed = time.perf_counter() - started
+        completion.finish_reason = output.finish_reason
+        result.metrics.finished_s = elapsed
+        if output.token_id is None:
+            return
         completion.token_ids.append(output.token_id)
         if completion.text is not None:
             completion.text += output.text
         if completion.logprobs is not None and output.logprobs is not None:
             completion.logprobs.append(output.logprobs)
-        completion.finish_reason = output.finish_reason
         if result.metrics.first_token_s is None:
             result.metrics.first_token_s = elapsed
-        result.metrics.finished_s = elapsed
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece]:
         """Complete one prompt, a piece a token; closing the iterator ends the request.
@@ -243,7 +238,8 @@ class LLM:
     def _submit(self, ids: list[int], params: SamplingParams) -> Request:
         request = self.engine.add_request(str(self._counter), ids, params)
         self._counter += 1
-        self._outputs[request.request_id] = []
+        for one in (request, *request.siblings):
+            self._outputs[one.request_id] = []
         return request
 
     def _step(self) -> None:

@@ -23,7 +23,7 @@ OPTION_FILES = sorted(
     (path.parent.name, path.stem) for group in config.GROUPS for path in (CONF / group).glob("*.yaml")
 )
 # Knobs of SamplingParams that have one legal value until what they ask for is built.
-NOT_BUILT = {"beam_width", "priority", "deadline_ms"}
+NOT_BUILT = {"beam_width"}
 # What minivllm passes when it builds an option, beside its knobs.
 RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config"}
 
@@ -42,6 +42,8 @@ def test_defaults_compose_into_plain_complete_data() -> None:
         "block_size": 16,
         "num_blocks": None,
         "memory_fraction": 0.5,
+        "prefix_caching": False,
+        "swap_space_gb": 4.0,
     }
     assert got["measure"]["slo"] == {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None}
     assert got["sweep"]["fresh"] is False and got["runs_dir"] == "runs"

@@ -34,7 +34,7 @@ class RequestTrace:
     finished_s: float | None = None  # when the driver learned that it had ended
     token_times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop" | "length" | "abort" | "refused"; None: not finished
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
     error: str | None = None  # why it did not complete
 
     @property
@@ -44,7 +44,7 @@ class RequestTrace:
 
     @property
     def status(self) -> str:
-        """ok | empty | aborted | refused | unfinished."""
+        """ok | empty | aborted | shed | refused | unfinished."""
         if self.finish_reason in COMPLETED:
             return "ok" if self.token_times else "empty"
         return {None: "unfinished", "abort": "aborted"}.get(self.finish_reason, str(self.finish_reason))

@@ -14,7 +14,7 @@ class EngineOutput:
 
     request_id: str
     token_ids: tuple[int, ...]
-    finish_reason: str | None = None  # "stop" | "length" | "abort"; None while it goes on
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed"; None while it goes on
     started_s: float | None = None  # clock time of the request's first step, where the engine knows it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -29,6 +30,7 @@ class MinivllmEngine:
     def __init__(self, config: dict[str, Any]) -> None:
         begin = time.monotonic()
         self.engine: Engine = build_engine(config)
+        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float] = {}
         self.engine.events.subscribe(self._listen)
@@ -84,18 +86,19 @@ class MinivllmEngine:
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """One step; see BenchEngine."""
         outputs = []
-        for output in self.engine.step():
+        for output in self.engine.step(math.inf if timeout_s is None else timeout_s):
             request = output.request
+            token_ids = () if output.token_id is None else (output.token_id,)
             first = request.num_output_tokens == 1
             started = self._started.pop(request.request_id, None) if first else None
-            outputs.append(
-                EngineOutput(request.request_id, (output.token_id,), output.finish_reason, started)
-            )
+            outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started))
         return outputs
 
     def reset(self) -> None:
         """See BenchEngine."""
         self.engine.abort_all()
+        if not self._keep_prefixes:
+            self.engine.cache.reset_prefix_cache()
         self._steps.clear()
         self._started.clear()
         self._base = self._counters()
@@ -107,19 +110,28 @@ class MinivllmEngine:
         return [asdict(step) for step in self._steps]
 
     def _counters(self) -> dict[str, dict[str, float]]:
-        engine = self.engine
+        """What has been counted since the engine was built, by group."""
+        scheduler, cache = self.engine.scheduler, self.engine.cache
         return {
             "batching": {
-                "preemptions": float(engine.scheduler.num_preemptions),
-                "prefill_chunks": float(engine.scheduler.num_chunks),
+                "preemptions": float(scheduler.num_preemptions),
+                "prefill_chunks": float(scheduler.num_chunks),
+                "requests_shed": float(scheduler.num_shed),
+                "forks": float(scheduler.num_forks),
             },
-            "cache": {"blocks_allocated": float(engine.cache.pool.allocated_total)},
+            "cache": {
+                "blocks_allocated": float(cache.pool.allocated_total),
+                **{name: float(count) for name, count in vars(cache.counters).items()},
+            },
         }
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
         loaded = self.engine.loaded
-        counts = self._counters()
+        counts = {
+            group: {name: now - self._base[group][name] for name, now in counters.items()}
+            for group, counters in self._counters().items()
+        }
         batches = [step.num_requests for step in self._steps]
         return {
             "quant": {
@@ -129,15 +141,8 @@ class MinivllmEngine:
                 "linear_bytes": float(loaded.linear_bytes),
             },
             "attention": {"kernel": self.engine.runner.attention.name},
-            "batching": {
-                **{name: now - self._base["batching"][name] for name, now in counts["batching"].items()},
-                "largest_batch": float(max(batches, default=0)),
-            },
-            "cache": {
-                "block_size": float(self.engine.cache.block_size),
-                "blocks_allocated": counts["cache"]["blocks_allocated"]
-                - self._base["cache"]["blocks_allocated"],
-            },
+            "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
+            "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
         }
 
     def text(self, token_ids: list[int]) -> str | None:

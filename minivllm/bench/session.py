@@ -147,6 +147,8 @@ class Session:
         self._emit("warmup")
         wanted = config["measure"].get("warmup_requests", "auto")
         warmed = None if wanted == "auto" else int(wanted)
+        if config["measure"].get("prefix_cache") == "warm":  # every prompt has been seen
+            warmed = max(warmed or 0, len(workload))
         first_batch = warm_up(engine, workload, arrival, params, clock, warmed, seed)
         engine.reset()
         gc.collect()

@@ -47,7 +47,12 @@ def check(
         *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
         *_above_limit(roofline or Roofline()),
     ]
-    notes = [*_lateness(traces), *_limit_notes(roofline or Roofline()), *_energy_notes(energy, metrics)]
+    notes = [
+        *_shed(traces),
+        *_lateness(traces),
+        *_limit_notes(roofline or Roofline()),
+        *_energy_notes(energy, metrics),
+    ]
     if other_processes:
         notes.append(f"other processes were busy: {_examples(other_processes)}")
     validity = Validity(not reasons, reasons, notes)
@@ -103,7 +108,7 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
     failed = [
         f"{trace.request_id}: {trace.error or trace.status}"
         for trace in traces
-        if trace.status not in ("ok", "empty")
+        if trace.status not in ("ok", "empty", "shed")
     ]
     if failed:
         yield f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"
@@ -124,6 +129,13 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
         yield f"{len(wrong_prompts)} prompts are not as long as asked ({_examples(wrong_prompts)})"
     if wrong_outputs:
         yield f"{len(wrong_outputs)} outputs are not as long as asked ({_examples(wrong_outputs)})"
+
+
+def _shed(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """A policy that sheds does what it was asked to, but the latencies are then those of the others."""
+    shed = [trace.request_id for trace in traces if trace.status == "shed"]
+    if shed:
+        yield f"{len(shed)} of {len(traces)} requests were shed, too late for their deadline ({_examples(shed)})"
 
 
 def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec
-from minivllm.cache.manager import CacheLayout
+from minivllm.cache.manager import CacheLayout, Transfers
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -49,6 +49,13 @@ class KVCache:
             shape = (layout.num_blocks, layout.block_size, spec.num_kv_heads, spec.head_dim)
             self.keys.append(zeros(shape, dtype, device))
             self.values.append(zeros(shape, dtype, device))
+        self._host = [
+            torch.zeros((2, layout.host_slots, *k.shape[1:]), dtype=dtype, pin_memory=True)
+            if device.type == "cuda"
+            else zeros((2, layout.host_slots, *k.shape[1:]), dtype, device)
+            for k in self.keys
+            if layout.host_slots
+        ]
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [
             (k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)
@@ -64,6 +71,30 @@ class KVCache:
         keys, values = self._slots[layer]
         keys.index_copy_(0, slots, k)
         values.index_copy_(0, slots, v)
+
+    def transfer(self, moves: Transfers) -> None:
+        """Move blocks between device and host and within the device, in the order that Transfers names."""
+        for pairs, move in (
+            (moves.saves, self._save),
+            (moves.copies, self._copy),
+            (moves.loads, self._load),
+        ):
+            if pairs:
+                source, target = torch.tensor(pairs).unbind(1)
+                for layer in range(len(self.keys)):
+                    move(layer, source, target)
+
+    def _save(self, layer: int, blocks: Tensor, slots: Tensor) -> None:
+        for part, host in zip((self.keys[layer], self.values[layer]), self._host[layer], strict=True):
+            host[slots] = part[blocks.to(part.device)].to(host.device)
+
+    def _copy(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+        for part in (self.keys[layer], self.values[layer]):
+            part[targets.to(part.device)] = part[sources.to(part.device)]
+
+    def _load(self, layer: int, slots: Tensor, blocks: Tensor) -> None:
+        for part, host in zip((self.keys[layer], self.values[layer]), self._host[layer], strict=True):
+            part[blocks.to(part.device)] = host[slots].to(part.device)
 
     def gather(self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of R requests side by side.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from minivllm.cache.pool import BlockPool
+from minivllm.cache.prefix import PrefixIndex, PrefixNode
 
 if TYPE_CHECKING:
     from minivllm.engine.request import Request
@@ -14,10 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """How the cache's memory is cut up."""
+    """How the cache's memory is cut up, and what is done with it."""
 
     block_size: int  # tokens a block
     num_blocks: int  # blocks, the reserved block 0 included
+    prefix_caching: bool = False
+    keeps: bool = True  # False: nothing outlives the step, every step computes whole sequences
+    host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Blocks to move before a step computes, in this order: each list holds (from, to)."""
+
+    saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
+    copies: tuple[tuple[int, int], ...] = ()  # device block to device block
+    loads: tuple[tuple[int, int], ...] = ()  # host slot to device block
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.copies or self.loads)
+
+
+@dataclass
+class CacheCounters:
+    """What the cache did, for the liveness of its knobs."""
+
+    prefix_tokens_looked_up: int = 0
+    prefix_tokens_reused: int = 0
+    blocks_copied: int = 0  # copy-on-write
+    blocks_shared: int = 0  # by forked requests
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
 
 
 class CachePolicy(Protocol):
@@ -31,39 +59,179 @@ class CachePolicy(Protocol):
         """Cut the memory available into blocks. Raises BadInput if it holds not even one request."""
 
 
+@dataclass
+class _Pending:
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+
+
 class CacheManager:
     """Gives requests blocks as they grow and takes them back. Pure Python.
 
-    Allocation is probe, then commit: either the whole growth fits or nothing changes.
+    Allocation is probe, then commit: either the whole growth fits or nothing changes. What has to be moved in
+    memory for it is collected, and handed out once a step by `take_transfers`.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
+        self.layout = layout
         self.block_size = layout.block_size
-        self.pool = BlockPool(layout.num_blocks)
+        self.prefix = PrefixIndex(layout.block_size) if layout.prefix_caching else None
+        if self.prefix is None:
+            self.pool = BlockPool(layout.num_blocks)
+        else:
+            self.pool = BlockPool(
+                layout.num_blocks, self.prefix.by_block.__contains__, lambda block: self._forget(block)
+            )
+        self.counters = CacheCounters()
+        self._slots = list(range(layout.host_slots))[::-1]
+        self._moves = _Pending()
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one request alone could keep."""
         return self.pool.num_usable * self.block_size
 
+    @property
+    def num_free_slots(self) -> int:
+        """Host slots that hold nothing."""
+        return len(self._slots)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def admit(self, request: Request, most: int, spare: int = 0, whole: bool = False) -> int:
+        """Give a request that holds nothing its first blocks: those known by its prefix, those it was swapped out
+        with, and new ones for up to `most` tokens to compute.
+
+        Args:
+            request: waits, and has an empty block table.
+            most: tokens to compute in this step.
+            spare: blocks that must stay free beside.
+            whole: admit it only if all of its tokens can be computed in this step.
+
+        Returns:
+            How many tokens it may compute now; 0, and nothing changed, if there is no room.
+        """
+        nodes = self._reusable(request)
+        done = request.num_computed_tokens or len(nodes) * self.block_size
+        count = min(request.num_tokens - done, most)
+        fresh = self.blocks_for(done + count) - len(nodes)
+        revived = sum(self.pool.is_free(node.block) for node in nodes)
+        if (
+            count < 1
+            or (whole and count < request.num_tokens - done)
+            or fresh + revived + spare > self.pool.num_free
+        ):
+            return 0
+        for node in nodes:
+            self.pool.share(node.block)
+        request.block_table.extend(node.block for node in nodes)
+        blocks = self.pool.allocate(fresh)
+        assert blocks is not None
+        request.block_table.extend(blocks)
+        if request.host_slots:
+            self._moves.loads += zip(request.host_slots, blocks, strict=False)
+            self.counters.blocks_swapped_in += len(request.host_slots)
+            request.host_slots = []
+        elif self.prefix is not None and request.num_computed_tokens == 0:
+            self.counters.prefix_tokens_looked_up += request.num_tokens
+            self.counters.prefix_tokens_reused += done
+        request.num_computed_tokens = done
+        request.prefix_nodes = nodes
+        return count
+
+    def _reusable(self, request: Request) -> list[PrefixNode]:
+        """Nodes on the device that hold the request's first tokens: never all, the last one must be computed."""
+        if self.prefix is None or request.num_computed_tokens or not request.may_reuse_prefix:
+            return []
+        nodes = []
+        for node in self.prefix.match(request, (request.num_tokens - 1) // self.block_size):
+            if not node.block:
+                break
+            nodes.append(node)
+        return nodes
+
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Let `request` hold `num_tokens` tokens in all; False, and nothing changed, if there is no room."""
+        """Let `request` hold `num_tokens` tokens in all, and write those it has not computed yet; False, and
+        nothing changed, if there is no room."""
         table = request.block_table
         missing = self.blocks_for(num_tokens) - len(table)
-        if missing > 0:
-            blocks = self.pool.allocate(missing)
+        at = request.num_computed_tokens // self.block_size
+        # Only the block that is partly full can be both shared and about to be written.
+        copy = at < len(table) and self.pool.ref_counts[table.blocks[at]] > 1
+        if missing > 0 or copy:
+            blocks = self.pool.allocate(max(missing, 0) + copy)
             if blocks is None:
                 return False
+            if copy:
+                target = blocks.pop()
+                source = table.replace(at, target)
+                self._moves.copies.append((source, target))
+                self.counters.blocks_copied += 1
+                self.pool.release([source])
             table.extend(blocks)
         return True
+
+    def computed(self, request: Request) -> None:
+        """Note that the request's `num_computed_tokens` were computed: full blocks may be found by others now."""
+        if not self.layout.keeps:
+            self.free(request)
+            request.num_computed_tokens = 0
+        elif self.prefix is not None:
+            nodes = request.prefix_nodes
+            for index in range(len(nodes), request.num_computed_tokens // self.block_size):
+                parent = nodes[-1] if nodes else self.prefix.root
+                tokens = self.prefix.tokens(request, index)
+                nodes.append(self.prefix.insert(parent, tokens, request.block_table.blocks[index]))
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child`, which holds nothing, share all blocks of `parent`; whoever writes first gets a copy."""
+        for block in parent.block_table.blocks:
+            self.pool.share(block)
+        child.block_table.extend(parent.block_table.blocks)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.prefix_nodes = list(parent.prefix_nodes)
+        self.counters.blocks_shared += len(parent.block_table)
 
     def free(self, request: Request) -> None:
         """Take back everything `request` holds."""
         self.pool.release(request.block_table.truncate(0))
+        request.prefix_nodes = []
+        self._slots += request.host_slots
+        request.host_slots = []
+
+    def swap_out(self, request: Request) -> bool:
+        """Move what `request` has computed to host memory; False, and nothing changed, if that is full."""
+        if request.host_slots:  # it had not come back yet
+            return True
+        count = self.blocks_for(request.num_computed_tokens)
+        if not 0 < count <= len(self._slots):
+            return False
+        slots = [self._slots.pop() for _ in range(count)]
+        self._moves.saves += zip(request.block_table.blocks[:count], slots, strict=True)
+        self.counters.blocks_swapped_out += count
+        self.free(request)
+        request.host_slots = slots
+        return True
+
+    def take_transfers(self) -> Transfers:
+        """What must be moved before the step that was planned; each is handed out once."""
+        moves, self._moves = self._moves, _Pending()
+        # Free only now: what is saved in this step must not go where this step still reads.
+        self._slots += [slot for slot, _ in moves.loads]
+        return Transfers(tuple(moves.saves), tuple(moves.copies), tuple(moves.loads))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes. Only while no request holds blocks."""
+        if self.prefix is not None:
+            self.prefix.clear()
+            self.pool.recycle()
+
+    def _forget(self, block: int) -> None:
+        assert self.prefix is not None
+        self.prefix.forget(block)
 
     def waste(self, requests: Iterable[Request]) -> tuple[int, int]:
         """(slots allocated but holding no token, slots allocated) over `requests`."""

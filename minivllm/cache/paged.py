@@ -14,16 +14,25 @@ class PagedCache:
         num_blocks: blocks to allocate; None takes what `memory_fraction` allows, and no more than
             `max_num_seqs` requests of full length could use.
         memory_fraction: share of the memory free after loading the weights.
+        prefix_caching: keep what finished requests computed, for prompts that start with the same tokens.
+        swap_space_gb: host memory for requests that `batching.preemption=swap` moves out, in GB.
     """
 
     name = "paged"
 
     def __init__(
-        self, block_size: int = 16, num_blocks: int | None = None, memory_fraction: float = 0.5
+        self,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        memory_fraction: float = 0.5,
+        prefix_caching: bool = False,
+        swap_space_gb: float = 4.0,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.memory_fraction = memory_fraction
+        self.prefix_caching = prefix_caching
+        self.swap_space_gb = swap_space_gb
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
@@ -39,4 +48,5 @@ class PagedCache:
                 f"{available_bytes / 2**20:.0f} MiB free is too little; raise cache.memory_fraction, "
                 "or set cache.num_blocks"
             )
-        return CacheLayout(self.block_size, usable + 1)
+        slots = int(self.swap_space_gb * 1e9) // (bytes_per_token * self.block_size)
+        return CacheLayout(self.block_size, usable + 1, self.prefix_caching, host_slots=slots)

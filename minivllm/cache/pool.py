@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BlockTable:
@@ -26,6 +26,12 @@ class BlockTable:
         """Add blocks at the end; what is mirrored of the front stays valid."""
         self.blocks.extend(blocks)
 
+    def replace(self, index: int, block: int) -> int:
+        """Put another block at `index`; the one that was there."""
+        old, self.blocks[index] = self.blocks[index], block
+        self.version += 1
+        return old
+
     def truncate(self, length: int) -> list[int]:
         """Keep the first `length` blocks and return the others, last one first."""
         removed = self.blocks[length:][::-1]
@@ -38,18 +44,27 @@ class BlockTable:
 class BlockPool:
     """A fixed number of blocks with reference counts and a free list.
 
-    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the list,
-    and a block whose content nobody can use again goes back there: the memory that is touched is then
-    that of the requests running at once, not of all that ever ran. Design after vLLM's block pool.
+    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the list.
+    A block whose content nobody can use again goes back there: the memory that is touched is then that of
+    the requests running at once, not of all that ever ran. A block of the prefix cache goes to the back, so
+    that the one unused for longest is taken first. Design after vLLM's block pool.
 
     Args:
         num_blocks: all blocks, the reserved one included; at least 2.
+        is_cached: whether a block's content may be used again.
+        on_reuse: told each cached block that is taken for something else, before it is.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        is_cached: Callable[[int], bool] = lambda _: False,
+        on_reuse: Callable[[int], None] = lambda _: None,
+    ) -> None:
         if num_blocks < 2:
             raise ValueError(f"a block pool needs at least 2 blocks (one is reserved), got {num_blocks}")
         self.num_blocks = num_blocks
+        self._is_cached, self._on_reuse = is_cached, on_reuse
         self.ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.allocated_total = 0  # liveness counter: blocks ever handed out
@@ -76,14 +91,22 @@ class BlockPool:
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self.ref_counts[block] = 1
+            if self._is_cached(block):
+                self._on_reuse(block)
         self.allocated_total += count
         return blocks
 
     def share(self, block: int) -> None:
-        """Add a reference to a block in use."""
+        """Add a reference to a block in use, or take a cached one back from the free list."""
         if self.ref_counts[block] < 1:
-            raise ValueError(f"block {block} is free and cannot be shared")
+            if not self._is_cached(block):
+                raise ValueError(f"block {block} is free and cannot be shared")
+            del self._free[block]
         self.ref_counts[block] += 1
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds the block."""
+        return self.ref_counts[block] == 0
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each block, in the order given; unreferenced ones become free."""
@@ -93,7 +116,12 @@ class BlockPool:
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self._free[block] = None
-                self._free.move_to_end(block, last=False)
+                if not self._is_cached(block):
+                    self._free.move_to_end(block, last=False)
+
+    def recycle(self) -> None:
+        """Put the free blocks in order, once nothing is cached any more."""
+        self._free = OrderedDict.fromkeys(sorted(self._free))
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Assert that references, tables and the free list agree. Costs O(blocks); for tests."""

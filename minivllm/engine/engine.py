@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -33,7 +34,7 @@ class TokenOutput:
     """One new token of one request."""
 
     request: Request
-    token_id: int
+    token_id: int | None  # None: the request ended without a further one
     text: str  # new text that is certain; "" without a tokenizer or while a character is incomplete
     finish_reason: str | None
     logprobs: dict[int, float] | None = None
@@ -84,6 +85,13 @@ class Engine:
             max_model_len=self.max_model_len,
             max_num_seqs=policy.max_num_seqs,
         )
+        if policy.preemption.name != "swap":
+            layout = replace(layout, host_slots=0)
+        elif not layout.host_slots:
+            raise BadInput(
+                "batching.preemption=swap has no host memory to swap to: use cache=paged with "
+                "cache.swap_space_gb above 0, or batching.preemption=recompute"
+            )
         self.kv = KVCache(specs, layout, loaded.model.dtype, device)
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, self.events)
@@ -103,6 +111,9 @@ class Engine:
     ) -> Request:
         """Queue a request.
 
+        With `params.n` above 1 the further samples are requests of their own, `siblings` of the one returned, with
+        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks.
+
         Args:
             request_id: unique among unfinished requests.
             prompt_token_ids: the prompt.
@@ -114,23 +125,36 @@ class Engine:
                 stop strings without a tokenizer.
         """
         self._check(request_id, prompt_token_ids, params)
-        length = len(prompt_token_ids)
-        allowed = self.max_model_len - length
+        request = self._make(request_id, prompt_token_ids, params)
+        for index in range(1, params.n):
+            seed = None if params.seed is None else (params.seed + index) % 2**63
+            sibling = self._make(
+                f"{request_id}.{index}", prompt_token_ids, replace(params, seed=seed, prompt_logprobs=None)
+            )
+            sibling.parent = request
+            request.siblings.append(sibling)
+        self.scheduler.add(request)
+        for one in (request, *request.siblings):
+            self._requests[one.request_id] = one
+            if self.tokenizer is not None and (detokenize or params.stop):
+                self._detokenizers[one.request_id] = Detokenizer(
+                    self.tokenizer, params.stop, prompt_token_ids
+                )
+        return request
+
+    def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
+        allowed = self.max_model_len - len(prompt)
         seed = params.seed if params.seed is not None else hash((self.seed, self._num_added)) & (2**63 - 1)
-        request = Request(
+        self._num_added += 1
+        return Request(
             request_id,
-            prompt_token_ids,
+            prompt,
             params,
-            max_num_tokens=length + min(params.max_tokens or allowed, allowed),
+            max_num_tokens=len(prompt) + min(params.max_tokens or allowed, allowed),
             seed=seed,
             eos_token_ids=self.loaded.config.eos_token_ids,
+            arrival_s=self.scheduler.now(),
         )
-        self.scheduler.add(request)
-        self._num_added += 1
-        self._requests[request_id] = request
-        if self.tokenizer is not None and (detokenize or params.stop):
-            self._detokenizers[request_id] = Detokenizer(self.tokenizer, params.stop, prompt_token_ids)
-        return request
 
     def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         if request_id in self._requests:
@@ -153,17 +177,27 @@ class Engine:
             raise BadInput(f"{what} must be in [0, {vocab})")
 
     def abort(self, request_id: str) -> None:
-        """End a request early; unknown and finished ones are ignored."""
+        """End a request early, and samples of it that have not started; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._finish(request, "abort")
+            for one in (*request.siblings, request):
+                self._finish(one, "abort")
 
-    def step(self) -> list[TokenOutput]:
-        """Plan, compute and sample one step; the tokens it produced."""
+    def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
+        """Plan, compute and sample one step; the tokens it produced.
+
+        Args:
+            patience_s: most seconds to sleep where the policy waits for a fuller batch.
+        """
         begin = time.perf_counter()
         plan = self.scheduler.plan()
+        if plan.transfers:
+            self.kv.transfer(plan.transfers)
+        ended = [told for request in plan.shed for told in self._forget(request)]
         if not plan.scheduled:
-            return []
+            if plan.wake_at_s is not None and not ended:
+                time.sleep(min(max(0.0, plan.wake_at_s - self.scheduler.now()), patience_s))
+            return ended
         planned = time.perf_counter()
         batch = self.runner.prepare(plan.scheduled)
         prepared = time.perf_counter()
@@ -172,14 +206,21 @@ class Engine:
         sampling = [part.request for part in plan.scheduled if part.samples]
         if len(logits) != len(sampling):
             logits = self._take_prompt_logprobs(plan, logits)
+        forks = [(request, sibling) for request in sampling for sibling in request.siblings]
+        if forks:
+            rows = [sampling.index(request) for request, _ in forks]
+            logits = logits[[*range(len(sampling)), *rows]]
+            sampling += [sibling for _, sibling in forks]
         sampled = sample(logits, sampling) if sampling else []
         chosen = time.perf_counter()
         for part in plan.scheduled:
             self.scheduler.computed(part)
+        for request, sibling in forks:
+            self.scheduler.fork(request, sibling)
         # The cache is fullest now, before finished requests leave it.
         wasted = self.cache.waste(self.scheduler.running) if self.events else (0, 0)
         used = self.cache.pool.num_used
-        outputs = [
+        outputs = ended + [
             self._accept(request, pick.token_id, pick.logprobs)
             for request, pick in zip(sampling, sampled, strict=True)
         ]
@@ -208,10 +249,17 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         self.scheduler.finish(request, reason)
-        del self._requests[request.request_id]
-        self._detokenizers.pop(request.request_id, None)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> list[TokenOutput]:
+        """Drop a request that has ended, with samples that will never start; what their owners are told."""
+        family = (request, *request.siblings)
+        for one in family:
+            del self._requests[one.request_id]
+            self._detokenizers.pop(one.request_id, None)
         if not self._requests:
             self._last_step_end = None  # what follows is idleness, no gap between steps
+        return [TokenOutput(one, None, "", request.finish_reason) for one in family]
 
     def _take_prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> Tensor:
         """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
@@ -291,11 +339,7 @@ class Engine:
                 "raise cache.num_blocks or cache.memory_fraction"
             )
         try:
-            step = (
-                self.scheduler.policy.max_num_batched_tokens
-                if self.scheduler.policy.chunked_prefill
-                else None
-            )
+            step = self.scheduler.policy.max_num_batched_tokens if self.scheduler.chunks else None
             pieces = []
             for start in range(0, len(token_ids), step or len(token_ids)):
                 count = min(step or len(token_ids), len(token_ids) - start)

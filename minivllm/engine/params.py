@@ -33,8 +33,9 @@ class SamplingParams:
         logprobs: also return the log-probabilities of this many most likely tokens at each step
             (and of the chosen one); None returns none.
         prompt_logprobs: the same for every prompt token after the first.
-        priority: lower runs first.
-        deadline_ms: milliseconds after arrival by which the request should have ended.
+        priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
+        deadline_ms: milliseconds after arrival by which the request should have ended; among requests of
+            equal priority the earliest deadline is served first.
 
     Raises:
         BadInput: a value is out of range.
@@ -64,7 +65,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        whole = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs")
+        whole = ("max_tokens", "min_tokens", "top_k", "seed", "n", "priority", "logprobs", "prompt_logprobs")
         for name in whole:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -97,8 +98,7 @@ class SamplingParams:
                 self.prompt_logprobs is None or self.prompt_logprobs >= 0,
                 "0 or more, or null",
             ),
-            ("priority", self.priority == 0, "0: requests run in order of arrival"),
-            ("deadline_ms", self.deadline_ms is None, "null: deadlines are not built"),
+            ("deadline_ms", self.deadline_ms is None or self.deadline_ms > 0, "above 0, or null"),
         )
         for name, holds, wanted in rules:
             if not holds:

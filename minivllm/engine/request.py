@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from minivllm.cache.pool import BlockTable
 from minivllm.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm.cache.prefix import PrefixNode
+
+# A list, or for simulation anything that has a length, slices and `append`.
+TokenSequence = Sequence[int]
 
 
 class RequestState(StrEnum):
@@ -31,19 +40,26 @@ class Request:
         max_num_tokens: prompt and output together may not exceed this.
         seed: of the sampling noise.
         eos_token_ids: end the output, unless `params.ignore_eos`.
+        arrival_s: when it came, on the scheduler's clock.
     """
 
     __slots__ = (
+        "arrival_s",
         "block_table",
         "finish_reason",
+        "host_slots",
         "max_num_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "parent",
+        "prefix_nodes",
         "prompt_logprobs",
+        "rank",
         "request_id",
         "seed",
+        "siblings",
         "state",
         "stop_ids",
         "token_ids",
@@ -52,15 +68,18 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: list[int],
+        prompt_token_ids: TokenSequence,
         params: SamplingParams,
         *,
         max_num_tokens: int,
         seed: int,
         eos_token_ids: tuple[int, ...] = (),
+        arrival_s: float = 0.0,
     ) -> None:
         self.request_id = request_id
-        self.token_ids = list(prompt_token_ids)
+        self.token_ids: Any = (
+            list(prompt_token_ids) if isinstance(prompt_token_ids, list) else prompt_token_ids
+        )
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.max_num_tokens = max_num_tokens
@@ -70,7 +89,13 @@ class Request:
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
         self.state = RequestState.WAITING
+        self.arrival_s = arrival_s
+        self.rank = (0.0, 0)  # urgency and number of its coming: lower is served first; set by the scheduler
+        self.siblings: list[Request] = []  # further samples of the prompt, which start once it is computed
+        self.parent: Request | None = None  # of a sibling that has not started
         self.block_table = BlockTable()
+        self.host_slots: list[int] = []  # where its keys and values lie while it is swapped out
+        self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         # One entry for each prompt token after the first: token id -> natural log of its probability.
@@ -90,6 +115,17 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def deadline_s(self) -> float:
+        """When it should have ended, on the scheduler's clock; infinite without a deadline."""
+        allowed = self.params.deadline_ms
+        return math.inf if allowed is None else self.arrival_s + allowed / 1000
+
+    @property
+    def may_reuse_prefix(self) -> bool:
+        """Whether keys and values that others computed do for its prompt: not where every logit is asked for."""
+        return self.params.prompt_logprobs is None
 
     @property
     def may_stop(self) -> bool:

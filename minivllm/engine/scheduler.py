@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
-from collections import deque
+from collections.abc import Callable
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
+from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
@@ -21,20 +24,40 @@ class Scheduler:
     that the policy and the cache admit. The same lines are prefill, chunked prefill, decode and
     resumption after preemption.
 
+    Waiting requests are ordered by when they are due, one `aging_s` later for each step of priority: by their
+    deadline, or where they have none by their arrival plus `aging_s`. Since that never changes while they wait
+    and newcomers are always due later, nothing starves.
+
     Args:
         policy: who may join, and the token budget of a step.
         cache: gives blocks to growing requests.
         events: bus for state changes and decisions.
+        now: clock in seconds, for deadlines and waiting.
     """
 
-    def __init__(self, policy: BatchingPolicy, cache: CacheManager, events: EventBus) -> None:
+    def __init__(
+        self,
+        policy: BatchingPolicy,
+        cache: CacheManager,
+        events: EventBus,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.policy = policy
         self.cache = cache
         self.events = events
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.now = now
+        self.waiting = WaitingQueue()
+        self.running: dict[Request, None] = {}
         self.num_preemptions = 0  # liveness counters
         self.num_chunks = 0  # parts of a prefill that were not its last
+        self.num_shed = 0
+        self.num_forks = 0
+        self.chunks = policy.chunked_prefill and cache.layout.keeps  # whether a prompt may be cut
+        self._num_added = 0
+        self._num_seqs = 0  # running, with the further samples of prompts that are being computed
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap, where requests may be shed
+        self._worked_at_s: float | None = None  # when the last step was planned, if it did anything
+        self._step_s = math.inf  # the shortest step so far
 
     @property
     def has_unfinished(self) -> bool:
@@ -45,7 +68,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadInput: it can never fit: into the cache, or with chunked prefill off into one step.
+            BadInput: it can never run: it does not fit the cache, one step, or the sequences allowed.
         """
         # The last token is never computed, so it needs no room.
         longest = request.max_num_tokens - 1
@@ -54,62 +77,134 @@ class Scheduler:
                 f"request {request.request_id} may grow to {longest} cached tokens, and the KV cache holds "
                 f"{self.cache.capacity_tokens}: lower max_tokens, or raise cache.num_blocks or cache.memory_fraction"
             )
-        if not self.policy.chunked_prefill and longest > self.policy.max_num_batched_tokens:
+        if not self.chunks and longest > self.policy.max_num_batched_tokens:
             raise BadInput(
                 f"request {request.request_id} may need {longest} tokens in one step (all of them, should it be "
                 f"preempted near its end), and a step takes "
                 f"{self.policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
-                "or set batching.chunked_prefill=true"
+                "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps what is computed"
             )
-        self.waiting.append(request)
+        samples = 1 + len(request.siblings)
+        if samples > self.policy.max_num_samples:
+            raise BadInput(
+                f"request {request.request_id} wants {samples} samples at once, and "
+                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower n, or raise it"
+            )
+        self.policy.preemption.check(request, self.cache)
+        self._num_added += 1
+        due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
+        request.rank = (due + request.params.priority * self.policy.aging_s, self._num_added)
+        if self.policy.shed and request.params.deadline_ms is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
+        self.waiting.push(request)
         self._changed(request, RequestState.WAITING)
 
     def plan(self) -> StepPlan:
-        """Decide the next step; an empty plan means there is nothing to do."""
-        budget = self.policy.max_num_batched_tokens
-        scheduled: list[ScheduledRequest] = []
-        preempted: list[Request] = []
-
-        index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            while not self.cache.grow(request, request.num_computed_tokens + count):
-                victim = self.running.pop()  # the last to come is the first to go
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim is request:
-                    break
-            else:
-                scheduled.append(self._part(request, count))
-                budget -= count
-                index += 1
-
-        while self.waiting and budget > 0 and not preempted and self.policy.may_admit(len(self.running)):
-            request = self.waiting[0]
-            count = request.num_tokens - request.num_computed_tokens
-            if count > budget:
-                if not self.policy.chunked_prefill:
-                    break
-                count = budget
-            if not self.cache.grow(request, request.num_computed_tokens + count):
-                break
-            self.waiting.popleft()
-            self.running.append(request)
-            self._changed(request, RequestState.PREFILL)
-            scheduled.append(self._part(request, count))
-            budget -= count
-
-        plan = StepPlan(tuple(scheduled), tuple(preempted))
+        """Decide the next step. An empty plan means that there is nothing to do, or not before `wake_at_s`."""
+        now = self.now()
+        if self._worked_at_s is not None:
+            self._step_s = min(self._step_s, now - self._worked_at_s)
+        step = _Step(self.policy.max_num_batched_tokens)
+        self._shed_overdue(step, now)
+        prefilling = [r for r in self.running if r.state is RequestState.PREFILL]
+        decoding = (
+            [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)
+        )
+        if self.policy.prefill_first:
+            self._serve(prefilling, step)
+            self._admit(step, now, spare=len(decoding))  # each of them may need a block in this very step
+            self._serve(decoding, step)
+        else:
+            self._serve(decoding, step)
+            self._serve(prefilling, step)
+            self._admit(step, now)
+        self._worked_at_s = now if step.scheduled else None
+        plan = StepPlan(
+            tuple(step.scheduled),
+            tuple(step.preempted),
+            tuple(step.shed),
+            self.cache.take_transfers(),
+            None if step.scheduled or not self.waiting else self.policy.wake_at(self.waiting),
+        )
         if self.events:
             self._tell(plan)
         return plan
 
-    def _part(self, request: Request, count: int) -> ScheduledRequest:
-        prefill = request.state is RequestState.PREFILL
+    def _serve(self, requests: list[Request], step: _Step) -> None:
+        """Give running requests their tokens; those for whom the cache has no room make some."""
+        running = self.running
+        for index, request in enumerate(requests):
+            if step.budget <= 0:
+                return
+            gap = len(request.token_ids) - request.num_computed_tokens
+            if gap > 1:
+                count = self._cut(gap, step, len(requests) - index)
+            else:
+                count = gap
+            if (
+                count <= 0 or request not in running
+            ):  # it waits for its fellows, or was preempted for one of them
+                continue
+            while not (placed := self._place(request, count)):
+                # The least urgent without a part in this step goes; that may be the request itself.
+                served = {part.request for part in step.scheduled}
+                victim = max((r for r in running if r not in served), key=_rank)
+                self._preempt(victim)
+                step.preempted.append(victim)
+                if victim is request:
+                    break
+            else:
+                self._schedule(request, placed, step)
+
+    def _place(self, request: Request, count: int) -> int:
+        """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there is no room."""
+        if not request.block_table.blocks:  # it joined when the step had no tokens left, or nothing is kept
+            return self.cache.admit(request, count, whole=not self.chunks)
+        return count if self.cache.grow(request, request.num_computed_tokens + count) else 0
+
+    def _cut(self, gap: int, step: _Step, sharing: int) -> int:
+        """How many of `gap` tokens a prompt may compute in this step, if `sharing` prompts are still to be served."""
+        if not self.chunks:
+            return gap if gap <= step.budget else 0
+        if self.policy.fair_prefill:
+            newcomers = min(len(self.waiting), self.policy.max_num_seqs - self._num_seqs)
+            return min(gap, step.budget, max(1, step.budget // (sharing + max(newcomers, 0))))
+        return min(gap, step.budget)
+
+    def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
+        """Let waiting requests join, as far as policy, budget and cache allow."""
+        policy, cache = self.policy, self.cache
+        if step.preempted:
+            return
+        for request in policy.candidates(self.waiting, self._num_seqs, now):
+            if policy.shed and self._is_hopeless(request, now):
+                self.finish(request, "shed")
+                step.shed.append(request)
+                continue
+            count = 0
+            if step.budget > 0:
+                free = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
+                if not policy.preemption.may_admit(request, self.running, cache):
+                    return
+                gap = request.num_tokens - request.num_computed_tokens
+                most = self._cut(gap, step, 0) if self.chunks else step.budget
+                count = cache.admit(request, most, free, whole=not self.chunks)
+            if count == 0 and not (policy.whole_batch and step.budget <= 0):
+                return
+            self.waiting.remove(request)
+            self.running[request] = None
+            self._num_seqs += 1 + len(request.siblings)
+            self._changed(request, RequestState.PREFILL)
+            if count:
+                self._schedule(request, count, step)
+
+    def _schedule(self, request: Request, count: int, step: _Step) -> None:
+        prefill = count > 1 or request.state is RequestState.PREFILL
         part = ScheduledRequest(request, request.num_computed_tokens, count, prefill)
-        self.num_chunks += prefill and not part.samples
-        return part
+        step.scheduled.append(part)
+        step.budget -= count
+        if prefill and not part.samples:
+            self.num_chunks += 1
 
     def computed(self, part: ScheduledRequest) -> None:
         """Note that a part of a step was computed."""
@@ -117,35 +212,74 @@ class Scheduler:
         request.num_computed_tokens = part.end
         if request.state is RequestState.PREFILL and part.samples:
             self._changed(request, RequestState.DECODE)
+        self.cache.computed(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` run beside `parent`, on the same blocks. Its tokens must be those of `parent`, so far as computed."""
+        self._num_added += 1
+        child.rank = (parent.rank[0], self._num_added)
+        self.cache.fork(parent, child)
+        self.running[child] = None
+        if child.parent is not None:
+            parent.siblings.remove(child)  # its place was counted with the parent's
+            child.parent = None
+        else:
+            self._num_seqs += 1
+        self.num_forks += 1
+        self._changed(child, RequestState.DECODE)
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request, wherever it is, and take its blocks back."""
         if request.state is RequestState.DONE:
             return
-        if request in self.running:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        self._leave(request)
         self.cache.free(request)
         request.finish_reason = reason
+        self.num_shed += reason == "shed"
         self._changed(request, RequestState.DONE)
 
+    def _leave(self, request: Request) -> None:
+        if request.parent is not None:
+            request.parent.siblings.remove(request)
+            self._num_seqs -= request.parent in self.running
+        elif request in self.running:
+            del self.running[request]
+            self._num_seqs -= 1 + len(request.siblings)
+        else:
+            self.waiting.remove(request)
+
     def _preempt(self, request: Request) -> None:
-        """Take a request's cache; it waits at the front and computes its tokens again."""
-        self.cache.free(request)
-        request.num_computed_tokens = 0
+        """Take a request's blocks; it waits, in the place that it had."""
+        self._leave(request)
+        self.policy.preemption.preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.push(request)
         self._changed(request, RequestState.PREEMPTED)
+
+    def _shed_overdue(self, step: _Step, now: float) -> None:
+        """End every request whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.state is not RequestState.DONE:
+                self.finish(request, "shed")
+                step.shed.append(request)
+
+    def _is_hopeless(self, request: Request, now: float) -> bool:
+        """Whether its deadline would pass even if it ran alone, at the shortest step seen so far."""
+        steps = 1
+        if request.params.ignore_eos and not request.stop_ids and not request.params.stop:
+            steps = request.max_num_tokens - request.num_tokens
+        shortest = 0.0 if self._step_s == math.inf else self._step_s
+        return now + steps * shortest > request.deadline_s
 
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
         if self.events:
-            self.events.emit(StateChanged(time.monotonic(), request.request_id, state))
+            self.events.emit(StateChanged(self.now(), request.request_id, state))
 
     def _tell(self, plan: StepPlan) -> None:
-        now = time.monotonic()
+        now = self.now()
         self.events.emit(
             StepPlanned(
                 now,
@@ -157,3 +291,19 @@ class Scheduler:
             )
         )
         self.events.emit(BlocksChanged(now, self.cache.pool.num_used, self.cache.pool.num_usable))
+
+
+class _Step:
+    """A step in the making."""
+
+    __slots__ = ("budget", "preempted", "scheduled", "shed")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.scheduled: list[ScheduledRequest] = []
+        self.preempted: list[Request] = []
+        self.shed: list[Request] = []
+
+
+def _rank(request: Request) -> tuple[float, int]:
+    return request.rank

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minivllm.cache.manager import Transfers
 
 if TYPE_CHECKING:  # the scheduler imports this file and must stay free of torch
     from torch import Tensor
@@ -11,8 +13,7 @@ if TYPE_CHECKING:  # the scheduler imports this file and must stay free of torch
     from minivllm.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):  # a tuple, since every step makes one for every request
     """One request's share of a step: compute tokens [start, start + num_tokens)."""
 
     request: Request
@@ -37,6 +38,9 @@ class StepPlan:
 
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
+    shed: tuple[Request, ...] = ()  # ended without being served: too late for their deadline
+    transfers: Transfers = Transfers()
+    wake_at_s: float | None = None  # nothing is to be done before this time, though requests wait
 
     @property
     def num_tokens(self) -> int:

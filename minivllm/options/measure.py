@@ -70,6 +70,7 @@ class MeasureOptions(Options):
     group = "measure"
     warmup_requests: Literal["auto"] | int = knob("auto", at_least=0)
     repeats: int = knob(1, at_least=1)
+    prefix_cache: Literal["cold", "warm"] = "cold"
     seed: int = knob(0, at_least=0)
     timeout_s: float = knob(1800, above=0)
     isolation: Literal["cell", "run"] = "cell"

@@ -20,6 +20,9 @@ class PlainAttentionOptions(Options):
     group = "attention"
 
 
+Preemption = Literal["recompute", "swap", "reserve"]
+
+
 @option("minivllm.engine.batching.Continuous")
 @dataclass(frozen=True)
 class ContinuousOptions(Options):
@@ -29,7 +32,12 @@ class ContinuousOptions(Options):
     max_num_seqs: int = knob(64, at_least=1)
     max_num_batched_tokens: int = knob(2048, at_least=1)
     chunked_prefill: bool = True
-    preemption: Literal["recompute"] = "recompute"
+    prefill_first: bool = False
+    fair_prefill: bool = False
+    preemption: Preemption = "recompute"
+    watermark: float = knob(0.01, at_least=0, at_most=1)
+    aging_s: float = knob(60.0, above=0)
+    shed: bool = False
 
 
 @option("minivllm.engine.batching.Sequential")
@@ -40,6 +48,32 @@ class SequentialOptions(Options):
     group = "batching"
     max_num_batched_tokens: int = knob(2048, at_least=1)
     chunked_prefill: bool = True
+    aging_s: float = knob(60.0, above=0)
+    shed: bool = False
+
+
+@option("minivllm.engine.batching.Static")
+@dataclass(frozen=True)
+class StaticOptions(Options):
+    """batching=static."""
+
+    group = "batching"
+    max_num_seqs: int = knob(64, at_least=1)
+    max_num_batched_tokens: int = knob(2048, at_least=1)
+    chunked_prefill: bool = True
+    group_by_length: bool = False
+    preemption: Preemption = "recompute"
+    watermark: float = knob(0.01, at_least=0, at_most=1)
+    aging_s: float = knob(60.0, above=0)
+    shed: bool = False
+
+
+@option("minivllm.engine.batching.Dynamic")
+@dataclass(frozen=True)
+class DynamicOptions(StaticOptions):
+    """batching=dynamic."""
+
+    max_wait_ms: float = knob(50.0, at_least=0)
 
 
 @option("minivllm.cache.paged.PagedCache")
@@ -51,6 +85,8 @@ class PagedOptions(Options):
     block_size: int = knob(16, at_least=1)
     num_blocks: int | None = knob(None, at_least=1)
     memory_fraction: float = knob(0.5, above=0, at_most=1)
+    prefix_caching: bool = False
+    swap_space_gb: float = knob(4.0, at_least=0)
 
 
 @option("minivllm.cache.contiguous.ContiguousCache")
@@ -60,4 +96,13 @@ class ContiguousOptions(Options):
 
     group = "cache"
     num_sequences: int | None = knob(None, at_least=1)
+    memory_fraction: float = knob(0.5, above=0, at_most=1)
+
+
+@option("minivllm.cache.none.NoCache")
+@dataclass(frozen=True)
+class NoCacheOptions(Options):
+    """cache=none."""
+
+    group = "cache"
     memory_fraction: float = knob(0.5, above=0, at_most=1)

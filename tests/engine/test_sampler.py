@@ -162,8 +162,8 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"stop": ("",)},
         {"min_tokens": 20, "max_tokens": 10},
         {"beam_width": 4},
-        {"priority": 1},
-        {"deadline_ms": 5.0},
+        {"priority": 1.5},
+        {"deadline_ms": 0.0},
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler under arbitrary requests, budgets and cache sizes."""
+"""The scheduler under arbitrary requests, policies, budgets and cache sizes."""
 
 from __future__ import annotations
 
@@ -7,180 +7,392 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.engine.batching import BatchingPolicy, Continuous, Sequential
+from minivllm.cache.manager import CacheLayout
+from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequential, Static
 from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
-from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
-from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput
+from tests.engine.imaginary import Machine
 
 
-def make(policy: BatchingPolicy, blocks: int = 8, block_size: int = 4) -> Scheduler:
-    return Scheduler(policy, CacheManager(CacheLayout(block_size, blocks + 1)), EventBus())
+def make(policy: BatchingPolicy, blocks: int = 8, block_size: int = 4, **layout: object) -> Machine:
+    return Machine(policy, CacheLayout(block_size, blocks + 1, **layout))  # type: ignore[arg-type]
 
 
-def request(name: str, prompt: int, output: int) -> Request:
-    return Request(name, list(range(prompt)), SamplingParams(), max_num_tokens=prompt + output, seed=0)
-
-
-def step(scheduler: Scheduler) -> list[Request]:
-    """Run one step with an imaginary model; the requests that ended."""
-    plan = scheduler.plan()
-    done = []
-    for part in plan.scheduled:
-        samples = part.samples
-        scheduler.computed(part)
-        if samples and part.request.append(7) is not None:
-            scheduler.finish(part.request, "length")
-            done.append(part.request)
-    return done
+@st.composite
+def policies(draw: st.DrawFn) -> BatchingPolicy:
+    """Any policy with any of its knobs."""
+    seqs, budget = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    common = {
+        "preemption": draw(st.sampled_from(["recompute", "swap", "reserve"])),
+        "watermark": draw(st.sampled_from([0.0, 0.01, 0.3])),
+        "shed": draw(st.booleans()),
+        "aging_s": draw(st.sampled_from([0.005, 60.0])),
+    }
+    kind = draw(st.sampled_from(["sequential", "static", "dynamic", "continuous"]))
+    if kind == "sequential":
+        return Sequential(budget, shed=common["shed"])  # type: ignore[arg-type]
+    if kind == "continuous":
+        order = {"prefill_first": draw(st.booleans()), "fair_prefill": draw(st.booleans())}
+        return Continuous(seqs, budget, **order, **common)  # type: ignore[arg-type]
+    common["group_by_length"] = draw(st.booleans())
+    if kind == "static":
+        return Static(seqs, budget, **common)  # type: ignore[arg-type]
+    return Dynamic(seqs, budget, max_wait_ms=draw(st.sampled_from([0.0, 3.0])), **common)  # type: ignore[arg-type]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come and are aborted at any time, while steps are taken."""
 
     @initialize(
-        max_num_seqs=st.integers(1, 4),
-        budget=st.integers(1, 12),
+        policy=policies(),
         blocks=st.integers(1, 8),
         block_size=st.sampled_from([1, 3, 4]),
+        prefix_caching=st.booleans(),
+        keeps=st.booleans(),
+        host_slots=st.integers(0, 6),
     )
-    def start(self, max_num_seqs: int, budget: int, blocks: int, block_size: int) -> None:
-        self.policy = Continuous(max_num_seqs, budget)
-        self.scheduler = make(self.policy, blocks, block_size)
-        self.admitted: list[Request] = []
-        self.idle_steps = 0
+    def start(
+        self,
+        policy: BatchingPolicy,
+        blocks: int,
+        block_size: int,
+        prefix_caching: bool,
+        keeps: bool,
+        host_slots: int,
+    ) -> None:
+        self.policy = policy
+        if policy.preemption.name != "swap":
+            host_slots = 0
+        self.machine = make(
+            policy,
+            blocks,
+            block_size,
+            prefix_caching=prefix_caching and keeps,
+            keeps=keeps,
+            host_slots=host_slots,
+        )
 
-    @rule(prompt=st.integers(1, 12), output=st.integers(1, 8))
-    def add(self, prompt: int, output: int) -> None:
-        new = request(str(len(self.admitted)), prompt, output)
-        if prompt + output - 1 > self.scheduler.cache.capacity_tokens:
-            with pytest.raises(BadInput, match="KV cache holds"):
-                self.scheduler.add(new)
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+        output=st.integers(1, 8),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.integers(-1, 1),
+        deadline_ms=st.sampled_from([None, None, 1.0, 20.0]),
+    )
+    def add(self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None) -> None:
+        scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
+        if (
+            longest > scheduler.cache.capacity_tokens
+            or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
+            or n > self.policy.max_num_samples
+            or (
+                self.policy.preemption.name == "reserve"
+                and n * -(-longest // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
+            )
+        ):
+            with pytest.raises(BadInput):
+                self.machine.add(prompt, output, n, priority=priority, deadline_ms=deadline_ms)
         else:
-            self.scheduler.add(new)
-            self.admitted.append(new)
+            self.machine.add(prompt, output, n, priority=priority, deadline_ms=deadline_ms)
 
-    @precondition(lambda self: any(r.state is not RequestState.DONE for r in self.admitted))
+    @precondition(lambda self: self.open())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        open_ = [r for r in self.admitted if r.state is not RequestState.DONE]
-        self.scheduler.finish(data.draw(st.sampled_from(open_)), "abort")
+        request = data.draw(st.sampled_from(self.open()))
+        for one in (*request.siblings, request):
+            self.machine.scheduler.finish(one, "abort")
 
     @rule()
     def advance(self) -> None:
-        had_work = self.scheduler.has_unfinished
-        plan = self.scheduler.plan()
+        scheduler, clock = self.machine.scheduler, self.machine.clock
+        had_work = scheduler.has_unfinished
+        plan = scheduler.plan()
         assert plan.num_tokens <= self.policy.max_num_batched_tokens
-        assert len(plan.scheduled) <= self.policy.max_num_seqs
-        assert bool(plan.scheduled) == had_work, "work is waiting and nothing is done"
+        assert len(plan.scheduled) <= max(self.policy.max_num_seqs, 3 * isinstance(self.policy, Sequential))
+        busy = plan.scheduled or plan.shed or plan.preempted or plan.wake_at_s is not None
+        assert bool(busy) == had_work, "work is waiting and nothing is done"
         assert len({part.request.request_id for part in plan.scheduled}) == len(plan.scheduled)
         for part in plan.scheduled:
             assert part.num_tokens >= 1
             assert part.start == part.request.num_computed_tokens
-            table = part.request.block_table
-            assert len(table) * self.scheduler.cache.block_size >= part.end
             assert part.request not in plan.preempted
-        for part in plan.scheduled:
-            samples = part.samples
-            self.scheduler.computed(part)
-            if samples and part.request.append(7) is not None:
-                self.scheduler.finish(part.request, "length")
+        if self.policy.preemption.name == "reserve":
+            assert not plan.preempted
+        self.machine.carry_out(plan)
+        clock.time_s = max(clock.time_s + 0.001, plan.wake_at_s or 0.0)
+
+    def open(self) -> list[Request]:
+        return [r for r in self.machine.requests if r.state is not RequestState.DONE]
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        if not hasattr(self, "scheduler"):
+        if not hasattr(self, "machine"):
             return
-        self.scheduler.cache.pool.check_integrity(r.block_table for r in self.admitted)
-        open_ = {r.request_id for r in self.admitted if r.state is not RequestState.DONE}
-        known = [r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)]
-        assert sorted(known) == sorted(open_)
-        for r in self.admitted:
+        self.machine.check()
+        for r in self.machine.requests:
             assert r.num_computed_tokens <= r.num_tokens <= r.max_num_tokens
 
     def teardown(self) -> None:
-        if not hasattr(self, "scheduler"):
+        if not hasattr(self, "machine"):
             return
         # Every admitted request ends, and the cache is empty again.
-        for _ in range(10_000):
-            if not self.scheduler.has_unfinished:
-                break
-            step(self.scheduler)
-        assert not self.scheduler.has_unfinished
-        assert self.scheduler.cache.pool.num_used == 0
+        self.machine.run()
+        cache = self.machine.scheduler.cache
+        assert cache.pool.num_used == 0
+        assert cache.num_free_slots == cache.layout.host_slots
 
 
 TestScheduler = SchedulerMachine.TestCase
 
 
+def names(parts: object) -> list[str]:
+    return [part.request.request_id for part in parts]  # type: ignore[attr-defined]
+
+
 def test_chunked_prefill_shares_a_step_with_decoding() -> None:
-    scheduler = make(Continuous(max_num_seqs=4, max_num_batched_tokens=4), blocks=16)
-    scheduler.add(request("a", 2, 5))
-    step(scheduler)
-    scheduler.add(request("b", 8, 2))
-    plan = scheduler.plan()
+    machine = make(Continuous(max_num_seqs=4, max_num_batched_tokens=4), blocks=16)
+    machine.add([0] * 2, 5)
+    machine.step()
+    machine.add([0] * 8, 2)
+    plan = machine.scheduler.plan()
     assert [(p.request.request_id, p.start, p.num_tokens) for p in plan.scheduled] == [
-        ("a", 2, 1),
-        ("b", 0, 3),
+        ("0.0", 2, 1),
+        ("1.0", 0, 3),
     ]
 
 
+def test_prefill_first_serves_the_prompt_before_the_decoding_request() -> None:
+    machine = make(Continuous(4, max_num_batched_tokens=4, prefill_first=True), blocks=16)
+    machine.add([0] * 2, 5)
+    machine.step()
+    machine.add([0] * 8, 2)
+    assert names(machine.scheduler.plan().scheduled) == ["1.0"]
+
+
+def test_fair_prefill_shares_the_step_between_prompts() -> None:
+    machine = make(Continuous(4, max_num_batched_tokens=9, fair_prefill=True), blocks=32)
+    for _ in range(3):
+        machine.add([0] * 8, 2)
+    assert [part.num_tokens for part in machine.scheduler.plan().scheduled] == [3, 3, 3]
+
+
 def test_without_chunking_a_prompt_waits_for_a_step_of_its_own() -> None:
-    scheduler = make(Continuous(4, max_num_batched_tokens=8, chunked_prefill=False), blocks=16)
-    scheduler.add(request("a", 5, 3))
-    scheduler.add(request("b", 6, 2))
-    assert [p.request.request_id for p in scheduler.plan().scheduled] == ["a"]
+    machine = make(Continuous(4, max_num_batched_tokens=8, chunked_prefill=False), blocks=16)
+    machine.add([0] * 5, 3)
+    machine.add([0] * 6, 2)
+    assert names(machine.scheduler.plan().scheduled) == ["0.0"]
     with pytest.raises(BadInput, match="chunked_prefill=true"):
-        scheduler.add(request("c", 9, 2))
+        machine.add([0] * 9, 2)
 
 
 def test_sequential_runs_one_request_at_a_time() -> None:
-    scheduler = make(Sequential(), blocks=16)
-    for name in "abc":
-        scheduler.add(request(name, 3, 3))
-    order = []
-    while scheduler.has_unfinished:
-        assert len(scheduler.plan().scheduled) == 1
-        order += [r.request_id for r in step(scheduler)]
-    assert order == ["a", "b", "c"]
+    machine = make(Sequential(), blocks=16)
+    for _ in range(3):
+        machine.add([0] * 3, 3)
+    order: list[Request] = []
+    while machine.scheduler.has_unfinished:
+        done = machine.step()
+        assert len(machine.scheduler.running) <= 1
+        order += done
+    assert order == machine.requests
+
+
+def test_static_lets_nobody_join_a_batch() -> None:
+    machine = make(Static(max_num_seqs=2), blocks=16)
+    for output in (2, 6, 2):
+        machine.add([0] * 3, output)
+    sizes = []
+    while machine.scheduler.has_unfinished:
+        plan = machine.scheduler.plan()
+        sizes.append(names(plan.scheduled))
+        machine.carry_out(plan)
+    assert sizes == [["0.0", "1.0"]] * 2 + [["1.0"]] * 4 + [["2.0"]] * 2
+
+
+def test_static_starts_a_batch_together_though_one_step_cannot_hold_its_prompts() -> None:
+    machine = make(Static(max_num_seqs=3, max_num_batched_tokens=4), blocks=32)
+    for _ in range(3):
+        machine.add([0] * 4, 6)
+    machine.step()
+    assert len(machine.scheduler.running) == 3
+
+
+def test_grouping_by_length_puts_long_outputs_together() -> None:
+    machine = make(Static(max_num_seqs=2, group_by_length=True), blocks=32)
+    for output in (9, 2, 8, 3):
+        machine.add([0] * 3, output)
+    first = machine.scheduler.plan()
+    assert names(first.scheduled) == ["0.0", "2.0"]
+
+
+def test_dynamic_waits_for_a_full_batch_but_not_for_long() -> None:
+    machine = make(Dynamic(max_num_seqs=2, max_wait_ms=10), blocks=32)
+    machine.add([0] * 3, 2)
+    plan = machine.scheduler.plan()
+    assert not plan.scheduled
+    assert plan.wake_at_s == pytest.approx(0.01)
+    machine.clock.time_s = 0.01
+    assert names(machine.scheduler.plan().scheduled) == ["0.0"]
+    full = make(Dynamic(max_num_seqs=2, max_wait_ms=1e6), blocks=32)
+    full.add([0] * 3, 2)
+    full.add([0] * 3, 2)
+    assert names(full.scheduler.plan().scheduled) == ["0.0", "1.0"]
+
+
+def test_the_more_urgent_priority_is_served_first_until_the_other_has_waited_long_enough() -> None:
+    machine = make(Continuous(max_num_seqs=1, aging_s=1.0), blocks=32)
+    machine.add([0], 1, priority=1)
+    machine.add([0], 1, priority=0)
+    assert [r.request_id for r in machine.run()] == ["1.0", "0.0"]
+    machine.add([0], 1, priority=1)
+    machine.clock.time_s += 1.5
+    machine.add([0], 1, priority=0)
+    assert [r.request_id for r in machine.run()] == ["2.0", "3.0"]
+
+
+def test_among_equals_the_earliest_deadline_is_served_first() -> None:
+    machine = make(Continuous(max_num_seqs=1), blocks=32)
+    for deadline in (None, 900.0, 300.0):
+        machine.add([0], 1, deadline_ms=deadline)
+    assert [r.request_id for r in machine.run()] == ["2.0", "1.0", "0.0"]
+
+
+def test_a_request_that_cannot_meet_its_deadline_is_shed() -> None:
+    machine = make(Continuous(max_num_seqs=1, shed=True), blocks=32)
+    machine.add([0], 8)
+    machine.step()
+    late = machine.add([0], 1, deadline_ms=3.0)
+    machine.run()
+    assert (late.finish_reason, late.num_output_tokens) == ("shed", 0)
+    assert machine.scheduler.num_shed == 1
+    hopeless = machine.add([0], 8, deadline_ms=5.0)  # each step takes a millisecond
+    machine.run()
+    assert (hopeless.finish_reason, hopeless.num_output_tokens) == ("shed", 0)
+
+
+def test_without_shedding_a_late_request_is_served() -> None:
+    machine = make(Continuous(max_num_seqs=1), blocks=32)
+    machine.add([0], 8)
+    machine.step()
+    late = machine.add([0], 1, deadline_ms=3.0)
+    machine.run()
+    assert late.finish_reason == "length"
 
 
 def test_preemption_takes_the_last_and_gives_it_the_front_of_the_queue() -> None:
-    scheduler = make(Continuous(4, 64), blocks=4, block_size=2)
-    for name in ("a", "b"):
-        scheduler.add(request(name, 3, 5))
-    scheduler.add(request("late", 2, 2))
+    machine = make(Continuous(4, 64, watermark=0), blocks=4, block_size=2)
+    for _ in range(2):
+        machine.add([0] * 3, 5)
+    machine.add([0] * 2, 2)
     preempted: list[str] = []
     finished: list[str] = []
-    while scheduler.has_unfinished:
-        plan = scheduler.plan()
+    while machine.scheduler.has_unfinished:
+        plan = machine.scheduler.plan()
         preempted += [r.request_id for r in plan.preempted]
-        for part in plan.scheduled:
-            samples = part.samples
-            scheduler.computed(part)
-            if samples and part.request.append(7):
-                scheduler.finish(part.request, "length")
-                finished.append(part.request.request_id)
-    assert preempted[0] == "b"
-    assert finished == ["a", "b", "late"]
-    assert scheduler.num_preemptions == len(preempted)
+        finished += [r.request_id for r in machine.carry_out(plan)]
+    assert preempted[0] == "1.0"
+    assert finished == ["0.0", "1.0", "2.0"]
+    assert machine.scheduler.num_preemptions == len(preempted)
+
+
+def test_swapping_computes_nothing_twice() -> None:
+    def computed(preemption: str) -> tuple[int, int]:
+        machine = make(Continuous(4, 64, preemption=preemption, watermark=0), 4, 2, host_slots=8)
+        for _ in range(2):
+            machine.add([0] * 3, 5)
+        tokens = 0
+        while machine.scheduler.has_unfinished:
+            plan = machine.scheduler.plan()
+            tokens += plan.num_tokens
+            machine.carry_out(plan)
+        assert machine.scheduler.num_preemptions or preemption == "reserve"
+        return tokens, machine.scheduler.cache.counters.blocks_swapped_in
+
+    once = 2 * (3 + 5 - 1)
+    assert computed("swap")[0] == once
+    assert computed("swap")[1] > 0
+    assert computed("reserve") == (once, 0)
+    assert computed("recompute")[0] > once
+
+
+def test_a_request_that_joined_without_tokens_may_be_swapped_out_again() -> None:
+    machine = make(Static(3, 5, preemption="swap", watermark=0), blocks=6, block_size=2, host_slots=12)
+    for _ in range(6):
+        machine.add([0] * 4, 7)
+    machine.run()
+    machine.check()
+    assert machine.scheduler.cache.counters.blocks_swapped_in > 0
+
+
+def test_a_watermark_keeps_newcomers_from_taking_the_last_blocks() -> None:
+    def running(watermark: float) -> int:
+        machine = make(Continuous(8, 64, watermark=watermark), blocks=10)
+        for _ in range(4):
+            machine.add([0] * 11, 4)
+        machine.step()
+        return len(machine.scheduler.running)
+
+    assert (running(0.0), running(0.2)) == (3, 2)
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    machine = make(Continuous(4, 64), blocks=16, prefix_caching=True)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    machine.add(prompt, 1)
+    machine.run()
+    machine.add(prompt, 1)
+    (part,) = machine.scheduler.plan().scheduled
+    assert (part.start, part.num_tokens) == (8, 1)
+    machine.add([1, 2, 3, 4, 0, 0], 1)
+    second = machine.scheduler.plan().scheduled[-1]
+    assert (second.start, second.num_tokens) == (4, 2)
+    assert machine.scheduler.cache.counters.prefix_tokens_reused == 12
+
+
+def test_a_hit_never_covers_the_whole_prompt() -> None:
+    machine = make(Continuous(4, 64), blocks=16, prefix_caching=True)
+    for _ in range(2):
+        machine.add([1, 2, 3, 4], 1)
+        (part,) = machine.scheduler.plan().scheduled
+        assert (part.start, part.num_tokens) == (0, 4)
+        machine.carry_out(machine.scheduler.plan())
+    machine.add([1, 2, 3, 4], 1)
+
+
+def test_samples_of_one_prompt_compute_it_once() -> None:
+    machine = make(Continuous(8, 64), blocks=32)
+    machine.add([0] * 6, 5, n=4)
+    tokens = 0
+    while machine.scheduler.has_unfinished:
+        plan = machine.scheduler.plan()
+        tokens += plan.num_tokens
+        machine.carry_out(plan)
+    assert tokens == 6 + 4 * 4
+    counters = machine.scheduler.cache.counters
+    assert machine.scheduler.num_forks == 3
+    assert counters.blocks_copied == 3  # the last to write keeps the block they shared
+    assert counters.blocks_shared == 3 * 2
+
+
+def test_more_samples_than_sequences_are_refused() -> None:
+    with pytest.raises(BadInput, match="max_num_seqs=2"):
+        make(Continuous(2)).add([0], 1, n=3)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12))
 def test_requests_start_in_order_of_arrival(lengths: list[tuple[int, int]]) -> None:
-    scheduler = make(Continuous(2, 16), blocks=8)
+    machine = make(Continuous(2, 16), blocks=8)
     events: list[object] = []
-    scheduler.events.subscribe(events.append)
-    for index, (prompt, output) in enumerate(lengths):
-        scheduler.add(request(str(index), prompt, output))
-    while scheduler.has_unfinished:
-        step(scheduler)
+    machine.scheduler.events.subscribe(events.append)
+    for prompt, output in lengths:
+        machine.add([0] * prompt, output)
+    machine.run()
     started = [
         e.request_id for e in events if isinstance(e, StateChanged) and e.state is RequestState.PREFILL
     ]
-    assert list(dict.fromkeys(started)) == [str(i) for i in range(len(lengths))]
+    assert list(dict.fromkeys(started)) == [r.request_id for r in machine.requests]
     assert any(isinstance(e, StepPlanned) for e in events)
     assert any(isinstance(e, BlocksChanged) and e.used > 0 for e in events)
 

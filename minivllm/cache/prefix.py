@@ -1,0 +1,82 @@
+"""Prefix caching: which computed blocks hold the start of a prompt that comes again. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minivllm.engine.request import Request
+
+
+class PrefixNode:
+    """One full block of tokens after those of its parent, and where its keys and values lie now."""
+
+    __slots__ = ("block", "children", "parent", "slot", "tokens")
+
+    def __init__(self, parent: PrefixNode | None, tokens: Hashable) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.children: dict[Hashable, PrefixNode] = {}
+        self.block = 0  # on the device; 0 is nowhere
+        self.slot: int | None = None  # in a lower tier
+
+
+class PrefixIndex:
+    """A tree of computed blocks, as SGLang's RadixAttention (Zheng et al. 2024) has it, cut at block size.
+
+    A block's hash is chained through its parent: a node lies in its parent's dictionary under its tokens, which
+    Python compares after their hash has matched, so that a collision can never give a request a wrong block.
+
+    Args:
+        block_size: tokens a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.root = PrefixNode(None, ())
+        self.by_block: dict[int, PrefixNode] = {}
+
+    def tokens(self, request: Request, index: int) -> Hashable:
+        """The tokens of one block. A list becomes a tuple; other sequences' slices are hashable as they are."""
+        part = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
+        return tuple(part) if isinstance(part, list) else part
+
+    def match(self, request: Request, most: int) -> Iterator[PrefixNode]:
+        """The nodes that hold the start of the request's tokens, at most `most`, in order."""
+        node = self.root
+        for index in range(most):
+            found = node.children.get(self.tokens(request, index))
+            if found is None:
+                return
+            yield found
+            node = found
+
+    def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
+        """Note that `block` holds `tokens` after those of `parent`; a block that is known for them stays."""
+        node = parent.children.get(tokens)
+        if node is None:
+            node = parent.children[tokens] = PrefixNode(parent, tokens)
+        if not node.block:
+            node.block = block
+            self.by_block[block] = node
+        return node
+
+    def forget(self, block: int) -> PrefixNode | None:
+        """The block is used for something else now; the node that it held, if it held one."""
+        node = self.by_block.pop(block, None)
+        if node is not None:
+            node.block = 0
+            if node.slot is None:
+                self.detach(node)
+        return node
+
+    def detach(self, node: PrefixNode) -> None:
+        """Take a node that is nowhere any more out of the tree; what hangs below it is found no more."""
+        if node.parent is not None and node.parent.children.get(node.tokens) is node:
+            del node.parent.children[node.tokens]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.root = PrefixNode(None, ())
+        self.by_block.clear()

@@ -1,0 +1,92 @@
+"""Preemption strategies: what becomes of a running request when the cache is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from minivllm.cache.manager import CacheManager
+from minivllm.engine.request import Request
+from minivllm.errors import BadInput
+
+
+class Preemption(Protocol):
+    """A `batching.preemption` choice."""
+
+    name: str
+
+    def check(self, request: Request, cache: CacheManager) -> None:
+        """Raises BadInput if the request could never be admitted."""
+
+    def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
+        """Whether `request` may join `running`, as far as the room that it will need later goes."""
+
+    def preempt(self, request: Request, cache: CacheManager) -> None:
+        """Take the request's blocks, so that it can go on later."""
+
+
+class Recompute:
+    """Drop what was computed; the request computes all its tokens again (vLLM v1's only way)."""
+
+    name = "recompute"
+
+    def check(self, request: Request, cache: CacheManager) -> None:
+        """Whatever fits the cache alone will be admitted."""
+
+    def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
+        """Always."""
+        return True
+
+    def preempt(self, request: Request, cache: CacheManager) -> None:
+        """See Preemption."""
+        cache.free(request)
+        request.num_computed_tokens = 0
+
+
+class Swap(Recompute):
+    """Copy what was computed to host memory and back (Kwon et al. 2023, section 4.5); recompute where that is full."""
+
+    name = "swap"
+
+    def preempt(self, request: Request, cache: CacheManager) -> None:
+        """See Preemption."""
+        if not cache.swap_out(request):
+            super().preempt(request, cache)
+
+
+class Reserve(Recompute):
+    """Admit a request only if all blocks that it may ever need are there, so that nobody is preempted.
+
+    What Orca and FasterTransformer do with contiguous memory: safe, and fewer requests run at once.
+    """
+
+    name = "reserve"
+
+    def check(self, request: Request, cache: CacheManager) -> None:
+        """See Preemption."""
+        if self._worst(request, cache) > cache.pool.num_usable:
+            raise BadInput(
+                f"request {request.request_id} may need {self._worst(request, cache)} cache blocks for its "
+                f"{1 + len(request.siblings)} samples, and there are {cache.pool.num_usable}: lower n or max_tokens, "
+                "raise cache.num_blocks, or use batching.preemption=recompute"
+            )
+
+    def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
+        """See Preemption."""
+        promised = sum(self._worst(other, cache) - len(other.block_table) for other in running)
+        return promised + self._worst(request, cache) <= cache.pool.num_free
+
+    @staticmethod
+    def _worst(request: Request, cache: CacheManager) -> int:
+        """Blocks that a request and its further samples hold at their ends, if they share none."""
+        return (1 + len(request.siblings)) * cache.blocks_for(request.max_num_tokens - 1)
+
+
+STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}
+
+
+def make_preemption(name: str) -> Preemption:
+    """The strategy of that name. Raises BadInput for any other."""
+    if name not in STRATEGIES:
+        raise BadInput(f"batching.preemption={name!r} must be one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]()

@@ -1,0 +1,50 @@
+"""Requests that wait, the most urgent first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from minivllm.engine.request import Request
+
+Rank = tuple[float, int]
+
+
+class WaitingQueue:
+    """A heap by rank. A request that comes back after a preemption takes its old place.
+
+    Removal leaves the rank in the heap, to be dropped when it reaches the top: each operation costs O(log n).
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Rank] = []
+        self._requests: dict[Rank, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In no particular order."""
+        return iter(self._requests.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return request.rank in self._requests
+
+    def push(self, request: Request) -> None:
+        """Let a request wait."""
+        self._requests[request.rank] = request
+        heapq.heappush(self._heap, request.rank)
+
+    def peek(self) -> Request:
+        """The most urgent request. Raises IndexError if none waits."""
+        while self._heap[0] not in self._requests:
+            heapq.heappop(self._heap)
+        return self._requests[self._heap[0]]
+
+    def most_urgent(self, count: int) -> list[Request]:
+        """Up to `count` requests, in order."""
+        return [self._requests[rank] for rank in heapq.nsmallest(count, self._requests)]
+
+    def remove(self, request: Request) -> None:
+        """Let a request go, wherever it stands. Raises KeyError if it does not wait."""
+        del self._requests[request.rank]

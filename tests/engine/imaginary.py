@@ -1,0 +1,128 @@
+"""An imaginary model and memory: what the scheduler's plans would read and write, checked token by token."""
+
+from __future__ import annotations
+
+from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.events import EventBus
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request, RequestState
+from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.step import StepPlan
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def __call__(self) -> float:
+        return self.time_s
+
+
+class Machine:
+    """Carries plans out on token ids in place of keys and values, and samples (position mod 5)."""
+
+    def __init__(self, policy: BatchingPolicy, layout: CacheLayout) -> None:
+        self.clock = Clock()
+        self.scheduler = Scheduler(policy, CacheManager(layout), EventBus(), self.clock)
+        size = layout.block_size
+        self.blocks = {block: [-1] * size for block in range(layout.num_blocks)}
+        self.host = {slot: [-1] * size for slot in range(layout.host_slots)}
+        self.requests: list[Request] = []
+
+    def request(
+        self, prompt: list[int], output: int, n: int = 1, arrival_s: float | None = None, **params: object
+    ) -> Request:
+        """A request and its further samples, not yet added."""
+        made = [
+            Request(
+                f"{len(self.requests)}.{index}",
+                prompt,
+                SamplingParams(ignore_eos=True, **params),  # type: ignore[arg-type]
+                max_num_tokens=len(prompt) + output,
+                seed=index,
+                arrival_s=self.clock.time_s if arrival_s is None else arrival_s,
+            )
+            for index in range(n)
+        ]
+        made[0].siblings = made[1:]
+        for sibling in made[1:]:
+            sibling.parent = made[0]
+        return made[0]
+
+    def add(self, prompt: list[int], output: int, n: int = 1, **params: object) -> Request:
+        """Add a request; raises as the scheduler does."""
+        first = self.request(prompt, output, n, **params)  # type: ignore[arg-type]
+        self.scheduler.add(first)
+        self.requests += [first, *first.siblings]
+        return first
+
+    def carry_out(self, plan: StepPlan) -> list[Request]:
+        """Move, write, check what would be read, and sample. The requests that ended."""
+        size = self.scheduler.cache.block_size
+        pool = self.scheduler.cache.pool
+        for block, slot in plan.transfers.saves:
+            self.host[slot] = list(self.blocks[block])
+        for source, target in plan.transfers.copies:
+            self.blocks[target] = list(self.blocks[source])
+        for slot, block in plan.transfers.loads:
+            self.blocks[block] = list(self.host[slot])
+        for part in plan.scheduled:
+            blocks = part.request.block_table.blocks
+            for position in range(part.start, part.end):
+                block = blocks[position // size]
+                assert pool.ref_counts[block] == 1, "a block is written while it is shared"
+                self.blocks[block][position % size] = part.request.token_ids[position]
+        for part in plan.scheduled:
+            held = [token for block in part.request.block_table.blocks for token in self.blocks[block]]
+            assert held[: part.end] == part.request.token_ids[: part.end], (
+                "a request would read another's tokens"
+            )
+        done = []
+        for part in plan.scheduled:
+            request, samples = part.request, part.samples
+            self.scheduler.computed(part)
+            if not samples:
+                continue
+            siblings = list(request.siblings)
+            for sibling in siblings:
+                self.scheduler.fork(request, sibling)
+            for one in (request, *siblings):
+                if one.append((one.num_tokens + one.seed) % 5) is not None:
+                    self.scheduler.finish(one, "length")
+                    done.append(one)
+        return done
+
+    def step(self) -> list[Request]:
+        """Plan a step and carry it out; time goes on, to where something can be done if nothing is now."""
+        plan = self.scheduler.plan()
+        done = self.carry_out(plan)
+        self.clock.time_s += 0.001
+        if plan.wake_at_s is not None:
+            self.clock.time_s = max(self.clock.time_s, plan.wake_at_s)
+        return done
+
+    def run(self, most_steps: int = 10_000) -> list[Request]:
+        """Step until all is done; the requests in the order in which they ended."""
+        done: list[Request] = []
+        for _ in range(most_steps):
+            if not self.scheduler.has_unfinished:
+                return done
+            done += self.step()
+        raise AssertionError("requests starve")
+
+    def check(self) -> None:
+        """Nothing is lost, leaked or held twice."""
+        cache = self.scheduler.cache
+        cache.pool.check_integrity(request.block_table for request in self.requests)
+        held = [slot for request in self.requests for slot in request.host_slots]
+        assert len(held) == len(set(held))
+        assert len(held) + cache.num_free_slots <= cache.layout.host_slots
+        known = sorted(r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running))
+        pending = [r.request_id for r in self.requests if r.parent is not None and r.parent.state != "done"]
+        open_ = sorted(
+            r.request_id for r in self.requests if r.state is not RequestState.DONE and r.parent is None
+        )
+        assert known == open_, (known, open_, pending)
