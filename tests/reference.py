@@ -82,6 +82,7 @@ def make_batch(sequences: list[list[int]]) -> StepBatch:
         logit_rows=starts[1:] - 1,
         query_lens_host=lens,
         seq_lens_host=lens,
+        prompt_lens_host=lens,
     )
 
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
-from minivllm.models.config import ModelConfig, RopeConfig
+from minivllm.models.config import ModelConfig
 from minivllm.models.registry import check_architecture, model_class, supported_architectures
+from minivllm.models.rope_config import RopeConfig
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,14 +64,14 @@ def test_both_spellings_of_dtype(key: str) -> None:
     ("change", "told"),
     [
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, "'axial'.*yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "yarn lacks factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
-        (
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor",
-        ),
-        ({"use_sliding_window": True}, "sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 rotates 3 dimensions"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window"),
+        ({"layer_types": ["full_attention"]}, "each of the 2 layers"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"head_dim": 15}, "head_dim=15"),
