@@ -50,6 +50,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
     "Phi3ForCausalLM": {
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
@@ -109,7 +110,8 @@ class ModelConfig:
             BadInput: a key is missing, or a value asks for something that is not built.
         """
         architecture = _architecture(config, where)
-        config = _DEFAULTS.get(architecture, {}) | dict(config)
+        # A model that sees images, too, has its text model's keys in a dictionary of their own.
+        config = _DEFAULTS.get(architecture, {}) | dict(config.get("text_config") or {}) | dict(config)
         missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
         if missing:
             raise BadInput(
@@ -209,7 +211,7 @@ def _layer_types(config: Mapping[str, Any], window: int | None, where: str) -> t
             slides = [window is not None and i >= first for i in range(layers)]
         case "Gemma2ForCausalLM":
             slides = [i % 2 == 0 for i in range(layers)]
-        case "Gemma3ForCausalLM":
+        case "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
             period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
             slides = [(i + 1) % period != 0 for i in range(layers)]
         case _:

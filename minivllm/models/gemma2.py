@@ -36,5 +36,5 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
 
     def make_layer(self, layer: int) -> nn.Module:
         """See LlamaForCausalLM."""
-        norms = [self.make_norm() for _ in range(4)]
+        norms: list[nn.Module] = [self.make_norm() for _ in range(4)]
         return SandwichLayer(self.make_attention(layer), self.make_mlp(layer), norms)

@@ -16,3 +16,7 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
         c = self.config
         norm = GemmaHeadNorm(c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps)
         return Attention(c, layer, norm)
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The text model of Gemma 3 4B to 27B; images are not served."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _ARCHITECTURES = {
     "Gemma2ForCausalLM": "minivllm.models.gemma2",
     "Gemma3ForCausalLM": "minivllm.models.gemma3",
+    "Gemma3ForConditionalGeneration": "minivllm.models.gemma3",
     "GemmaForCausalLM": "minivllm.models.gemma",
     "LlamaForCausalLM": "minivllm.models.llama",
     "MistralForCausalLM": "minivllm.models.mistral",
