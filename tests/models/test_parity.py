@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minivllm.models.loading import LoadedModel, load_model
 from minivllm.quant.plain import Plain
-from tests.reference import VARIANTS, CausalAttention, make_batch, make_checkpoint
+from tests.reference import FAMILIES, VARIANTS, CausalAttention, make_batch, make_checkpoint
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 17, 3, 99, 42, 8, 77, 5, 60], [1], [9, 4, 30, 31, 32] * 12]
@@ -103,9 +103,12 @@ def test_old_and_new_spellings_load_the_same_model(case: str, tmp_path: Path) ->
     assert torch.equal(run(load(tmp_path), PROMPTS)[1], run(new, PROMPTS)[1])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.008)])
-def test_16_bit_stays_within_rounding_of_float32(dtype: str, tolerance: float, tmp_path: Path) -> None:
-    reference = make_checkpoint(tmp_path)
+def test_16_bit_stays_within_rounding_of_float32(
+    dtype: str, tolerance: float, family: str, tmp_path: Path
+) -> None:
+    reference = make_checkpoint(tmp_path, family)
     loaded = load(tmp_path, dtype)
     logits = run(loaded, PROMPTS)[1]
     wanted = expected(reference, PROMPTS)[1]
