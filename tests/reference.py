@@ -32,6 +32,121 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+# Each family, and what sets it apart, at a size where it matters: windows shorter than the prompts, caps that bite.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 7},
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": TWO_ROPES,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": True,
+    },
+    "phi3": {"hidden_size": 64},  # its heads are always hidden_size / heads wide
+}
+# What a published configuration of a family may say, beside the family itself. name -> (family, overrides)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama multi-head": ("llama", {"num_key_value_heads": 4}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama linear rope": (
+        "llama",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
+    "llama dynamic rope": (
+        "llama",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
+    "llama llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
+    "llama yarn rope": ("llama", {"rope_parameters": YARN_ROPE}),
+    "llama yarn mscale": (
+        "llama",
+        {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}},
+    ),
+    "qwen2 one kv head": ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2 window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen2 yarn rope": ("qwen2", {"rope_parameters": YARN_ROPE, "max_position_embeddings": 32}),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 one kv head": ("qwen3", {"num_key_value_heads": 1}),
+    "qwen3 wide heads": ("qwen3", {"head_dim": 32}),
+    "qwen3 attention bias": ("qwen3", {"attention_bias": True}),
+    "qwen3 window": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "mistral no window": ("mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral window beyond the context": ("mistral", {"sliding_window": 4096}),
+    "gemma one kv head": ("gemma", {"num_key_value_heads": 1, "head_dim": 32}),
+    "gemma untied, biases": ("gemma", {"tie_word_embeddings": False, "attention_bias": True}),
+    "gemma2 no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2 one kv head": ("gemma2", {"num_key_value_heads": 1, "head_dim": 32}),
+    "gemma3 one kv head, untied": (
+        "gemma3_text",
+        {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": False},
+    ),
+    "gemma3 capped logits": ("gemma3_text", {"final_logit_softcapping": 2.0}),
+    "phi3 window": ("phi3", {"sliding_window": 7}),
+    "phi3 partial rotary, tied": (
+        "phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3 longrope": (
+        "phi3",
+        {
+            "rope_parameters": LONG_ROPE | {"partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+}
 
 
 def make_checkpoint(
@@ -42,27 +157,22 @@ def make_checkpoint(
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Any:
-    """Save a small random model of the family ("qwen3" or "llama") with save_pretrained.
+    """Save a small random model of a family (one of FAMILIES) with save_pretrained.
 
     Every weight is random, norms and biases too, so that a tensor in the wrong place shows.
 
     Returns:
-        The transformers model, in eval mode.
+        The transformers model, in eval mode, with its plain attention.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    classes: dict[str, Any] = {
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-        "llama": (LlamaConfig, LlamaForCausalLM),
-    }
-    config_class, model_class = classes[family]
-    config = config_class(**(SMALL | overrides))
-    config._attn_implementation = "eager"
+    config = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | overrides))
     generator = torch.Generator().manual_seed(seed)
-    model = model_class(config).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    ones = not family.startswith("gemma")  # whose norms scale by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            mean = 1.0 if "norm" in name else 0.0
+            mean = 1.0 if "norm" in name and ones else 0.0
             parameter.copy_(torch.empty(parameter.shape).normal_(mean, 0.15, generator=generator))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
@@ -82,11 +192,12 @@ def make_batch(sequences: list[list[int]]) -> StepBatch:
         logit_rows=starts[1:] - 1,
         query_lens_host=lens,
         seq_lens_host=lens,
+        prompt_lens_host=lens,
     )
 
 
 class CausalAttention:
-    """Causal attention within each sequence of the batch, in float32, without a cache."""
+    """Causal attention within each sequence of the batch, with window and soft cap, in float32, without a cache."""
 
     name = "reference"
 
@@ -105,7 +216,11 @@ class CausalAttention:
             queries = one_q.float().transpose(0, 1)
             keys, values = (x.float().transpose(0, 1).repeat_interleave(group, 0) for x in (one_k, one_v))
             scores = queries @ keys.transpose(1, 2) * spec.scale
+            if spec.soft_cap is not None:
+                scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            if spec.window is not None:
+                mask = mask.triu(1 - spec.window)
             weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
             outputs.append((weights @ values).transpose(0, 1).to(q.dtype))
         return torch.cat(outputs)

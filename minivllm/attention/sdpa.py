@@ -39,7 +39,7 @@ class SDPAPlan:
     decode_rows: int  # D
     decode_len: int  # longest sequence among them
     decode_stale: Tensor | None  # int64, gathered tokens that belong to nobody in this batch
-    decode_masks: dict[int | None, Tensor]  # by window: bool [D, 1, 1, decode_len]
+    decode_masks: dict[int | None, Tensor]  # by window: bool [D, 1, 1, decode_len]; none where all is seen
     extends: tuple[Extend, ...]
 
 
@@ -93,12 +93,13 @@ class SDPABackend:
         table, lengths = batch.block_table[rows, :blocks], batch.seq_lens[rows]
         positions = torch.arange(longest, device=device)
         masks = {}
-        if len(decode_rows) > 1 or self.windows != {None}:
-            for window in self.windows:
-                mask = positions < lengths[:, None]
-                if window is not None:
-                    mask &= positions >= lengths[:, None] - window
-                masks[window] = mask[:, None, None, :]
+        for window in self.windows:
+            if len(decode_rows) == 1 and (window is None or window >= longest):
+                continue  # one sequence, all of which is seen
+            mask = positions < lengths[:, None]
+            if window is not None:
+                mask &= positions >= lengths[:, None] - window
+            masks[window] = mask[:, None, None, :]
         # The end of a last block may hold anything, and a weight of zero times infinity is not zero.
         width = longest if blocks == 1 else blocks * size
         stale = [

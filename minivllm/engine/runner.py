@@ -89,6 +89,7 @@ class Runner:
             logit_rows=tensor(logit_rows, torch.int64),
             query_lens_host=tuple(part.num_tokens for part in scheduled),
             seq_lens_host=seq_lens,
+            prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
         )
         return replace(batch, attention=self.attention.prepare(batch))
 

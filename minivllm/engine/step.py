@@ -70,4 +70,5 @@ class StepBatch:
     logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
     query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
     seq_lens_host: tuple[int, ...]
+    prompt_lens_host: tuple[int, ...]  # tokens of each request's prompt, which some rotary scalings go by
     attention: Any = None  # what the attention backend's prepare() made of this batch

@@ -17,6 +17,7 @@ from minivllm.errors import BadInput
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # the format's own limit
+_TEXT = "language_model."  # where a model that sees images, too, has its text model; the rest is not read
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 _ITEM_SIZE = {
     "F64": 8,
@@ -62,7 +63,10 @@ class Checkpoint:
         tensors: dict[str, StoredTensor] = {}
         for file in files:
             tensors.update(_read_header(file))
-        return cls(folder, files, tensors)
+        text = {
+            name.removeprefix(_TEXT): tensor for name, tensor in tensors.items() if name.startswith(_TEXT)
+        }
+        return cls(folder, files, text or tensors)
 
     def fingerprint(self) -> str:
         """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor."""

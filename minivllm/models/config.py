@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.models.rope_config import RopeConfig, read_rope
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding (RoFormer, Su et al. 2021)."""
-
-    theta: float = 10000.0
-    kind: str = "default"  # "default" | "llama3"
-    scaling: Mapping[str, float] = field(default_factory=dict)  # what `kind` needs beside theta
+# What a published config.json may leave out because it is the family's default in transformers.
+_QWEN = {
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+_GEMMA = {
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = _GEMMA | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA3 = _GEMMA2 | {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Qwen2ForCausalLM": _QWEN,
+    "Qwen3ForCausalLM": _QWEN | {"head_dim": 128},
+    "Qwen3MoeForCausalLM": _QWEN
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "MistralForCausalLM": _MISTRAL | {"sliding_window": 4096},
+    "MixtralForCausalLM": _MISTRAL
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Phi3ForCausalLM": {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -33,14 +71,32 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # longest sequence, with what the rope scaling adds
     rms_norm_eps: float
+    activation: str  # "silu" | "gelu_tanh"
     rope: RopeConfig
+    local_rope: RopeConfig | None  # of windowed layers, where they have one of their own
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+    layer_types: tuple[str, ...]  # FULL or SLIDING, one a layer
+    sliding_window: int | None  # positions that a SLIDING layer sees, the token's own included
+    attention_scale: float  # of the scores
+    attention_soft_cap: float | None
+    final_soft_cap: float | None  # of the logits
+    num_experts: int  # 0 = dense
+    num_experts_per_token: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    dense_layers: tuple[int, ...]  # layers of a mixture of experts that have a plain MLP
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # the checkpoint's own; the compute dtype is the quantisation's choice
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None where it sees everything."""
+        short = self.sliding_window is not None and self.sliding_window < self.max_position_embeddings
+        return tuple(self.sliding_window if short and kind == SLIDING else None for kind in self.layer_types)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
@@ -53,37 +109,53 @@ class ModelConfig:
         Raises:
             BadInput: a key is missing, or a value asks for something that is not built.
         """
+        architecture = _architecture(config, where)
+        # A model that sees images, too, has its text model's keys in a dictionary of their own.
+        config = _DEFAULTS.get(architecture, {}) | dict(config.get("text_config") or {}) | dict(config)
         missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
         if missing:
             raise BadInput(
                 f"{where} lacks {', '.join(missing)}: is it a causal language model's config.json?"
             )
         _check_supported(config, where)
-        heads = config["num_attention_heads"]
+        heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
         kv_heads = config.get("num_key_value_heads") or heads
         if heads % kv_heads:
             raise BadInput(
                 f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
             )
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        if head_dim % 2:
-            raise BadInput(f"{where}: head_dim={head_dim} is odd; rotary embeddings need an even one")
+        rope, local_rope, longest = read_rope(config, head_dim, where)
+        window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+        step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
         eos = config.get("eos_token_id")
         return cls(
-            architecture=_architecture(config, where),
+            architecture=architecture,
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            max_position_embeddings=longest,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=_rope(config, where),
+            activation=_activation(config, where),
+            rope=rope,
+            local_rope=local_rope,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
+            layer_types=_layer_types(config, window, where),
+            sliding_window=window,
+            attention_scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            attention_soft_cap=config.get("attn_logit_softcapping"),
+            final_soft_cap=config.get("final_logit_softcapping"),
+            num_experts=config.get("num_local_experts") or config.get("num_experts") or 0,
+            num_experts_per_token=config.get("num_experts_per_tok") or 0,
+            moe_intermediate_size=config.get("moe_intermediate_size") or config["intermediate_size"],
+            norm_topk_prob=bool(config.get("norm_topk_prob", False)),
+            dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
             dtype=config.get("dtype") or config.get("torch_dtype"),
         )
@@ -98,14 +170,8 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
 
 def _check_supported(config: Mapping[str, Any], where: str) -> None:
     """Refuse what would otherwise be computed wrongly without a word."""
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise BadInput(f"{where}: hidden_act={activation} is not supported, only silu")
-    windowed = config.get("use_sliding_window", False) or any(
-        kind != "full_attention" for kind in config.get("layer_types") or ()
-    )
-    if windowed:
-        raise BadInput(f"{where}: sliding-window attention is not supported; use a model with full attention")
+    if config.get("use_bidirectional_attention"):
+        raise BadInput(f"{where}: use_bidirectional_attention is not supported: it is no language model's")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise BadInput(
@@ -114,21 +180,40 @@ def _check_supported(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _rope(config: Mapping[str, Any], where: str) -> RopeConfig:
-    """Old spelling: rope_theta beside rope_scaling {type or rope_type}; new: one rope_parameters."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    legacy = parameters.pop("type", None)
-    kind = parameters.pop("rope_type", None) or legacy or "default"
-    partial = parameters.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise BadInput(f"{where}: partial_rotary_factor={partial} is not supported, only 1.0")
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind != "llama3":
-        raise BadInput(f"{where}: rope type {kind!r} is not supported, only default and llama3")
-    parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    missing = [key for key in _LLAMA3_KEYS if not isinstance(parameters.get(key), (int, float))]
-    if missing:
-        raise BadInput(f"{where}: rope type llama3 lacks {', '.join(missing)}")
-    return RopeConfig(theta, kind, {key: float(parameters[key]) for key in _LLAMA3_KEYS})
+def _activation(config: Mapping[str, Any], where: str) -> str:
+    """Of the MLP. Gemma's first configs say gelu and mean its tanh form."""
+    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if name == "gelu" and config["architectures"][0] == "GemmaForCausalLM":
+        name = "gelu_pytorch_tanh"
+    if name not in _ACTIVATIONS:
+        raise BadInput(f"{where}: hidden_act={name} is not supported, only {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _layer_types(config: Mapping[str, Any], window: int | None, where: str) -> tuple[str, ...]:
+    """Which layers see a window only: as the file says, or by the family's rule."""
+    layers: int = config["num_hidden_layers"]
+    given = config.get("layer_types")
+    if given:
+        kinds = tuple(str(kind) for kind in given)
+        if len(kinds) != layers or not {FULL, SLIDING}.issuperset(kinds):
+            raise BadInput(
+                f"{where}: layer_types must give {FULL} or {SLIDING} for each of the {layers} layers"
+            )
+        if SLIDING in kinds and not window:
+            raise BadInput(f"{where}: layer_types has {SLIDING}, but no sliding_window is in use")
+        return kinds
+    match config["architectures"][0]:
+        case "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" | "Qwen3MoeForCausalLM":
+            slides = [window is not None] * layers
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
+            first = config["max_window_layers"]
+            slides = [window is not None and i >= first for i in range(layers)]
+        case "Gemma2ForCausalLM":
+            slides = [i % 2 == 0 for i in range(layers)]
+        case "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
+            period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+            slides = [(i + 1) % period != 0 for i in range(layers)]
+        case _:
+            slides = [False] * layers
+    return tuple(SLIDING if slide else FULL for slide in slides)

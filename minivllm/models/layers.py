@@ -8,18 +8,25 @@ in one go.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.models.config import ModelConfig, RopeConfig
+from minivllm.models.config import ModelConfig
+from minivllm.models.rope import rotate
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
     from minivllm.engine.step import StepBatch
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -91,55 +98,16 @@ class HeadNorm(nn.Module):
         return F.rms_norm(x, self.shape, None, self.eps) * self.weight
 
 
-class Rotary(nn.Module):
-    """Cosines and sines of every position, computed once in float32 and shared by all layers.
-
-    The sines carry the sign of `rotate_half`, so that a rotation is two products and a roll.
-    """
-
-    def __init__(
-        self, rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__()
-        angles = torch.arange(max_positions).float()[:, None] * inverse_frequencies(rope, head_dim)
-        cos, sin = angles.cos(), angles.sin()
-        rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
-        table = rows.unsqueeze(2).to(dtype=dtype, device=device)  # [positions, 2, 1, head_dim]
-        self.table = nn.Buffer(table, persistent=False)
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [tokens] to cosines and signed sines, each [tokens, 1, head_dim]."""
-        cos, sin = self.table.index_select(0, positions).unbind(1)
-        return cos, sin
-
-
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each pair of dimensions, float32 [head_dim / 2].
-
-    "llama3" divides the frequencies of wavelengths beyond the original context by `factor` and blends
-    between the two bounds (Llama 3 Herd of Models, Dubey et al. 2024, and its reference code).
-    """
-    inverse = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
-    if rope.kind == "default":
-        return inverse
-    factor, low, high, original = (
-        rope.scaling[key]
-        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    )
-    wavelength = 2 * math.pi / inverse
-    smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
-    return (1 - smooth) * inverse / factor + smooth * inverse
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [tokens, heads, head_dim] by its position; cos and sin as Rotary gives them."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
 class Attention(nn.Module):
-    """Grouped-query self-attention, with or without a norm of queries and keys."""
+    """Grouped-query self-attention.
 
-    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool) -> None:
+    Args:
+        config: sizes, and whether the projections have biases.
+        layer: index of the layer.
+        qk_norm: norm of queries and keys before the rotation, if the family has one.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, qk_norm: HeadNorm | None = None) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.layer, self.heads, self.kv_heads, self.dim = layer, heads, kv_heads, dim
@@ -150,9 +118,7 @@ class Attention(nn.Module):
             config.attention_bias,
         )
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
-        self.qk_norm = (
-            HeadNorm(dim, {"q_norm": heads, "k_norm": kv_heads}, config.rms_norm_eps) if qk_norm else None
-        )
+        self.qk_norm = qk_norm
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
@@ -169,29 +135,35 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU feed-forward (Shazeer 2020)."""
+    """Gated feed-forward, SwiGLU or GeGLU (Shazeer 2020)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, config.mlp_bias)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, config.mlp_bias)
+        self.activation = ACTIVATIONS[activation]
+        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate).mul_(up))
+        return self.down_proj(self.activation(gate).mul_(up))
 
 
 class DecoderLayer(nn.Module):
     """Pre-norm transformer layer. Attribute names are those of the checkpoint."""
 
-    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool) -> None:
+    def __init__(
+        self,
+        input_layernorm: nn.Module,
+        self_attn: nn.Module,
+        post_attention_layernorm: nn.Module,
+        mlp: nn.Module,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer, qk_norm)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.input_layernorm = input_layernorm
+        self.self_attn = self_attn
+        self.post_attention_layernorm = post_attention_layernorm
+        self.mlp = mlp
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.attention.base import AttentionSpec
-from minivllm.models.config import ModelConfig
-from minivllm.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotary
+from minivllm.models.config import SLIDING, ModelConfig
+from minivllm.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
+from minivllm.models.rope import Rotary
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
@@ -19,43 +20,78 @@ if TYPE_CHECKING:
 class Decoder(nn.Module):
     """Embedding, layers and final norm: what the checkpoint calls `model`."""
 
-    rotary: Rotary  # set by the loader, which knows the device and the longest sequence
-
-    def __init__(self, config: ModelConfig, qk_norm: bool) -> None:
+    def __init__(
+        self, embed_tokens: Embedding, layers: list[nn.Module], norm: nn.Module, config: ModelConfig
+    ) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, qk_norm) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
+        local = config.local_rope is not None
+        self.rope_of_layer = [int(local and kind == SLIDING) for kind in config.layer_types]
+        self.rotaries = nn.ModuleList()  # filled by the loader, which knows device and longest sequence
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
         """Token ids [tokens] to hidden states [tokens, hidden] after the final norm."""
         x = self.embed_tokens(batch.token_ids)
-        cos, sin = self.rotary(batch.positions)
-        for layer in self.layers:
-            x = layer(x, cos, sin, batch, attention)
+        rotations = [rotary(batch) for rotary in self.rotaries]
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            x = layer(x, *rotations[rope], batch, attention)
         return self.norm(x)
 
 
 class LlamaForCausalLM(nn.Module):
     """Llama 1 to 3.2 text models, and others saved in their format.
 
-    A family that differs by a constant overrides it; module names follow the checkpoint's.
+    A family is a subclass that overrides the `make_` methods it differs in; what differs by a number is in
+    ModelConfig. Module names follow the checkpoint's.
     """
-
-    qk_norm = False  # RMSNorm of each query and key head before the rotation
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.model = Decoder(config, self.qk_norm)
+        layers = [self.make_layer(i) for i in range(config.num_layers)]
+        self.model = Decoder(self.make_embedding(), layers, self.make_norm(), config)
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
+
+    def make_embedding(self) -> Embedding:
+        """Of the tokens."""
+        return Embedding(self.config.vocab_size, self.config.hidden_size)
+
+    def make_norm(self) -> nn.Module:
+        """Any norm of hidden states."""
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
+
+    def make_attention(self, layer: int) -> Attention:
+        """Attention of one layer."""
+        return Attention(self.config, layer)
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        """Feed-forward of one layer: [tokens, hidden] to the same."""
+        c = self.config
+        return MLP(c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        """How norms, attention and MLP stand together."""
+        return DecoderLayer(
+            self.make_norm(), self.make_attention(layer), self.make_norm(), self.make_mlp(layer)
+        )
+
+    def make_rotary(self, max_positions: int, device: torch.device) -> None:
+        """Set up the rotary embeddings; called once the weights are in place."""
+        config = self.config
+        for rope in (config.rope, config.local_rope):
+            if rope is not None:
+                self.model.rotaries.append(Rotary(rope, config.head_dim, max_positions, self.dtype, device))
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each layer."""
         c = self.config
-        spec = AttentionSpec(c.num_heads, c.num_kv_heads, c.head_dim, c.head_dim**-0.5)
-        return [spec] * c.num_layers
+        return [
+            AttentionSpec(
+                c.num_heads, c.num_kv_heads, c.head_dim, c.attention_scale, window, c.attention_soft_cap
+            )
+            for window in c.windows
+        ]
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
@@ -71,4 +107,5 @@ class LlamaForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [rows, hidden] to logits [rows, vocab], in the compute dtype."""
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        cap = self.config.final_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

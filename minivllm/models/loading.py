@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
-from minivllm.models.layers import HeadNorm, Linear, Rotary
+from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
@@ -86,7 +86,7 @@ def load_model(
     del reader
     _return_freed_memory()
     length = max_model_len or limit
-    model.model.rotary = Rotary(config.rope, config.head_dim, length, quant.dtype, device)
+    model.make_rotary(length, device)
     return LoadedModel(
         model=model.eval(),
         config=config,

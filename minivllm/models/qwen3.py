@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from minivllm.models.layers import Attention, HeadNorm
 from minivllm.models.llama import LlamaForCausalLM
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
     """Qwen3 0.6B to 32B."""
 
-    qk_norm = True
+    def make_attention(self, layer: int) -> Attention:
+        """See LlamaForCausalLM."""
+        c = self.config
+        norm = HeadNorm(c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps)
+        return Attention(c, layer, norm)

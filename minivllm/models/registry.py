@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from minivllm.models.llama import LlamaForCausalLM
 
 _ARCHITECTURES = {
+    "Gemma2ForCausalLM": "minivllm.models.gemma2",
+    "Gemma3ForCausalLM": "minivllm.models.gemma3",
+    "Gemma3ForConditionalGeneration": "minivllm.models.gemma3",
+    "GemmaForCausalLM": "minivllm.models.gemma",
     "LlamaForCausalLM": "minivllm.models.llama",
+    "MistralForCausalLM": "minivllm.models.mistral",
+    "Phi3ForCausalLM": "minivllm.models.phi3",
+    "Qwen2ForCausalLM": "minivllm.models.qwen2",
     "Qwen3ForCausalLM": "minivllm.models.qwen3",
 }
 

@@ -43,15 +43,20 @@ def run_in_pieces(
     layout: CacheLayout,
     dtype: torch.dtype,
     seed: int,
+    other: AttentionSpec | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each."""
+    """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each.
+
+    The layer that is looked at is the second; the first is of `other` kind, or the same.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    kv = KVCache([spec, spec], layout, dtype, CPU)
+    specs = [other or spec, spec]
+    kv = KVCache(specs, layout, dtype, CPU)
     for cache in (*kv.keys, *kv.values):  # poisoned: what is read must have been written
         cache[1:] = torch.nan
     manager = CacheManager(layout)
-    backend = make([spec, spec], kv)
+    backend = make(specs, kv)
     runner = Runner(nn.Identity(), backend, layout.block_size, CPU)
     heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
     requests, data, outputs = [], [], []
@@ -90,7 +95,10 @@ SPECS = {
     "grouped": AttentionSpec(6, 2, 16, 0.25),
     "one kv head, odd size": AttentionSpec(3, 1, 24, 0.2),
     "window": AttentionSpec(4, 2, 16, 0.25, window=7),
-    "soft cap": AttentionSpec(4, 2, 16, 0.25, soft_cap=5.0),
+    "window of one": AttentionSpec(4, 2, 16, 0.25, window=1),
+    "window, one kv head": AttentionSpec(3, 1, 24, 0.2, window=16),
+    "soft cap": AttentionSpec(4, 2, 16, 0.25, soft_cap=0.5),
+    "soft cap and window": AttentionSpec(4, 1, 16, 0.25, window=7, soft_cap=0.5),
 }
 LAYOUTS = {"paged": CacheLayout(4, 40), "block of one": CacheLayout(1, 120), "contiguous": CacheLayout(48, 6)}
 
@@ -110,6 +118,17 @@ def test_matches_reference(
 ) -> None:
     for seed in range(3):
         for out, expected in run_in_pieces(make, spec, layout, torch.float32, seed):
+            torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [EagerBackend, SDPABackend])
+@pytest.mark.parametrize(("spec", "other"), [("grouped", "window"), ("window", "grouped")])
+def test_layers_have_windows_of_their_own(
+    make: Callable[..., AttentionBackend], spec: str, other: str
+) -> None:
+    for seed in range(3):
+        pairs = run_in_pieces(make, SPECS[spec], LAYOUTS["paged"], torch.float32, seed, SPECS[other])
+        for out, expected in pairs:
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 

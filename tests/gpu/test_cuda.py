@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
-from tests.reference import make_checkpoint
+from tests.reference import VARIANTS, make_checkpoint
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2))]
@@ -30,6 +30,19 @@ def test_logits_equal_those_of_the_cpu(folder: Path, attention: str, cache: str)
         expected = llm.logits(PROMPTS[0])
     with LLM(str(folder), device="cuda", quant="fp32", attention=attention, cache=cache) as llm:
         torch.testing.assert_close(llm.logits(PROMPTS[0]).cpu(), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_is_that_of_the_cpu(variant: str, tmp_path: Path) -> None:
+    family, overrides = VARIANTS[variant]
+    make_checkpoint(tmp_path, family, **overrides)
+    results = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(tmp_path), device=device, quant="fp32") as llm:
+            generated = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+            results.append((llm.logits(PROMPTS[0]).cpu(), generated))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-3, rtol=0)
+    assert results[0][1] == results[1][1]
 
 
 @pytest.mark.parametrize("batching", ["continuous", "sequential"])

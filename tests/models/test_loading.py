@@ -222,7 +222,7 @@ def test_wrong_config_is_told_before_weights_are_read(
 ) -> None:
     make_checkpoint(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4, "layer_types": None}))
     monkeypatch.setattr("minivllm.models.weights._read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.3"):
         load(tmp_path)

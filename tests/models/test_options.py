@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.layers import Linear
+from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.registry import model_class
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -31,7 +31,8 @@ def test_an_architecture_has_the_published_number_of_parameters(option: str) -> 
     linears = [m for m in model.modules() if isinstance(m, Linear)]
     count = sum(sum(linear.parts.values()) * (linear.in_features + linear.has_bias) for linear in linears)
     count -= config.vocab_size * config.hidden_size * config.tie_word_embeddings
-    repeated = config.num_layers * (config.num_heads + config.num_kv_heads - 2) * config.head_dim
-    count += sum(p.numel() for p in model.parameters()) - repeated * model.qk_norm
+    norms = [m for m in model.modules() if isinstance(m, HeadNorm)]
+    repeated = sum((sum(norm.parts.values()) - len(norm.parts)) * config.head_dim for norm in norms)
+    count += sum(p.numel() for p in model.parameters()) - repeated
     assert count == PARAMETERS[option]
     assert node["max_model_len"] is None or node["max_model_len"] <= config.max_position_embeddings

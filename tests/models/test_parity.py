@@ -12,22 +12,10 @@ from torch import Tensor
 
 from minivllm.models.loading import LoadedModel, load_model
 from minivllm.quant.plain import Plain
-from tests.reference import LLAMA3_ROPE, CausalAttention, make_batch, make_checkpoint
+from tests.reference import FAMILIES, VARIANTS, CausalAttention, make_batch, make_checkpoint
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 17, 3, 99, 42, 8, 77, 5, 60], [1], [9, 4, 30, 31, 32] * 12]
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("qwen3", {}),
-    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
-    "qwen3 one kv head": ("qwen3", {"num_key_value_heads": 1}),
-    "qwen3 wide heads": ("qwen3", {"head_dim": 32}),
-    "qwen3 attention bias": ("qwen3", {"attention_bias": True}),
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama multi-head": ("llama", {"num_key_value_heads": 4}),
-    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
-}
 
 
 def load(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
@@ -56,9 +44,9 @@ def expected(reference: Any, prompts: list[list[int]]) -> tuple[list[Tensor], Te
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", VARIANTS)
 def test_every_layer_and_the_logits_match_transformers(case: str, tmp_path: Path) -> None:
-    family, overrides = CASES[case]
+    family, overrides = VARIANTS[case]
     reference = make_checkpoint(tmp_path, family, **overrides)
     states, logits = run(load(tmp_path), PROMPTS)
     expected_states, expected_logits = expected(reference, PROMPTS)
@@ -77,24 +65,50 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     assert torch.equal(whole, shards)
 
 
-@pytest.mark.parametrize("kind", ["default", "llama3"])
-def test_old_and_new_rope_spellings_load_the_same_model(kind: str, tmp_path: Path) -> None:
-    new = {"rope_type": "default", "rope_theta": 50000.0} if kind == "default" else LLAMA3_ROPE
-    make_checkpoint(tmp_path, "llama", rope_parameters=new)
-    logits = run(load(tmp_path), PROMPTS)[1]
+def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config.json as versions of transformers before 5 wrote it."""
+    old = config | {"torch_dtype": config["dtype"]}
+    del old["dtype"]
+    ropes = old.pop("rope_parameters")
+    if local := ropes.get("sliding_attention"):
+        old["rope_local_base_freq"], ropes = local["rope_theta"], ropes["full_attention"]
+        old["sliding_window_pattern"] = 3
+    if config["model_type"] in ("gemma2", "gemma3_text", "qwen2"):
+        del old["layer_types"]  # which follow from other keys
+        old.pop("_sliding_window_pattern", None)
+    scaling = dict(ropes)
+    old["rope_theta"] = scaling.pop("rope_theta")
+    old["partial_rotary_factor"] = scaling.pop("partial_rotary_factor", None)
+    scaling["type"] = scaling.pop("rope_type")
+    if scaling["type"] == "longrope":
+        scaling["type"] = "su"
+    old["rope_scaling"] = None if scaling["type"] == "default" else scaling
+    return old
+
+
+@pytest.mark.parametrize(
+    "case",
+    [name for name in VARIANTS if "rope" in name or "rotary" in name]
+    + ["llama", "gemma2", "gemma3_text", "qwen2 window"],
+)
+def test_old_and_new_spellings_load_the_same_model(case: str, tmp_path: Path) -> None:
+    family, overrides = VARIANTS[case]
+    make_checkpoint(tmp_path, family, **overrides)
+    new = load(tmp_path)
     path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    parameters = config.pop("rope_parameters")
-    config["rope_theta"] = parameters.pop("rope_theta")
-    config["rope_scaling"] = None if kind == "default" else parameters
-    config["torch_dtype"] = config.pop("dtype")
-    path.write_text(json.dumps(config))
-    assert torch.equal(run(load(tmp_path), PROMPTS)[1], logits)
+    old = old_spelling(json.loads(path.read_text()))
+    assert not {"rope_parameters", "dtype"} & old.keys()
+    path.write_text(json.dumps(old))
+    assert load(tmp_path).config == new.config
+    assert torch.equal(run(load(tmp_path), PROMPTS)[1], run(new, PROMPTS)[1])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.008)])
-def test_16_bit_stays_within_rounding_of_float32(dtype: str, tolerance: float, tmp_path: Path) -> None:
-    reference = make_checkpoint(tmp_path)
+def test_16_bit_stays_within_rounding_of_float32(
+    dtype: str, tolerance: float, family: str, tmp_path: Path
+) -> None:
+    reference = make_checkpoint(tmp_path, family)
     loaded = load(tmp_path, dtype)
     logits = run(loaded, PROMPTS)[1]
     wanted = expected(reference, PROMPTS)[1]
