@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from minivllm.config import build
+from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
@@ -29,6 +30,23 @@ def select_device(name: str) -> torch.device:
     return device
 
 
+def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
+    """The attention option; at the level "batch" there is but one, which `auto` takes.
+
+    Raises:
+        BadInput: another was chosen.
+    """
+    invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
+    if determinism != "batch" or chosen == invariant:
+        return chosen
+    if chosen["_target_"] != "minivllm.attention.auto.select":
+        raise BadInput(
+            f"attention: {chosen['_target_'].rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
+            "asks; use attention=auto or attention=invariant"
+        )
+    return invariant
+
+
 def build_engine(config: dict[str, Any]) -> Engine:
     """Load the model and put the engine together.
 
@@ -43,13 +61,19 @@ def build_engine(config: dict[str, Any]) -> Engine:
         torch.set_num_threads(config["runtime"]["threads"])
     policy = build(config["batching"])
     cache = build(config["cache"])
+    level = config["runtime"]["determinism"]
+    attention = _attention(config["attention"], level)
+    deterministic_kernels(level != "off")
     loaded = build(config["model"], quant=build(config["quant"]), device=device)
+    if level == "batch":
+        make_batch_invariant(loaded, device)
     return Engine(
         loaded,
         Tokenizer.load(loaded.folder),
         policy,
         cache,
-        lambda specs, kv: build(config["attention"], specs=specs, kv=kv),
+        lambda specs, kv: build(attention, specs=specs, kv=kv),
         device,
         seed=config["measure"]["seed"],
+        batch_invariant=level == "batch",
     )

@@ -58,6 +58,7 @@ class Engine:
         attention: makes the attention backend from the model's layers and the cache.
         device: where everything lives.
         seed: seeds of requests that bring none are derived from it.
+        batch_invariant: sample each request by itself; model and attention must be invariant already.
 
     Raises:
         BadInput: an option cannot serve this model here.
@@ -72,11 +73,13 @@ class Engine:
         attention: AttentionFactory,
         device: torch.device,
         seed: int = 0,
+        batch_invariant: bool = False,
     ) -> None:
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.max_model_len = loaded.max_model_len
         self.seed = seed
+        self.batch_invariant = batch_invariant
         self.events = EventBus()
         specs = loaded.model.attention_specs
         layout = cache.layout(
@@ -211,7 +214,7 @@ class Engine:
             rows = [sampling.index(request) for request, _ in forks]
             logits = logits[[*range(len(sampling)), *rows]]
             sampling += [sibling for _, sibling in forks]
-        sampled = sample(logits, sampling) if sampling else []
+        sampled = sample(logits, sampling, self.batch_invariant) if sampling else []
         chosen = time.perf_counter()
         for part in plan.scheduled:
             self.scheduler.computed(part)

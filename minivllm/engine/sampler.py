@@ -109,7 +109,7 @@ def top_logprobs(
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
+def sample(logits: Tensor, requests: Sequence[Request], one_by_one: bool = False) -> list[Sampled]:
     """Choose each request's next token.
 
     Greedy rows take the argmax; the others the argmax of p / Exponential(1), which draws from p
@@ -117,6 +117,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to requests[i].
+        one_by_one: draw for each request by itself, so that no shape depends on the others.
     """
     plain = all(r.params.greedy and not r.params.has_penalties and r.may_stop for r in requests)
     if plain:
@@ -129,9 +130,8 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
                 scores[row, list(request.stop_ids)] = float("-inf")
         picks = scores.argmax(dim=-1)
         rows = [i for i, request in enumerate(requests) if not request.params.greedy]
-        if rows:
-            drawn = [requests[i] for i in rows]
-            picks[rows] = _draw(scores[rows], drawn)
+        for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
+            picks[group] = _draw(scores[group], [requests[i] for i in group])
         chosen = picks.tolist()
     counts = [r.params.logprobs for r in requests]
     logprobs = (

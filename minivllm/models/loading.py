@@ -39,6 +39,7 @@ class LoadedModel:
     linear_bytes: int  # the layers' linear layers alone, which quantisation shrinks
     linear_bytes_16bit: int
     quantized_layers: int
+    linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
     warnings: list[str] = field(default_factory=list)
 
 
@@ -77,6 +78,9 @@ def load_model(
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
+    widths = {
+        name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
+    }
     reader: WeightSource = RandomWeights(seed)
     if source.weights == "checkpoint":
         assert source.folder is not None
@@ -94,6 +98,7 @@ def load_model(
         folder=source.folder,
         weights=source.weights,
         fingerprint=source.fingerprint,
+        linear_inputs=widths,
         warnings=list(source.warnings),
         **sizes,
     )

@@ -36,6 +36,7 @@ class RuntimeOptions(Options):
     group = "runtime"
     device: str = "auto"
     threads: int | None = knob(None, at_least=1)
+    determinism: Literal["off", "run", "batch"] = "off"
 
     def __post_init__(self) -> None:
         super().__post_init__()

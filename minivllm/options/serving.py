@@ -11,6 +11,7 @@ from minivllm.options.base import Options, knob, option
 @option(
     "minivllm.attention.auto.select",
     "minivllm.attention.eager.EagerBackend",
+    "minivllm.attention.invariant.InvariantBackend",
     "minivllm.attention.sdpa.SDPABackend",
 )
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout, CacheManager
@@ -108,7 +109,7 @@ LAYOUTS = {"paged": CacheLayout(4, 40), "block of one": CacheLayout(1, 120), "co
     ("make", "spec"),
     [
         pytest.param(make, spec, id=f"{make.name}-{name}")
-        for make in (EagerBackend, SDPABackend)
+        for make in (EagerBackend, SDPABackend, InvariantBackend)
         for name, spec in SPECS.items()
         if not (make is SDPABackend and spec.soft_cap)  # refused, see below
     ],
@@ -121,7 +122,7 @@ def test_matches_reference(
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [EagerBackend, SDPABackend])
+@pytest.mark.parametrize("make", [EagerBackend, SDPABackend, InvariantBackend])
 @pytest.mark.parametrize(("spec", "other"), [("grouped", "window"), ("window", "grouped")])
 def test_layers_have_windows_of_their_own(
     make: Callable[..., AttentionBackend], spec: str, other: str
