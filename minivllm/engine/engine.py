@@ -281,9 +281,7 @@ class Engine:
             for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
                 end = min(begin + LOGPROB_ROWS, stop)
                 block = logits[row + begin - part.start : row + end - part.start]
-                entries = top_logprobs(
-                    block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin)
-                )
+                entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
                 known.extend(entry for entry in entries if entry is not None)
             row += part.num_tokens
             if part.samples:

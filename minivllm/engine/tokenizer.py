@@ -57,12 +57,12 @@ class Tokenizer:
         """Text without special tokens; bytes that form no character become U+FFFD."""
         return self.fast.decode(list(token_ids), skip_special_tokens=True)
 
-    def render_chat(self, messages: list[dict[str, str]], **variables: object) -> list[int]:
+    def render_chat(self, messages: list[dict[str, str]], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
     def chat_text(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: object
+        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """A conversation as the chat template writes it, special tokens included.
 
