@@ -19,7 +19,10 @@ PACKAGE = ROOT / "minivllm"
 INFERENCE = ("engine", "cache", "attention", "models", "quant", "speculative")
 OUTSIDE = (
     *("hydra", "omegaconf", "fastapi", "uvicorn", "starlette", "httpx", "requests", "aiohttp", "pandas"),
-    *(f"minivllm.{name}" for name in ("bench", "peers", "ablation", "report", "serve", "tasks")),
+    *(
+        f"minivllm.{name}"
+        for name in ("bench", "peers", "ablation", "report", "serve", "tasks", "evaluation")
+    ),
     *(f"minivllm.{name}" for name in ("cli", "config", "options", "explain", "assembly", "llm")),
 )
 HEAVY = ("torch", "transformers", "bitsandbytes", "triton")

@@ -26,6 +26,7 @@ from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.loading import LoadedModel
 
+LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 
 
@@ -278,12 +279,13 @@ class Engine:
                 continue
             known = request.prompt_logprobs
             assert known is not None
-            for position in range(part.start, min(part.end, request.num_prompt_tokens - 1)):
-                if position == len(known):  # not there yet from before a preemption
-                    following = request.token_ids[position + 1]
-                    entry = top_logprobs(logits[row + position - part.start][None], [following], [count])[0]
-                    assert entry is not None
-                    known.append(entry)
+            # Some may be there from before a preemption. A slice at a time bounds the float32 copy.
+            stop = min(part.end, request.num_prompt_tokens - 1)
+            for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
+                end = min(begin + LOGPROB_ROWS, stop)
+                block = logits[row + begin - part.start : row + end - part.start]
+                entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
+                known.extend(entry for entry in entries if entry is not None)
             row += part.num_tokens
             if part.samples:
                 rows.append(row - 1)

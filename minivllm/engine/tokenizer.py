@@ -49,19 +49,26 @@ class Tokenizer:
             return None
         return cls(folder)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with whatever special tokens the tokenizer itself adds."""
-        return self.fast.encode(text).ids
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, with whatever special tokens the tokenizer itself adds unless told not to."""
+        return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens; bytes that form no character become U+FFFD."""
         return self.fast.decode(list(token_ids), skip_special_tokens=True)
 
-    def render_chat(self, messages: list[dict[str, str]], **variables: object) -> list[int]:
-        """Token ids of a conversation, up to where the assistant speaks.
+    def render_chat(self, messages: list[dict[str, str]], **variables: Any) -> list[int]:
+        """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
+        return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
+
+    def chat_text(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """A conversation as the chat template writes it, special tokens included.
 
         Args:
             messages: {"role": ..., "content": ...} in order.
+            add_generation_prompt: end where the assistant speaks.
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
@@ -81,12 +88,15 @@ class Tokenizer:
         environment.globals["raise_exception"] = raise_exception
         special = {name: self._special(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         try:
-            text = environment.from_string(self.chat_template).render(
-                messages=messages, add_generation_prompt=True, **special, **variables
+            return environment.from_string(self.chat_template).render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **special, **variables
             )
         except Exception as error:  # a template is somebody else's program and may raise anything
             raise BadInput(f"the chat template refuses this conversation: {error}") from error
-        return self.fast.encode(text, add_special_tokens=False).ids
+
+    def special_id(self, name: str) -> int | None:
+        """Token id of "bos_token", "eos_token", ...; None where the checkpoint names none."""
+        return self.fast.token_to_id(self._special(name))
 
     def _special(self, name: str) -> str:
         value = self.config.get(name) or ""
