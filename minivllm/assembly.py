@@ -9,12 +9,12 @@ import torch
 from minivllm.config import build
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.weights import Progress
 
 
 def select_device(name: str) -> torch.device:
-    """The device `runtime.device` asks for; "auto" takes a GPU if there is one.
+    """The device `runtime.device` asks for, made torch's current one; "auto" takes a GPU if there is one.
 
     Raises:
         BadInput: torch knows no such device, or it is not there.
@@ -27,6 +27,11 @@ def select_device(name: str) -> torch.device:
         raise BadInput(f"runtime.device={name!r} is no device; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"runtime.device={name}: torch sees no GPU here; use runtime.device=cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            raise BadInput(f"runtime.device={name}: torch sees {count} GPUs, the first is cuda:0")
+        # Kernels, streams and memory statistics that name no device mean the current one.
+        torch.cuda.set_device(device)
     return device
 
 
@@ -47,11 +52,12 @@ def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
     return invariant
 
 
-def build_engine(config: dict[str, Any]) -> Engine:
+def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model and put the engine together.
 
     Args:
         config: as `minivllm.config.compose()` returns it.
+        progress: told how far the weights are, as (done, total), by a model option that tells.
 
     Raises:
         BadInput: an option cannot be used with this model or on this machine.
@@ -64,12 +70,12 @@ def build_engine(config: dict[str, Any]) -> Engine:
     level = config["runtime"]["determinism"]
     attention = _attention(config["attention"], level)
     deterministic_kernels(level != "off")
-    loaded = build(config["model"], quant=build(config["quant"]), device=device)
+    loaded = build(config["model"], {"progress": progress}, quant=build(config["quant"]), device=device)
     if level == "batch":
         make_batch_invariant(loaded, device)
     return Engine(
         loaded,
-        Tokenizer.load(loaded.folder),
+        loaded.tokenizer,
         policy,
         cache,
         lambda specs, kv: build(attention, specs=specs, kv=kv),

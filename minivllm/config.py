@@ -246,11 +246,12 @@ def _some_option(group: str) -> str:
 # ---- building
 
 
-def build(node: Mapping[str, Any], /, **runtime: Any) -> Any:
+def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, **runtime: Any) -> Any:
     """Import the class (or function) that an option names in `_target_` and call it with its knobs.
 
     Args:
         node: one group of a resolved configuration.
+        offered: arguments that it is given if it takes them, e.g. a callback for progress.
         runtime: arguments that are not configuration, e.g. the device.
 
     Raises:
@@ -270,7 +271,7 @@ def build(node: Mapping[str, Any], /, **runtime: Any) -> Any:
         if name not in names:
             what = "is passed by minivllm" if name in runtime else "is set"
             raise BadInput(f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}")
-    given = {**knobs, **runtime}
+    given = {**{k: v for k, v in (offered or {}).items() if k in names}, **knobs, **runtime}
     missing = [p.name for p in named if p.default is p.empty and p.name not in given]
     if missing:
         raise BadInput(

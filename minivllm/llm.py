@@ -15,6 +15,7 @@ from minivllm.engine.engine import TokenOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
+from minivllm.loading_bar import LoadingBar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +107,8 @@ class LLM:
 
     def _start(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.engine = build_engine(config)
+        with LoadingBar() as bar:
+            self.engine = build_engine(config, bar)
         self.tokenizer = self.engine.tokenizer
         self._counter = 0
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken

@@ -25,7 +25,7 @@ OPTION_FILES = sorted(
 # Knobs of SamplingParams that have one legal value until what they ask for is built.
 NOT_BUILT = {"beam_width"}
 # What minivllm passes when it builds an option, beside its knobs.
-RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config"}
+RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config", "progress"}
 
 
 def needed(group: str, name: str) -> list[str]:
@@ -102,7 +102,7 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("+nmae=x", "nmae: no such setting; did you mean name?"),
         ("sweep.frsh=true", "sweep.frsh: no such option of sweep; did you mean fresh?"),
         ("quant=nf5", "quant=nf5: no such option; did you mean nf4? (quant: bf16"),
-        ("attention=quick", "attention=quick: no such option; choose from auto, eager, sdpa"),
+        ("attention=quick", "attention=quick: no such option; choose from auto, eager, invariant, sdpa"),
         ("cache.block_size=0", "cache.block_size=0 must be at least 1"),
         ("cache.memory_fraction=1.5", "cache.memory_fraction=1.5 must be at most 1"),
         ("cache.memory_fraction=nan", "cache.memory_fraction=nan must be a number"),
@@ -223,6 +223,8 @@ def test_build_refuses_what_does_not_fit(user_dir: Path) -> None:
             config.build(node)
     with pytest.raises(BadInput, match=r"device is passed by minivllm, but my_class.Thing takes no such"):
         config.build({"_target_": "my_class.Thing", "size": 1}, device="cpu")
+    # What is only offered is left out where it is not taken.
+    assert config.build({"_target_": "my_class.Thing"}, {"size": 3, "progress": print}).size == 3
 
 
 def test_compose_leaves_a_surrounding_hydra_application_alone() -> None:

@@ -81,20 +81,26 @@ class Display:
         assert self._progress is not None and self._task is not None
         tokens, wanted, elapsed = event.get("tokens"), event.get("total_tokens"), event.get("elapsed_s")
         rate, left, share = "", "", 0.0
+        filled: float | None = None  # of the bar; None where nobody knows
         if tokens and wanted and elapsed:
             share = min(1.0, tokens / wanted)
             rate, left = f"{tokens / elapsed:.0f} tok/s", f"{_clock(elapsed / share - elapsed)} left"
         if event["event"] == "finishing":
             share = 1.0
+        if event["event"] in ("measuring", "finishing"):
+            filled = share
+        elif to_load := event.get("to_load"):
+            filled = event["loaded"] / to_load
+            description += f" {int(100 * filled)} %"
         done = position - 1 - self._offset + share
         if total > 1 and done > 0.5:
             spent = time.monotonic() - self._began
             left += f", all in {_clock(spent / done * (total - self._offset - done))}"
+        self._progress.tasks[0].total = None if filled is None else 1.0  # to update(), None is "as it was"
         self._progress.update(
             self._task,
             description=description,
-            completed=share,
-            total=1.0 if event["event"] in ("measuring", "finishing") else None,
+            completed=filled or 0.0,
             rate=rate,
             left=left.removeprefix(", "),
         )

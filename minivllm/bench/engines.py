@@ -18,6 +18,7 @@ from minivllm.engine.events import Event, StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
+from minivllm.models.weights import Progress
 
 
 class MinivllmEngine:
@@ -25,11 +26,12 @@ class MinivllmEngine:
 
     Args:
         config: the resolved configuration; the engine is built from its groups.
+        progress: told how far the weights are, as (done, total).
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
         begin = time.monotonic()
-        self.engine: Engine = build_engine(config)
+        self.engine: Engine = build_engine(config, progress)
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float] = {}

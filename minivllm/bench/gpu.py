@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
@@ -113,6 +117,8 @@ def open_gpu(device: str) -> NullGpu:
     """
     if device != "auto" and not device.startswith("cuda"):
         return NullGpu(f"the run is on device {device!r}")
+    if device == "auto" and not is_torch_for_gpus():
+        return NullGpu("runtime.device=auto is the CPU: the torch that is installed knows no GPU")
     try:
         import pynvml
     except ImportError:
@@ -133,3 +139,16 @@ def open_gpu(device: str) -> NullGpu:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
         return NullGpu(f"NVML: {error}")
+
+
+@cache
+def is_torch_for_gpus() -> bool:
+    """Whether the installed torch was built with CUDA, told without importing it; True where nothing tells."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return re.search(r"^cuda\b[^=\n]*=\s*None", text, re.MULTILINE) is None

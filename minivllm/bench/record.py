@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -174,6 +175,22 @@ class Record:
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)
 
+    def __post_init__(self) -> None:
+        self.config = portable(self.config)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionary, ready for JSON."""
         return asdict(self)
+
+
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with a model's folder by its name: where it lies says nothing on another machine.
+
+    What is in the folder is told by the fingerprint within `cell_id`.
+    """
+    model = config.get("model")
+    if not isinstance(model, dict):
+        return config
+    places = {key: model[key] for key in ("path", "weights") if isinstance(model.get(key), str)}
+    named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
+    return {**config, "model": {**model, **named}} if named else config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,7 @@ class Result:
 
 BREAKDOWN = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
 JOULES_PER_KWH = 3.6e6
+TELL_S = 0.2  # between two words on how far the loading is
 
 
 class Session:
@@ -58,6 +60,7 @@ class Session:
         self._idle_watts: float | None = None
         self._limits = Roofline()
         self._notes: list[str] = []
+        self._tell_s = 0.0  # when to speak of loading again
         self._load_peak: int | None = None
         self._cold = True
         self._probed = False
@@ -85,12 +88,19 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
-        self._engine = build(self._config["engine"], config=self._config)
+        told = {"progress": self._tell_loading}
+        self._engine = build(self._config["engine"], told, config=self._config)
         if "torch" in sys.modules:  # engines without it must not pay for the import
             sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
         self._load_peak = own_peak_rss()
+
+    def _tell_loading(self, done: int, total: int) -> None:
+        """Pass on how far the weights are, now and then: the display needs no more."""
+        if (now := time.monotonic()) >= self._tell_s:
+            self._tell_s = now + TELL_S
+            self._emit("loading", loaded=done, to_load=total)
 
     def _probe_once(self) -> None:
         """Measure the hardware's limits and the idle power, with the engine loaded and at rest."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.record import Record
+from minivllm.bench.record import Record, portable
 
 RECORD = "record.json"
 ASIDE = ".replaced-"  # before the name of a record directory that is being measured again
@@ -98,7 +98,7 @@ def prepare(directory: Path, config: dict[str, Any]) -> None:
         directory.rename(_aside(directory))
     remove(directory)
     directory.mkdir(parents=True)
-    write_yaml(directory / CONFIG, config)
+    write_yaml(directory / CONFIG, portable(config))
 
 
 def _aside(directory: Path) -> Path:
@@ -144,7 +144,7 @@ def write_record(
         OSError: the disk is full, say. Nothing is torn then, and record.json is not there.
     """
     if config is not None:
-        write_yaml(directory / CONFIG, config)
+        write_yaml(directory / CONFIG, portable(config))
     for name, rows in ((REQUESTS, requests), (STEPS, steps), (TELEMETRY, telemetry)):
         if rows is not None:
             write_parquet(directory / name, rows)

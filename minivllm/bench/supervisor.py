@@ -60,7 +60,7 @@ def run(
         measurements: in the order in which to make them.
         on_progress: told what goes on, about five times a second: a dictionary with `event` (waiting,
             loading, probing, warmup, measuring, done, failed), `measurement`, `position` (from 1), `total`,
-            and what the event knows besides (tokens, total_tokens, elapsed_s, status, message).
+            and what the event knows besides (loaded, to_load, tokens, total_tokens, elapsed_s, status, message).
         lone: bad input that only the worker could see is raised, and leaves no record behind; otherwise
             it becomes a record of status `invalid`.
 

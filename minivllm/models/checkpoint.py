@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,21 +17,18 @@ from typing import Any, BinaryIO
 from minivllm.errors import BadInput
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
 _TEXT = "language_model."  # where a model that sees images, too, has its text model; the rest is not read
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 _ITEM_SIZE = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
 }
+_AGAIN = "the file is damaged or its download was cut short; fetch it again"
+_WHOLE = "download the checkpoint again"
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,32 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Read the index and every header; no weight.
 
+        With an index, the index says which file a tensor is read from. Without one, `model.safetensors` is the
+        whole checkpoint, or else all .safetensors files together.
+
         Raises:
-            BadInput: a file is missing, unreadable or shorter than its header says.
+            BadInput: a file is missing, unreadable or shorter than its header says, or does not hold what
+                the index says.
         """
-        files = _weight_files(folder)
-        tensors: dict[str, StoredTensor] = {}
+        index = _read_index(folder)
+        files = tuple(folder / name for name in sorted(set(index.values()))) or _weight_files(folder)
+        held: dict[str, dict[str, StoredTensor]] = {}
         for file in files:
-            tensors.update(_read_header(file))
-        text = {
-            name.removeprefix(_TEXT): tensor for name, tensor in tensors.items() if name.startswith(_TEXT)
-        }
+            for name, tensor in _read_header(file).items():
+                held.setdefault(name, {})[file.name] = tensor
+        for name, file_name in index.items():
+            if file_name not in (holders := held.get(name, {})):
+                other = f" ({' and '.join(holders)} does)" if holders else ""
+                raise BadInput(
+                    f"{folder / INDEX} says that {file_name} holds tensor {name}, which it does not{other}: {_WHOLE}"
+                )
+        for name, holders in held.items():
+            if name not in index and len(holders) > 1:
+                raise BadInput(
+                    f"{folder}: tensor {name} is in {' and '.join(holders)}: remove the file that is not the model's"
+                )
+        tensors = {name: where[index.get(name, next(iter(where)))] for name, where in held.items()}
+        text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
         return cls(folder, files, text or tensors)
 
     def fingerprint(self) -> str:
@@ -91,29 +105,56 @@ def read_json(file: Path, what: str) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: {what}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} is not readable as JSON ({error}): {what}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file} is not a JSON object: {what}")
     return value
 
 
-def _weight_files(folder: Path) -> tuple[Path, ...]:
+def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
+    """Some bytes of a tensor: `pieces` of 256, evenly spread; all of a tensor that has no more."""
+    size = tensor.end - tensor.begin
+    with tensor.file.open("rb") as stream:
+        if size <= pieces * 256:
+            stream.seek(tensor.begin)
+            return stream.read(size)
+        found = []
+        for piece in range(pieces):
+            stream.seek(tensor.begin + (size - 256) * piece // (pieces - 1))
+            found.append(stream.read(256))
+        return b"".join(found)
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """File name by tensor name, every file known to be there; empty without an index."""
     index = folder / INDEX
-    if index.exists():
-        what = "download the checkpoint again"
-        weight_map = read_json(index, what).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise BadInput(f"{index} has no weight_map: {what}")
-        files = tuple(folder / name for name in sorted(set(weight_map.values())))
-        gone = [file.name for file in files if not file.is_file()]
-        if gone:
-            raise BadInput(f"{index} names {gone[0]}, which {folder} lacks ({len(gone)} missing): {what}")
-        return files
+    if not index.exists():
+        return {}
+    weight_map = read_json(index, _WHOLE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadInput(f"{index} has no weight_map: {_WHOLE}")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise BadInput(f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}")
+    gone = {name: file for name, file in weight_map.items() if not (folder / file).is_file()}
+    if gone:
+        name, file_name = next(iter(gone.items()))
+        raise BadInput(
+            f"{index} names {file_name} (for tensor {name}), which {folder} lacks "
+            f"({len(set(gone.values()))} missing): {_WHOLE}"
+        )
+    return weight_map
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    """The .safetensors files of a folder without an index."""
+    if (folder / SINGLE).exists():
+        return (folder / SINGLE,)
     files = tuple(sorted(folder.glob("*.safetensors")))
     if files:
         return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+    if any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt")):
         raise BadInput(
             f"{folder} holds pickled weights (.bin, .pt), which are not loaded because they can run code: "
             "convert them with transformers' save_pretrained, or take a checkpoint with .safetensors files"
@@ -124,19 +165,18 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
-    again = "the file is damaged or its download was cut short; fetch it again"
-    size = file.stat().st_size
     try:
+        size = file.stat().st_size
         with file.open("rb") as stream:
             header, start = _parse_header(stream, size)
-        found = {
-            name: _stored(file, entry, start) for name, entry in header.items() if name != "__metadata__"
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{file} is not a readable safetensors file ({error}): {again}") from None
-    ends = max((tensor.end for tensor in found.values()), default=start)
-    if ends != size:
-        raise BadInput(f"{file} has {size} bytes where its header says {ends}: {again}")
+        header.pop("__metadata__", None)
+        found = {name: _stored(file, name, entry, start) for name, entry in header.items()}
+        end = _check_layout(found, start)
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{file} is not a readable safetensors file ({error}): {_AGAIN}") from None
+    if end != size:
+        cut = next((f"; tensor {name} is cut off" for name, t in found.items() if t.end > size), "")
+        raise BadInput(f"{file} has {size} bytes where its header says {end}{cut}: {_AGAIN}")
     return found
 
 
@@ -144,19 +184,34 @@ def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise ValueError(f"header length {length} in a file of {size} bytes")
-    header = json.loads(stream.read(length))
+    try:
+        header = json.loads(stream.read(length))
+    except ValueError as error:
+        raise ValueError(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ValueError("header is not an object")
+        raise ValueError("its header is not a JSON object")
     return header, 8 + length
 
 
-def _stored(file: Path, entry: dict[str, Any], start: int) -> StoredTensor:
-    begin, end = entry["data_offsets"]
-    shape = tuple(int(n) for n in entry["shape"])
-    count = 1
-    for n in shape:
-        count *= n
-    item = _ITEM_SIZE.get(entry["dtype"])
-    if begin < 0 or (item is not None and end - begin != count * item):
-        raise ValueError(f"{entry['dtype']}{list(shape)} in bytes {begin} to {end}")
-    return StoredTensor(file, entry["dtype"], shape, start + begin, start + end)
+def _stored(file: Path, name: str, entry: Any, start: int) -> StoredTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            sizes = (*shape, begin, end)
+        case _:
+            raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
+    if not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes) or begin > end:
+        raise ValueError(f"tensor {name} has a shape or offsets that cannot be")
+    item = _ITEM_SIZE.get(dtype)
+    if item is not None and end - begin != math.prod(shape) * item:
+        raise ValueError(f"tensor {name} is {dtype}{shape} in {end - begin} bytes")
+    return StoredTensor(file, dtype, tuple(shape), start + begin, start + end)
+
+
+def _check_layout(tensors: dict[str, StoredTensor], start: int) -> int:
+    """Where the tensors end; they lie one after the other, as the format demands."""
+    at = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != at:
+            raise ValueError(f"tensor {name} begins at byte {tensor.begin}, where byte {at} is next")
+        at = tensor.end
+    return at

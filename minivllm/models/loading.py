@@ -6,12 +6,12 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
@@ -19,7 +19,7 @@ from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
-from minivllm.models.weights import CheckpointWeights, RandomWeights, WeightSource
+from minivllm.models.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.plain import PlainLinear, plain_linear
 
@@ -31,7 +31,7 @@ class LoadedModel:
     model: LlamaForCausalLM
     config: ModelConfig
     max_model_len: int
-    folder: Path | None  # where tokenizer.json and the like lie
+    tokenizer: Tokenizer | None  # None where the folder has none, or there is no folder
     weights: str  # "checkpoint" | "random"
     fingerprint: str
     weight_bytes: int  # as stored now, tied weights once
@@ -52,6 +52,7 @@ def load_model(
     *,
     quant: QuantMethod,
     device: torch.device,
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or build its architecture with random weights.
 
@@ -63,6 +64,7 @@ def load_model(
         architecture: the published config.json, used for random weights.
         quant: how linear layers are stored; also sets the compute dtype.
         device: where the model runs.
+        progress: told how far the weights are, as (done, total).
 
     Raises:
         BadInput: the source is not usable, a tensor does not fit, or max_model_len is too long.
@@ -75,16 +77,17 @@ def load_model(
         raise BadInput(
             f"model.max_model_len={max_model_len} must be between 1 and the model's {limit}, or null"
         )
+    tokenizer = Tokenizer.load(source.folder)  # before the weights: a mistake in it is told at once
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
     widths = {
         name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
     }
-    reader: WeightSource = RandomWeights(seed)
+    reader: WeightSource = RandomWeights(seed, progress)
     if source.weights == "checkpoint":
         assert source.folder is not None
-        reader = CheckpointWeights(Checkpoint.open(source.folder))
+        reader = CheckpointWeights(Checkpoint.open(source.folder), progress)
     reader.check(_expected_shapes(model), config.tie_word_embeddings)
     sizes = _fill(model, reader, quant, device)
     del reader
@@ -95,7 +98,7 @@ def load_model(
         model=model.eval(),
         config=config,
         max_model_len=length,
-        folder=source.folder,
+        tokenizer=tokenizer,
         weights=source.weights,
         fingerprint=source.fingerprint,
         linear_inputs=widths,

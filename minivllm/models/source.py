@@ -43,8 +43,8 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         allow_random: whether `weights: auto` may end in random weights (benchmarks only).
 
     Returns:
-        The node with `weights` rewritten to "random" or the folder (but for the embedded model), so that
-        resolving again is instant; and the source.
+        The node, with `weights` settled to "random" where that is what they are, so that resolving again asks
+        no hub; and the source.
 
     Raises:
         BadInput: nothing there, or not usable; one line that names the file and what to do.
@@ -111,10 +111,7 @@ def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
     config = _checked(_config(folder), str(folder / "config.json"))
-    fingerprint = Checkpoint.open(folder).fingerprint()
-    # The package's own folder is found again at once, and its path says nothing on another machine.
-    settled = node if folder == EMBEDDED else node | {"weights": str(folder)}
-    return settled, Source(folder, "checkpoint", config, fingerprint, [])
+    return node, Source(folder, "checkpoint", config, Checkpoint.open(folder).fingerprint(), [])
 
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
@@ -138,37 +135,58 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
 
 
 def _cached(path: str) -> Path | None:
-    """The hub cache's snapshot, if it has a config."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    """The hub cache's snapshot, if it has a config. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        folder = Path(snapshot_download(path, local_files_only=True, allow_patterns=_HUB_FILES))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        config = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
         return None
-    return folder if (folder / "config.json").exists() else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _from_hub(path: str) -> tuple[Path | None, str]:
-    """A snapshot from the cache or else the hub; or None and the reason."""
+    """A snapshot from the cache or else the hub; or None and the reason.
+
+    Raises:
+        BadInput: the cache has some of the weights, but not all, and the hub does not give the rest.
+    """
     if not _HUB_ID.fullmatch(path):
         return None, f"model.path={path} is no hub id"
-    cached = _cached(path)
-    if cached is not None and any(cached.glob("*.safetensors")):
-        return cached, ""
+    cached, broken = _cached(path), None
+    if cached is not None and any(cached.glob("*.safetensors*")):
+        try:
+            Checkpoint.open(cached)
+            return cached, ""
+        except BadInput as problem:  # perhaps a download that was cut short: the hub completes it
+            broken = problem
     where = f"model.path={path} is no local folder, is not in the hub's cache"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return None, f"{where}, and HF_HUB_OFFLINE is set"
+    folder, reason = None, f"{where}, and HF_HUB_OFFLINE is set"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "TRUE", "YES", "ON"):
+        folder, error = _download(path)
+        reason = f"{where}, and the hub did not give it ({_line(error)})" if error else ""
+    if folder is None and broken is not None:
+        raise broken
+    return folder, reason
+
+
+def _download(path: str) -> tuple[Path | None, Exception | None]:
+    """A complete snapshot, or what prevented it."""
     from huggingface_hub import HfApi, snapshot_download
 
+    def check() -> None:
+        files = [entry.rfilename for entry in HfApi().model_info(path, timeout=HUB_TIMEOUT_S).siblings or ()]
+        if files and not any(file.endswith(".safetensors") for file in files):
+            raise ValueError("it has no .safetensors file there; pickled weights are not loaded")
+
     # Looking up a host's name has no timeout of its own, so the first question is asked in a thread.
-    error = _ask(lambda: HfApi().model_info(path, timeout=HUB_TIMEOUT_S), HUB_TIMEOUT_S + 1)
-    if error is None:
-        try:
-            return Path(snapshot_download(path, allow_patterns=_HUB_FILES)), ""
-        except Exception as failure:  # network, disk, permission: all end the same way for the user
-            error = failure
-    return None, f"{where}, and the hub did not give it ({_line(error)})"
+    if error := _ask(check, HUB_TIMEOUT_S + 1):
+        return None, error
+    try:
+        return Path(snapshot_download(path, allow_patterns=_HUB_FILES)), None
+    except Exception as failure:  # network, disk, permission: all end the same way for the user
+        return None, failure
 
 
 def _ask(question: Callable[[], object], timeout_s: float) -> Exception | None:

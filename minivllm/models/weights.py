@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Callable
+from io import FileIO
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from minivllm.errors import BadInput
-from minivllm.models.checkpoint import Checkpoint, StoredTensor
+from minivllm.models.checkpoint import Checkpoint, sample
+
+# Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
+Progress = Callable[[int, int], None]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _KNOWN_BUFFERS = (
@@ -17,6 +23,9 @@ _KNOWN_BUFFERS = (
     "masked_bias",
     "attn.bias",
 )  # old checkpoints carry them; not weights
+_CHUNK = 8 * 1024 * 1024  # bytes read at a time: all that is held of a tensor on its way elsewhere
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_APART = "config.json and weights do not belong together"
 _PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows start at the same place
 
 
@@ -30,73 +39,132 @@ class WeightSource(Protocol):
         """Write the tensor into `out`, converting to its dtype."""
 
 
-class CheckpointWeights:
-    """Weights from safetensors files."""
+class _Reporting:
+    """Counts what has been filled, and says so."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._done, self._total = progress, 0, 0
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+class CheckpointWeights(_Reporting):
+    """Weights from safetensors files.
+
+    Args:
+        checkpoint: where they lie.
+        progress: told the bytes read so far, and those that the checked tensors have in all.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        super().__init__(progress)
         self.checkpoint = checkpoint
+        self._staging: Tensor | None = None  # uint8 [_CHUNK]
 
     def check(self, shapes: dict[str, tuple[int, ...]], tied_head: bool) -> None:
         """See WeightSource."""
-        found, folder = self.checkpoint.tensors, self.checkpoint.folder
-        missing = [name for name in shapes if name not in found]
-        if missing:
-            raise BadInput(
-                f"{folder} lacks tensor {missing[0]} ({len(missing)} missing): "
-                "config.json and weights do not belong together, or a file is missing"
-            )
+        found = self.checkpoint.tensors
+        # A tied head is often saved a second time; it is the embedding, so it is not read.
+        ignored = (_HEAD,) if tied_head else ()
+        extra = [
+            name
+            for name in found
+            if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
+        ]
+        if missing := [name for name in shapes if name not in found]:
+            raise BadInput(self._lacks(missing, extra))
         for name, shape in shapes.items():
             stored = found[name]
             if stored.shape != shape:
                 raise BadInput(
                     f"{stored.file}: tensor {name} has shape {list(stored.shape)} where config.json asks for "
-                    f"{list(shape)}: config.json and weights do not belong together"
+                    f"{list(shape)}: {_APART}"
                 )
             if stored.dtype not in _DTYPES:
                 raise BadInput(
                     f"{stored.file}: tensor {name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
                     "use the 16-bit checkpoint"
                 )
-        # A tied head is often saved a second time; it is the embedding, so it is not read.
-        ignored = ("lm_head.weight",) if tied_head else ()
-        extra = [
-            name
-            for name in found
-            if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
-        ]
         if extra:
             raise BadInput(
                 f"{found[extra[0]].file}: tensor {extra[0]} ({len(extra)} such) has no place in the "
-                "architecture of config.json: they do not belong together"
+                f"architecture of config.json: {_APART}"
             )
+        if tied_head and _HEAD in found and not self._same(_HEAD, _EMBEDDING):
+            raise BadInput(
+                f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json ties the two: "
+                "set tie_word_embeddings to false there"
+            )
+        self._total = sum(found[name].end - found[name].begin for name in shapes)
+
+    def _lacks(self, missing: list[str], extra: list[str]) -> str:
+        what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
+        if missing == [_HEAD]:
+            return (
+                f"{what}: if the head is the embedding, set tie_word_embeddings to true in config.json; "
+                "else a file is missing"
+            )
+        instead = f" and holds {extra[0]}, which has no place" if extra else ""
+        return f"{what}{instead}: {_APART}, or a file is missing"
+
+    def _same(self, name: str, other: str) -> bool:
+        """Whether two tensors are the same, as far as a sample of their bytes tells."""
+        one, two = (self.checkpoint.tensors[key] for key in (name, other))
+        return (one.dtype, one.shape) == (two.dtype, two.shape) and sample(one) == sample(two)
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
+        """See WeightSource. Values that lie as they are wanted go straight to their place."""
         stored = self.checkpoint.tensors[name]
-        if out.device.type == "cpu" and out.dtype == _DTYPES[stored.dtype] and out.is_contiguous():
-            _read_into(stored, name, out)
-            return
-        staged = torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
-        _read_into(stored, name, staged)
-        out.copy_(staged)
+        dtype = _DTYPES[stored.dtype]
+        direct = out.device.type == "cpu" and out.dtype == dtype
+        try:
+            with stored.file.open("rb", buffering=0) as stream:
+                stream.seek(stored.begin)
+                for part in out.view(-1).split(_CHUNK // dtype.itemsize):
+                    size = part.numel() * dtype.itemsize
+                    raw = part.view(torch.uint8) if direct else self._staged(size, out.device)
+                    _read_into(stream, raw)
+                    if not direct:
+                        part.copy_(raw.view(dtype))
+                    self._advance(size)
+        except OSError as error:
+            raise BadInput(
+                f"{stored.file}: tensor {name} cannot be read ({error}): the file changed, or its disk failed"
+            ) from None
+
+    def _staged(self, size: int, device: torch.device) -> Tensor:
+        """Host memory for bytes on their way, of a kind that the device copies from fast."""
+        if self._staging is None:
+            self._staging = torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        return self._staging[:size]
 
 
-class RandomWeights:
+class RandomWeights(_Reporting):
     """Seeded weights from normal(0, 0.02); norms are ones.
 
     All tensors are cut, each from its own offset, out of one block of normal values drawn on the CPU: that is
     as fast as copying, and the same model on every device and in every dtype, up to rounding.
+
+    Args:
+        seed: of the block.
+        progress: told the values made so far, and those of all tensors.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, progress: Progress | None = None) -> None:
+        super().__init__(progress)
         generator = torch.Generator().manual_seed(seed)
         self.block = torch.empty(_PERIOD).normal_(0.0, 0.02, generator=generator)
 
     def check(self, shapes: dict[str, tuple[int, ...]], tied_head: bool) -> None:
         """Nothing can be wrong."""
+        self._total = sum(map(math.prod, shapes.values()))
 
     def fill(self, name: str, out: Tensor) -> None:
         """See WeightSource."""
+        self._advance(out.numel())
         if name.endswith("norm.weight"):
             out.fill_(1.0)
             return
@@ -110,16 +178,12 @@ class RandomWeights:
             done, offset = done + piece.numel(), 0
 
 
-def _read_into(stored: StoredTensor, name: str, out: Tensor) -> None:
-    target: Any = out.view(-1).view(torch.uint8).numpy()
-    view = memoryview(target)
-    with stored.file.open("rb", buffering=0) as stream:
-        stream.seek(stored.begin)
-        done = 0
-        while done < len(view):
-            count = stream.readinto(view[done:])
-            if not count:
-                raise BadInput(
-                    f"{stored.file}: tensor {name} ends early: the file changed, or its disk failed"
-                )
-            done += count
+def _read_into(stream: FileIO, out: Tensor) -> None:
+    """Read exactly the bytes of `out`. Raises OSError if the file ends before."""
+    data: Any = out.numpy()
+    view = memoryview(data)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise OSError("it ends early")
+        view = view[count:]

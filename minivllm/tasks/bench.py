@@ -82,7 +82,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     """What can be told before anything is written or loaded.
 
     Returns:
-        The configuration with `model.weights` settled (so that the worker need not search again), the
+        The configuration with `model.weights` settled (so that the worker does not ask the hub again), the
         fingerprint of the weights, and warnings for the user.
 
     Raises:

@@ -19,6 +19,7 @@ class FakeNVML:
         self.energy_mj = 0.0
         self.power_mw = 300_000
         self.readings: dict[str, Any] = {
+            "nvmlDeviceGetHandleByIndex": "handle",
             "nvmlDeviceGetName": "Fake H200",
             "nvmlDeviceGetUUID": b"GPU-1234",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=1000, used=400),
@@ -33,6 +34,9 @@ class FakeNVML:
             "nvmlDeviceGetTemperature": 60,
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0,
         }
+
+    def nvmlInit(self) -> None:
+        """Nothing to do."""
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """Driver version."""

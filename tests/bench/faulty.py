@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class FaultyEngine:
             the file `state` is missing), "empty" (no tokens).
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
+        progress: told of loading once.
     """
 
     def __init__(
@@ -33,7 +35,10 @@ class FaultyEngine:
         fault: str | None = None,
         delay_s: float = 0.0005,
         state: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        if progress is not None:
+            progress(45, 99)
         print(f"building an engine with fault={fault}")
         if fault == "refuse_build":
             raise BadInput("engine.fault: this engine refuses to be built")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from minivllm.bench import gpu
 from minivllm.bench import provenance as module
-from minivllm.bench.provenance import provenance, thread_count, usable_cores
+from minivllm.bench.provenance import environment, provenance, thread_count, usable_cores
+from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
     "git_sha", "dirty_hash", "code_hash", "command", "packages", "device", "driver", "clocks", "power_limit",
@@ -25,6 +29,30 @@ def test_every_field_is_there() -> None:
     assert facts["cpu"]["logical_cores"] >= facts["cpu"]["usable_cores"] >= 1
     assert "pytest" in facts["command"]
     assert not facts["command"].startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "device", "named"),
+    [
+        ("None", "auto", False),  # the GPU is there, but this torch computes on the CPU
+        ("'13.0'", "auto", True),
+        ("None", "cuda", True),  # asked for: an engine in another process may use it
+        ("'13.0'", "cpu", False),
+    ],
+)
+def test_a_gpu_is_named_only_where_the_run_is_on_it(
+    cuda: str, device: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '9'\ncuda: Optional[str] = {cuda}\nhip = None\n")
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: spec)
+    monkeypatch.setattr(gpu, "is_torch_for_gpus", gpu.is_torch_for_gpus.__wrapped__)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    facts = provenance({"runtime": {"device": device}}, "code")
+    assert (facts["device"]["name"] == "Fake H200") == named
+    assert (facts["driver"] == "580.1") == (facts["power_limit"] == 700) == named
+    assert (environment(device)["device"] == "Fake H200") == named
 
 
 def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:

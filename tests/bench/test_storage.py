@@ -29,6 +29,31 @@ def make_record(**fields: Any) -> Record:
     )
 
 
+@pytest.mark.parametrize(
+    ("place", "kept"),
+    [
+        ("/home/somebody/models/Qwen3-0.6B", "Qwen3-0.6B"),
+        ("~/models/mine/", "mine"),
+        ("models/mine", "models/mine"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("embedded", "embedded"),
+    ],
+)
+def test_no_record_says_where_on_a_machine_a_model_lies(tmp_path: Path, place: str, kept: str) -> None:
+    import yaml
+
+    config = {
+        "model": {"path": place, "weights": place, "max_model_len": None},
+        "quant": {"dtype": "bfloat16"},
+    }
+    wanted = {**config, "model": {"path": kept, "weights": kept, "max_model_len": None}}
+    storage.prepare(tmp_path / "run", config)
+    storage.write_record(tmp_path / "run", make_record(config=config))
+    assert json.loads((tmp_path / "run" / storage.RECORD).read_text())["config"] == wanted
+    assert yaml.safe_load((tmp_path / "run" / storage.CONFIG).read_text()) == wanted
+    assert config["model"]["path"] == place  # the configuration itself can still be run
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_good_measurement_leaves_everything(tmp_path: Path) -> None:
     assert "building an engine" in (measurement.path / storage.LOG).read_text()
     seen = [event["event"] for event in events]
     assert seen[0] == "loading" and seen[-1] == "done" and "measuring" in seen
+    assert [event.get("loaded") for event in events if event["event"] == "loading"] == [None, 45]
     measuring = [event for event in events if event["event"] == "measuring"]
     assert measuring[-1]["tokens"] == measuring[-1]["total_tokens"] == 72
     assert not leftovers(tmp_path)

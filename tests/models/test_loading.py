@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from minivllm.errors import BadInput
+from minivllm.models import weights as weights_module
+from minivllm.models.checkpoint import INDEX
 from minivllm.models.loading import LoadedModel, RandomWeights, load_model
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
@@ -84,13 +86,34 @@ def test_bytes_are_those_of_the_tensors(method: Any, tied: bool, tmp_path: Path)
     assert loaded.quantized_layers == (0 if isinstance(method, Plain) else 12)
 
 
-def test_checkpoint_dtype_and_compute_dtype_are_independent(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, dtype=torch.bfloat16)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    logits = run(load(tmp_path, Plain("float32")), PROMPTS)[1]
-    with torch.no_grad():
-        wanted = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
-    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
+@pytest.mark.parametrize("compute", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_checkpoint_dtype_and_compute_dtype_are_independent(
+    stored: torch.dtype, compute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, dtype=stored)
+    monkeypatch.setattr(weights_module, "_CHUNK", 1000)  # so that tensors come in several pieces
+    loaded = load(tmp_path, Plain(compute))
+    dtype = getattr(torch, compute)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(loaded.model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"].to(dtype))
+    assert {t.dtype for t in loaded.model.parameters()} == {dtype}
+    if compute == "float32":
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        with torch.no_grad():
+            wanted = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
+        torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_shards_are_the_same_model_as_one_file(indexed: bool, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "one")
+    make_checkpoint(tmp_path / "many", max_shard_size="60KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 3
+    if not indexed:
+        (tmp_path / "many" / INDEX).unlink()
+    one, many = (run(load(tmp_path / name, Plain("float32")), PROMPTS)[1] for name in ("one", "many"))
+    assert torch.equal(one, many)
 
 
 def test_random_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
@@ -199,14 +222,43 @@ def test_an_unexpected_tensor_is_named_and_known_buffers_are_not(tmp_path: Path)
     rewrite(tmp_path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     load(tmp_path)
     rewrite(tmp_path, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
-    with pytest.raises(BadInput, match=r"q_proj\.bias.*has no place"):
+    with pytest.raises(BadInput, match=r"model\.safetensors: tensor \S+q_proj\.bias \(1 such\) has no place"):
         load(tmp_path)
 
 
-def test_a_tied_head_that_was_saved_too_is_ignored(tmp_path: Path) -> None:
+def test_a_tied_head_that_was_saved_too_is_ignored_if_it_is_the_embedding(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, tie_word_embeddings=True)
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    load(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+    rewrite(tmp_path, lambda t: t["lm_head.weight"].mul_(1.1))
+    with pytest.raises(
+        BadInput, match=r"model\.safetensors: tensor lm_head.* set tie_word_embeddings to false"
+    ):
+        load(tmp_path)
+
+
+def test_an_untied_head_that_is_missing_is_told_with_its_remedy(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, tie_word_embeddings=False)
+    rewrite(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(
+        BadInput, match=r"lacks tensor lm_head\.weight \(1 missing\).*tie_word_embeddings to true"
+    ):
+        load(tmp_path)
+
+
+def test_another_model_s_names_are_shown_beside_the_missing_ones(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+
+    def prefix(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"language.{name}"] = tensors.pop(name)
+
+    rewrite(tmp_path, prefix)
+    with pytest.raises(
+        BadInput, match=r"lacks tensor model\.\S+ \(\d+ missing\) and holds language\.\S+, which"
+    ):
+        load(tmp_path)
 
 
 def test_integer_weights_are_refused(tmp_path: Path) -> None:
@@ -223,6 +275,48 @@ def test_wrong_config_is_told_before_weights_are_read(
     make_checkpoint(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4, "layer_types": None}))
-    monkeypatch.setattr("minivllm.models.weights._read_into", lambda *_: pytest.fail("a weight was read"))
+    monkeypatch.setattr(weights_module, "_read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.3"):
         load(tmp_path)
+
+
+def test_a_broken_tokenizer_is_told_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path)
+    assert load(tmp_path).tokenizer is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(weights_module, "_read_into", lambda *_: pytest.fail("a weight was read"))
+    with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read as a tokenizer"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_file_that_changes_while_it_is_read_is_named_with_the_tensor(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+
+    def change(done: int, total: int) -> None:
+        path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:5000])
+
+    what = "it ends early" if damage == "cut" else "No such file"
+    with pytest.raises(
+        BadInput, match=rf"model\.safetensors: tensor model\.\S+ cannot be read.*{what}.*changed"
+    ):
+        load(tmp_path, progress=change)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_progress_ends_at_the_bytes_of_all_tensors(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = sum(p.numel() for p in make_checkpoint(tmp_path, tie_word_embeddings=tied).parameters())
+    monkeypatch.setattr(weights_module, "_CHUNK", 4096)
+    for options, size in ({"folder": tmp_path}, 4), ({"folder": tmp_path, "weights": "random"}, 1):
+        seen: list[tuple[int, int]] = []
+        load(**options, progress=lambda done, total, seen=seen: seen.append((done, total)))
+        assert {total for _, total in seen} == {size * parameters}
+        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+        assert seen[-1] == (size * parameters, size * parameters)

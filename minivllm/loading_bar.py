@@ -1,0 +1,57 @@
+"""A progress bar for loading a model, on a terminal, once that has taken a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PATIENCE_S = 1.0  # what loads faster needs no bar
+
+
+class LoadingBar:
+    """A context manager to be called with (done, total), as `load_model(progress=...)` does.
+
+    Args:
+        stream: where to draw; nothing is drawn unless it is a terminal. None takes stderr.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> LoadingBar:
+        self._began = self._clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far it is."""
+        if self._bar is None:
+            if not self._stream.isatty() or self._clock() - self._began < PATIENCE_S:
+                return
+            self._bar = self._start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def _start(self) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("loading"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn()
+        # Standard output is the answer's: it must not be drawn over into the bar's stream.
+        bar = Progress(*columns, console=Console(file=self._stream), transient=True, redirect_stdout=False)
+        bar.add_task("loading")
+        bar.start()
+        return bar

@@ -1,0 +1,28 @@
+"""From a configuration to an engine: the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minivllm.assembly import select_device
+from minivllm.errors import BadInput
+
+
+def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cuda:1", "cuda", "auto", "cpu"):
+        select_device(name)
+    assert chosen == [torch.device("cuda:1")]  # the others mean what is current already
+    with pytest.raises(BadInput, match=r"runtime\.device=cuda:2: torch sees 2 GPUs, the first is cuda:0"):
+        select_device("cuda:2")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert select_device("auto") == torch.device("cpu")
+    with pytest.raises(BadInput, match=r"runtime\.device=cuda: torch sees no GPU"):
+        select_device("cuda")
