@@ -120,6 +120,10 @@ class MinivllmEngine:
                 "prefill_chunks": float(scheduler.num_chunks),
                 "requests_shed": float(scheduler.num_shed),
                 "forks": float(scheduler.num_forks),
+                "requests_deferred": float(scheduler.num_deferred),
+                "admissions_held": float(scheduler.num_held),
+                "requests_overtaken": float(scheduler.num_overtaken),
+                "waits": float(scheduler.num_waits),
             },
             "cache": {
                 "blocks_allocated": float(cache.pool.allocated_total),

@@ -52,6 +52,11 @@ class Scheduler:
         self.num_chunks = 0  # parts of a prefill that were not its last
         self.num_shed = 0
         self.num_forks = 0
+        self.num_deferred = 0  # times that a running request got no token, since the step had none left
+        self.num_held = 0  # times that the most urgent request was not admitted for lack of room in the cache
+        self.num_overtaken = 0  # requests that started after one that had come later
+        self.num_waits = 0  # steps put off in the hope of a fuller batch
+        self._latest = 0  # the last to come of those that have started
         self.chunks = policy.chunked_prefill and cache.layout.keeps  # whether a prompt may be cut
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
@@ -119,12 +124,14 @@ class Scheduler:
             self._serve(prefilling, step)
             self._admit(step, now)
         self._worked_at_s = now if step.scheduled else None
+        wake_at = None if step.scheduled or not self.waiting else self.policy.wake_at(self.waiting)
+        self.num_waits += wake_at is not None
         plan = StepPlan(
             tuple(step.scheduled),
             tuple(step.preempted),
             tuple(step.shed),
             self.cache.take_transfers(),
-            None if step.scheduled or not self.waiting else self.policy.wake_at(self.waiting),
+            wake_at,
         )
         if self.events:
             self._tell(plan)
@@ -135,6 +142,7 @@ class Scheduler:
         running = self.running
         for index, request in enumerate(requests):
             if step.budget <= 0:
+                self.num_deferred += len(requests) - index
                 return
             gap = len(request.token_ids) - request.num_computed_tokens
             if gap > 1:
@@ -185,13 +193,17 @@ class Scheduler:
             if step.budget > 0:
                 free = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
                 if not policy.preemption.may_admit(request, self.running, cache):
+                    self.num_held += 1
                     return
                 gap = request.num_tokens - request.num_computed_tokens
                 most = self._cut(gap, step, 0) if self.chunks else step.budget
                 count = cache.admit(request, most, free, whole=not self.chunks)
             if count == 0 and not (policy.whole_batch and step.budget <= 0):
+                self.num_held += step.budget > 0
                 return
             self.waiting.remove(request)
+            self.num_overtaken += request.rank[1] < self._latest and not request.num_preemptions
+            self._latest = max(self._latest, request.rank[1])
             self.running[request] = None
             self._num_seqs += 1 + len(request.siblings)
             self._changed(request, RequestState.PREFILL)

@@ -12,6 +12,21 @@ from minivllm.report.rows import below, number
 THROUGHPUT = "metrics.output_tokens_per_s"
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = ("quant", "attention", "batching", "cache", "speculative", "decoding", "runtime", "parallel")
+# Knobs whose work one counter shows by itself; others of their group may move for another reason.
+DECISIVE = {
+    "batching.aging_s": ("batching.requests_overtaken",),
+    "batching.chunked_prefill": ("batching.prefill_chunks",),
+    "batching.fair_prefill": ("batching.prefill_chunks",),
+    "batching.group_by_length": ("batching.requests_overtaken",),
+    "batching.max_num_seqs": ("batching.largest_batch",),
+    "batching.max_wait_ms": ("batching.waits",),
+    "batching.preemption": ("batching.preemptions", "cache.blocks_swapped_out"),
+    "batching.prefill_first": ("batching.requests_deferred",),
+    "batching.shed": ("batching.requests_shed",),
+    "batching.watermark": ("batching.admissions_held",),
+    "cache.prefix_caching": ("cache.prefix_tokens_reused",),
+    "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+}
 
 
 @dataclass(frozen=True)
@@ -185,8 +200,12 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
             if knobs == _knobs(base, group):
                 continue
             mine, theirs = _counters(cell, group), _counters(base, group)
+            changed = _changed(group, knobs, _knobs(base, group))
+            if all(name.partition("=")[0] in DECISIVE for name in changed):
+                paths = {path for name in changed for path in DECISIVE[name.partition("=")[0]]}
+                mine, theirs = _decisive(cell, paths), _decisive(base, paths)
             state = "not counted" if not mine and not theirs else "not live" if mine == theirs else "live"
-            option = ", ".join(_changed(group, knobs, _knobs(base, group)))
+            option = ", ".join(changed)
             found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
     return found
 
@@ -214,6 +233,13 @@ def _counters(cell: Cell, group: str) -> dict[str, Any]:
         mean = cell.mean(f"liveness.{group}.{name}")
         counters[name] = round(mean, 9) if mean is not None else counters[name]
     return counters
+
+
+def _decisive(cell: Cell, paths: set[str]) -> dict[str, Any]:
+    """The counters of these names, those that were counted."""
+    every = {group: _counters(cell, group) for group in {path.partition(".")[0] for path in paths}}
+    parted = [path.partition(".") for path in sorted(paths)]
+    return {name: every[group][name] for group, _, name in parted if name in every[group]}
 
 
 def _listed(counters: dict[str, Any]) -> str:

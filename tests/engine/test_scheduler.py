@@ -404,3 +404,27 @@ def test_a_bus_without_listeners_is_false() -> None:
     assert bus
     stop()
     assert not bus
+
+
+def test_each_knob_counts_its_work() -> None:
+    """Counters that the report takes for a knob's sign of life: at rest without it, moving with it."""
+
+    def counted(policy: BatchingPolicy, counter: str, blocks: int = 10) -> int:
+        machine = make(policy, blocks)
+        for output in (9, 2, 8, 3):
+            machine.add([0] * 7, output)
+        machine.step()
+        machine.add([0] * 7, 3, priority=-1)
+        machine.run()
+        return int(getattr(machine.scheduler, counter))
+
+    assert counted(Continuous(2, 64), "num_overtaken") > 0  # by priority
+    assert counted(Continuous(2, 64, aging_s=1e-6), "num_overtaken") == 0
+    assert counted(Continuous(4, 8), "num_deferred") == 0
+    assert counted(Continuous(4, 8, prefill_first=True), "num_deferred") > 0
+    assert counted(Continuous(4, 64, watermark=0.5), "num_held") > counted(
+        Continuous(4, 64, watermark=0), "num_held"
+    )
+    assert counted(Dynamic(8, max_wait_ms=5), "num_waits") > 0
+    assert counted(Continuous(4, 4), "num_chunks") > 0
+    assert counted(Continuous(4, 64), "num_chunks") == 0

@@ -207,3 +207,17 @@ def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> 
 def test_the_report_never_imports_torch() -> None:
     code = "import sys, minivllm.report, minivllm.tasks.report; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+
+
+def test_a_knob_is_judged_by_its_own_counter(tmp_path: Path) -> None:
+    """Prefix caching that looked prefixes up and found none has done nothing, though a counter moved."""
+    base, arm = make_record("fp16", "sequential"), make_record("fp16", "sequential", index=1)
+    arm.run_id, arm.cell_id, arm.arm = "b", "another", "cached"
+    for record, caching in ((base, False), (arm, True)):
+        record.config["cache"]["prefix_caching"] = caching
+        record.liveness["cache"] = {"prefix_tokens_looked_up": 900.0 * caching, "prefix_tokens_reused": 0.0}
+    page, _ = build(tmp_path, [base, arm])
+    assert "Not live, so not a result: cache.prefix_caching=true" in page.text
+    arm.liveness["cache"]["prefix_tokens_reused"] = 512.0
+    page, _ = build(tmp_path, [base, arm])
+    assert "Not live" not in page.text
