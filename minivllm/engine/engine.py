@@ -89,6 +89,11 @@ class Engine:
             max_model_len=self.max_model_len,
             max_num_seqs=policy.max_num_seqs,
         )
+        if layout.prefix_caching and loaded.config.rope.depends_on_length:
+            raise BadInput(
+                f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) turns keys by the prompt's "
+                "length, so prompts of different lengths share nothing; use cache.prefix_caching=false"
+            )
         if policy.preemption.name != "swap":
             layout = replace(layout, host_slots=0)
         elif not layout.host_slots:
