@@ -135,13 +135,28 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated feed-forward, SwiGLU or GeGLU (Shazeer 2020)."""
+    """Gated feed-forward, SwiGLU or GeGLU (Shazeer 2020).
 
-    def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
+    Args:
+        hidden: width of input and output.
+        inner: width between.
+        activation: of the gate, a key of ACTIVATIONS.
+        bias: whether the projections have biases.
+        names: of gate, up and down projection in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        activation: str,
+        bias: bool = False,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
+        self.gate_up_proj = Linear(hidden, dict.fromkeys(names[:2], inner), bias)
+        self.down_proj = Linear(inner, {names[2]: hidden}, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
