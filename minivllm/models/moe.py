@@ -12,8 +12,8 @@ from minivllm.models.llama import LlamaForCausalLM
 
 
 class Router(nn.Module):
-    """Scores of every expert. It is no `Linear`, so no method quantises it: a changed choice of experts is a
-    greater error than any rounding, and it is a thousandth of the weights."""
+    """Scores of every expert. It is no `Linear`, so no method quantises it: another choice of experts is a greater
+    error than any rounding, and it is less than a thousandth of the layer."""
 
     def __init__(self, hidden: int, num_experts: int) -> None:
         super().__init__()
