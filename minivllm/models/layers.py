@@ -42,11 +42,14 @@ class Linear(nn.Module):
         parts: output rows of each checkpoint tensor, in order, by the name it has beside this module;
             more than one are fused into one matrix.
         bias: whether each part has a bias too.
+        exact: never quantised.
     """
 
-    def __init__(self, in_features: int, parts: dict[str, int], bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, parts: dict[str, int], bias: bool = False, exact: bool = False
+    ) -> None:
         super().__init__()
-        self.in_features, self.parts, self.has_bias = in_features, parts, bias
+        self.in_features, self.parts, self.has_bias, self.exact = in_features, parts, bias, exact
 
     def forward(self, x: Tensor) -> Tensor:
         """Replaced by the loader; a call means that it was not."""

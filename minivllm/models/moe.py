@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.layers import MLP, weight
+from minivllm.models.layers import MLP, Linear
 from minivllm.models.llama import LlamaForCausalLM
-
-
-class Router(nn.Module):
-    """Scores of every expert. It is no `Linear`, so no method quantises it: another choice of experts is a greater
-    error than any rounding, and it is less than a thousandth of the layer."""
-
-    def __init__(self, hidden: int, num_experts: int) -> None:
-        super().__init__()
-        self.weight = weight(num_experts, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] to scores [tokens, experts] in the compute dtype."""
-        return F.linear(x, self.weight)
 
 
 class MoE(nn.Module):
     """Each token goes through the experts that its router scores highest, and takes their weighted sum.
 
     The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies all of them
-    at once and no other expert is touched. The sum is formed in the order of the scores: a token's result does
-    not depend on which tokens share its batch.
+    at once and no other expert is touched. The sum is formed token by token, in float32 and in the order of the
+    scores, so that it does not depend on which tokens share the batch.
 
     Args:
         config: sizes, number of experts, experts a token.
@@ -47,7 +33,8 @@ class MoE(nn.Module):
         hidden, inner = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_token
         self.normalize = normalize
-        self.gate = Router(hidden, self.num_experts)
+        # Another choice of experts is a greater error than any rounding, for less than a thousandth of the weights.
+        self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
         self.experts = nn.ModuleList(
             MLP(hidden, inner, config.activation, names=names) for _ in range(self.num_experts)
         )
@@ -69,8 +56,11 @@ class MoE(nn.Module):
         self.experts_run = len(used)
         by_token = x.new_empty(len(order), x.shape[1])
         by_token[order] = torch.cat(outputs)
-        # A product with the weights, so that the sum is accumulated in float32 without products in float32.
-        return torch.bmm(weights.to(x.dtype)[:, None], by_token.view(len(x), self.top_k, -1)).squeeze(1)
+        first, *others = by_token.view(len(x), self.top_k, -1).unbind(1)
+        total = first * weights[:, :1]
+        for i, other in enumerate(others, start=1):
+            total.addcmul_(other, weights[:, i : i + 1])
+        return total.to(x.dtype)
 
 
 class MoEForCausalLM(LlamaForCausalLM):

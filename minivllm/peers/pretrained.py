@@ -79,11 +79,12 @@ class Pretrained:
         )
 
     def _linear_parameters(self) -> list[nn.Parameter]:
-        """Of the layers' linear layers alone, without the head; a mixture's experts are tensors of three dimensions."""
+        """Of the layers' linear layers alone, without the head; a mixture has classes of its own for them."""
         head = self.model.get_output_embeddings()
         modules = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
-        experts = [parameter for parameter in self.model.parameters() if parameter.ndim == 3]
-        return [parameter for module in modules for parameter in module.parameters()] + experts
+        ends = (".experts.gate_up_proj", ".experts.down_proj", ".mlp.gate.weight")
+        mixture = [parameter for name, parameter in self.model.named_parameters() if name.endswith(ends)]
+        return [parameter for module in modules for parameter in module.parameters()] + mixture
 
 
 def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
