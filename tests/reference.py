@@ -70,6 +70,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "tie_word_embeddings": True,
     },
+    "mixtral": {"num_local_experts": 4, "sliding_window": 7},
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
     "phi3": {"hidden_size": 64},  # its heads are always hidden_size / heads wide
 }
 # What a published configuration of a family may say, beside the family itself. name -> (family, overrides)

@@ -26,6 +26,8 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.telemetry import Telemetry
 from minivllm.cli import _verbatim
 from minivllm.engine.events import StepTimed
+from minivllm.models.registry import supported_architectures
+from minivllm.models.rope_config import _REQUIRED as ROPE_KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -172,6 +174,32 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     packed, wanted = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
     assert (packed(x).double() - wanted).norm() / wanted.norm() < 0.04
     assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
+
+
+# ---- models
+
+
+def test_every_architecture_and_option_is_in_the_table_of_models() -> None:
+    text = section(DOCS / "models.md", "Families")
+    options = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")} - {"hf"}
+    assert [name for name in (*supported_architectures(), *sorted(options)) if f"`{name}`" not in text] == []
+    kinds = section(DOCS / "models.md", "Rope")
+    assert set(re.findall(r"^\| `(\w+)` \|", kinds, re.MULTILINE)) == set(ROPE_KINDS)
+
+
+def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
+    """The diff shown is in the files as they are, names every line of the package about the family, and is short."""
+    added: list[str] = []
+    for diff in blocks(DOCS / "adding-a-model.md", "diff"):
+        header, _, body = diff.partition("\n")
+        text = (ROOT / header.removeprefix("+++ ")).read_text()
+        for hunk in body.split("\n@@\n"):
+            lines = [line[1:] for line in hunk.splitlines() if line.startswith("+")]
+            assert "\n".join(lines) in text, header
+            added += lines
+    assert 0 < len(added) < 150
+    package = [line for file in (ROOT / "minivllm").rglob("*.py") for line in file.read_text().splitlines()]
+    assert [line for line in package if "Phi3" in line and line not in added] == []
 
 
 # ---- records

@@ -70,6 +70,7 @@ class MinivllmEngine:
                 loaded.weight_bytes - idle * dtype.itemsize,
                 str(dtype).removeprefix("torch."),
                 str(engine.runner.device),
+                loaded.model.expert_bytes,
             ),
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
@@ -139,7 +140,9 @@ class MinivllmEngine:
             for group, counters in self._counters().items()
         }
         batches = [step.num_requests for step in self._steps]
+        experts = sum(step.experts_run for step in self._steps)
         return {
+            **({"model": {"experts_run": float(experts)}} if loaded.config.num_experts else {}),
             "quant": {
                 "kernels": self._kernels,
                 "dtype": str(loaded.model.dtype).removeprefix("torch."),

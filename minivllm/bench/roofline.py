@@ -2,9 +2,11 @@
 
 An engine says what a token costs it in `EngineInfo.model`, a dictionary with
 
-    streamed_weight_bytes         bytes of weights read by one forward pass, as stored now: all layers, norms and
-                                  the output head (also when tied), not the input embedding's table
-    flops_per_token               operations of the matrix products of one token: 2 a streamed parameter
+    streamed_weight_bytes         bytes of weights read by every forward pass, as stored now: all layers, norms and
+                                  the output head (also when tied), not the input embedding's table, no experts
+    expert_weight_bytes           bytes of one expert of a mixture (optional; 0 where it is missing)
+    experts_per_token             experts that one token goes through, summed over the layers (optional, too)
+    flops_per_token               operations of the matrix products of one token: 2 a parameter that it meets
     kv_bytes_per_token            bytes of keys and values that one token of context adds, all layers
     attention_flops_per_token_pair  operations of one query token against one token of context, all layers
     dtype                         compute dtype, "bfloat16", "float16" or "float32"
@@ -13,12 +15,14 @@ An engine says what a token costs it in `EngineInfo.model`, a dictionary with
 Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
 
     decode bytes  = sum over pure decode steps of streamed_weight_bytes + kv_bytes_per_token * context_tokens
+                    + expert_weight_bytes * the experts that the step ran
     MBU           = decode bytes / seconds of those steps / measured bandwidth
     prefill flops = sum over pure prefill steps of flops_per_token * tokens + attention flops of the causal pairs
     MFU           = prefill flops / seconds of those steps / measured matrix rate
 
 A pure decode step computes one token of each of its requests and no prompt token; a pure prefill step
-computes prompt tokens alone.
+computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine counts them
+(`experts_run` of a step). For one that does not, they are taken to be those of one token, a lower bound.
 """
 
 from __future__ import annotations
@@ -45,21 +49,30 @@ def model_costs(
     streamed_weight_bytes: int,
     dtype: str,
     device: str = "cpu",
+    expert_bytes: int | None = None,
 ) -> dict[str, Any]:
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
     Args:
-        model: num_layers, num_heads, num_kv_heads, head_dim, hidden_size and vocab_size.
-        streamed_params: parameters that one forward pass reads (no input embedding).
+        model: the fields of ModelConfig.
+        streamed_params: all parameters but the input embedding.
         streamed_weight_bytes: the bytes they take as stored.
         dtype: compute (and cache) dtype.
         device: where it runs.
+        expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
     """
     layers, width = model["num_layers"], model["head_dim"]
     head = model["vocab_size"] * model["hidden_size"]
+    mixtures = layers - len(model["dense_layers"]) if model["num_experts"] else 0
+    experts, active = mixtures * model["num_experts"], mixtures * model["num_experts_per_token"]
+    expert_params = 3 * model["hidden_size"] * model["moe_intermediate_size"]
+    if expert_bytes is None:
+        expert_bytes = experts * expert_params * BYTES[dtype]
     return {
-        "streamed_weight_bytes": int(streamed_weight_bytes),
-        "flops_per_token": 2.0 * (streamed_params - head),
+        "streamed_weight_bytes": int(streamed_weight_bytes - expert_bytes),
+        "expert_weight_bytes": expert_bytes / experts if experts else 0.0,
+        "experts_per_token": active,
+        "flops_per_token": 2.0 * (streamed_params - head - (experts - active) * expert_params),
         "head_flops_per_row": 2.0 * head,  # of a prompt only the last token's logits are computed
         "kv_bytes_per_token": 2 * layers * model["num_kv_heads"] * width * BYTES[dtype],
         # q·k and p·v are each a multiply and an add for every head and dimension.
@@ -113,7 +126,12 @@ def usage(
     prefill = [s for s in steps if s["num_prefill_tokens"] and s["num_prefill_tokens"] == s["num_tokens"]]
     if decode:
         streamed, per_token = costs["streamed_weight_bytes"], costs["kv_bytes_per_token"]
-        result.decode_bytes = float(sum(streamed + per_token * s["context_tokens"] for s in decode))
+        one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
+        result.decode_bytes = float(
+            sum(
+                streamed + per_token * s["context_tokens"] + one * s.get("experts_run", least) for s in decode
+            )
+        )
         result.decode_s = sum(map(_milliseconds, decode)) / 1000
         if result.decode_s and probes.bandwidth_bytes_per_s:
             result.mbu = result.decode_bytes / result.decode_s / probes.bandwidth_bytes_per_s

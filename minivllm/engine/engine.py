@@ -312,6 +312,7 @@ class Engine:
                 num_tokens=plan.num_tokens,
                 num_prefill_tokens=plan.num_prefill_tokens,
                 context_tokens=sum(batch.seq_lens_host),
+                experts_run=self.loaded.model.experts_run,
                 waiting=len(self.scheduler.waiting),
                 kv_blocks_used=used,
                 kv_blocks_total=self.cache.pool.num_usable,

@@ -127,6 +127,10 @@ class ModelConfig:
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
         rope, local_rope, longest = read_rope(config, head_dim, where)
         window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+        experts = config.get("num_local_experts") or config.get("num_experts") or 0
+        active = config.get("num_experts_per_tok") or 0
+        if experts and not 1 <= active <= experts:
+            raise BadInput(f"{where}: num_experts_per_tok={active} must be between 1 and {experts} experts")
         step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
         eos = config.get("eos_token_id")
         return cls(
@@ -151,8 +155,8 @@ class ModelConfig:
             attention_scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
             attention_soft_cap=config.get("attn_logit_softcapping"),
             final_soft_cap=config.get("final_logit_softcapping"),
-            num_experts=config.get("num_local_experts") or config.get("num_experts") or 0,
-            num_experts_per_token=config.get("num_experts_per_tok") or 0,
+            num_experts=experts,
+            num_experts_per_token=active,
             moe_intermediate_size=config.get("moe_intermediate_size") or config["intermediate_size"],
             norm_topk_prob=bool(config.get("norm_topk_prob", False)),
             dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),

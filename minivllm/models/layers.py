@@ -42,11 +42,14 @@ class Linear(nn.Module):
         parts: output rows of each checkpoint tensor, in order, by the name it has beside this module;
             more than one are fused into one matrix.
         bias: whether each part has a bias too.
+        exact: never quantised.
     """
 
-    def __init__(self, in_features: int, parts: dict[str, int], bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, parts: dict[str, int], bias: bool = False, exact: bool = False
+    ) -> None:
         super().__init__()
-        self.in_features, self.parts, self.has_bias = in_features, parts, bias
+        self.in_features, self.parts, self.has_bias, self.exact = in_features, parts, bias, exact
 
     def forward(self, x: Tensor) -> Tensor:
         """Replaced by the loader; a call means that it was not."""
@@ -135,13 +138,28 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated feed-forward, SwiGLU or GeGLU (Shazeer 2020)."""
+    """Gated feed-forward, SwiGLU or GeGLU (Shazeer 2020).
 
-    def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
+    Args:
+        hidden: width of input and output.
+        inner: width between.
+        activation: of the gate, a key of ACTIVATIONS.
+        bias: whether the projections have biases.
+        names: of gate, up and down projection in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        activation: str,
+        bias: bool = False,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
+        self.gate_up_proj = Linear(hidden, dict.fromkeys(names[:2], inner), bias)
+        self.down_proj = Linear(inner, {names[2]: hidden}, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""

@@ -93,6 +93,16 @@ class LlamaForCausalLM(nn.Module):
             for window in c.windows
         ]
 
+    @property
+    def experts_run(self) -> int:
+        """Experts that the last step computed, over all layers; a dense model has none."""
+        return 0
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts as they are stored."""
+        return 0
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
         """One step.

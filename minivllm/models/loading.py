@@ -161,7 +161,8 @@ def _fill(
             if path == "lm_head" and model.config.tie_word_embeddings:
                 model.lm_head = PlainLinear(model.model.embed_tokens.weight, None)
                 continue
-            in_layer, quantized = path != "lm_head", path != "lm_head" and quant.quantizes(path)
+            in_layer = path != "lm_head"
+            quantized = in_layer and not module.exact and quant.quantizes(path)
             packed = _load_linear(path, module, reader, quant, quantized, device)
             model.set_submodule(path, packed)
             stored = sum(t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers()))

@@ -17,9 +17,11 @@ _ARCHITECTURES = {
     "GemmaForCausalLM": "minivllm.models.gemma",
     "LlamaForCausalLM": "minivllm.models.llama",
     "MistralForCausalLM": "minivllm.models.mistral",
+    "MixtralForCausalLM": "minivllm.models.mixtral",
     "Phi3ForCausalLM": "minivllm.models.phi3",
     "Qwen2ForCausalLM": "minivllm.models.qwen2",
     "Qwen3ForCausalLM": "minivllm.models.qwen3",
+    "Qwen3MoeForCausalLM": "minivllm.models.qwen3_moe",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -78,10 +79,12 @@ class Pretrained:
         )
 
     def _linear_parameters(self) -> list[nn.Parameter]:
-        """Of the layers' linear layers alone, without the head."""
+        """Of the layers' linear layers alone, without the head; a mixture has classes of its own for them."""
         head = self.model.get_output_embeddings()
         modules = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
-        return [parameter for module in modules for parameter in module.parameters()]
+        ends = (".experts.gate_up_proj", ".experts.down_proj", ".mlp.gate.weight")
+        mixture = [parameter for name, parameter in self.model.named_parameters() if name.endswith(ends)]
+        return [parameter for module in modules for parameter in module.parameters()] + mixture
 
 
 def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
@@ -161,5 +164,25 @@ def _random(
     weights = RandomWeights(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            weights.fill(name, parameter)
+            for stored, part in _as_stored(name, parameter, mixtral=architecture == "MixtralForCausalLM"):
+                weights.fill(stored, part)
     return model
+
+
+def _as_stored(name: str, parameter: torch.Tensor, mixtral: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """A parameter under its name in a checkpoint. A mixture's experts are one tensor here and many there."""
+    place, gate, up, down = (
+        ("block_sparse_moe", "w1", "w3", "w2") if mixtral else ("mlp", "gate_proj", "up_proj", "down_proj")
+    )
+    layer, inside, part = name.partition(".mlp.")
+    if not part.startswith("experts."):
+        yield f"{layer}.{place}.{part}" if inside else name, parameter
+        return
+    for i, expert in enumerate(parameter):
+        pieces = (
+            {down: expert}
+            if part.endswith("down_proj")
+            else dict(zip((gate, up), expert.chunk(2), strict=True))
+        )
+        for piece, weight in pieces.items():
+            yield f"{layer}.{place}.experts.{i}.{piece}.weight", weight

@@ -17,7 +17,12 @@ MODEL = {
     "head_dim": 8,
     "hidden_size": 10,
     "vocab_size": 20,
+    "num_experts": 0,
+    "num_experts_per_token": 0,
+    "moe_intermediate_size": 7,
+    "dense_layers": (),
 }
+MIXTURE = MODEL | {"num_experts": 4, "num_experts_per_token": 2, "dense_layers": (0,)}
 COSTS = model_costs(MODEL, streamed_params=1000, streamed_weight_bytes=2000, dtype="bfloat16")
 
 
@@ -46,6 +51,23 @@ def test_decode_bytes_and_mbu() -> None:
     assert result.fits_cache is False  # 5968 bytes a step
     assert result.prefill_flops is None and result.mfu is None
     assert usage(COSTS, steps, Roofline(), cache_bytes=6000).fits_cache is True
+
+
+def test_a_mixture_reads_the_experts_that_a_step_ran() -> None:
+    """One layer of two has 4 experts of 3 * 10 * 7 = 210 parameters, 2 of them for each token."""
+    costs = model_costs(MIXTURE, streamed_params=2000, streamed_weight_bytes=4000, dtype="bfloat16")
+    assert costs["expert_weight_bytes"] == 420 and costs["experts_per_token"] == 2
+    assert costs["streamed_weight_bytes"] == 4000 - 4 * 420
+    assert costs["flops_per_token"] == 2 * (2000 - 200 - 2 * 210)
+    quantised = model_costs(MIXTURE, 2000, 2740, "bfloat16", expert_bytes=420)
+    assert quantised["expert_weight_bytes"] == 105 and quantised["streamed_weight_bytes"] == 2320
+    counted = [
+        step(num_tokens=1, context_tokens=0, experts_run=2),
+        step(num_tokens=2, context_tokens=0, experts_run=3),
+    ]
+    assert usage(costs, counted, Roofline()).decode_bytes == 2 * 2320 + 5 * 420
+    # An engine that does not count them: those of one token, so that the use is understated and never more.
+    assert usage(costs, [step(num_tokens=2, context_tokens=0)], Roofline()).decode_bytes == 2320 + 2 * 420
 
 
 def test_prefill_flops_and_mfu() -> None:

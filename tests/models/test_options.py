@@ -1,7 +1,8 @@
-"""The model option files hold architectures that build, with the published sizes."""
+"""The model option files hold architectures that build, with the published sizes and the checkpoint's names."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,69 @@ import torch
 import yaml
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.layers import HeadNorm, Linear
+from minivllm.models.loading import _expected_shapes
 from minivllm.models.registry import model_class
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 PARAMETERS = {
-    "qwen3": 596_049_920,
-    "qwen3_8b": 8_190_735_360,
+    "gemma2_2b": 2_614_341_888,
+    "gemma3_1b": 999_885_952,
+    "gemma_2b": 2_506_172_416,
+    "llama2_7b": 6_738_415_616,
+    "llama3_1_8b": 8_030_261_248,
     "llama3_2_1b": 1_235_814_400,
+    "mistral_7b": 7_241_732_096,
+    "mixtral_8x7b": 46_702_792_704,
+    "phi3_mini": 3_821_079_552,
+    "phi4_mini": 3_836_021_760,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen3": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
     "tinyllama": 1_100_048_384,
 }
+each_option = pytest.mark.parametrize("option", PARAMETERS)
 
 
-@pytest.mark.parametrize("option", PARAMETERS)
-def test_an_architecture_has_the_published_number_of_parameters(option: str) -> None:
+def read(option: str) -> dict[str, Any]:
     node: dict[str, Any] = yaml.safe_load((CONF / f"{option}.yaml").read_text())
-    config = ModelConfig.from_dict(node["architecture"], option)
+    return node
+
+
+def tensors(architecture: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What the loader would look for in a checkpoint."""
+    config = ModelConfig.from_dict(architecture)
     with torch.device("meta"):
-        model = model_class(config.architecture)(config, torch.bfloat16)
-    linears = [m for m in model.modules() if isinstance(m, Linear)]
-    count = sum(sum(linear.parts.values()) * (linear.in_features + linear.has_bias) for linear in linears)
-    count -= config.vocab_size * config.hidden_size * config.tie_word_embeddings
-    norms = [m for m in model.modules() if isinstance(m, HeadNorm)]
-    repeated = sum((sum(norm.parts.values()) - len(norm.parts)) * config.head_dim for norm in norms)
-    count += sum(p.numel() for p in model.parameters()) - repeated
-    assert count == PARAMETERS[option]
-    assert node["max_model_len"] is None or node["max_model_len"] <= config.max_position_embeddings
+        return _expected_shapes(model_class(config.architecture)(config, torch.bfloat16))
+
+
+def test_every_option_with_an_architecture_is_here() -> None:
+    named = {file.stem for file in CONF.glob("*.yaml") if read(file.stem)["architecture"]}
+    assert named == set(PARAMETERS)
+
+
+@each_option
+def test_an_architecture_has_the_published_number_of_parameters(option: str) -> None:
+    node = read(option)
+    assert sum(map(math.prod, tensors(node["architecture"]).values())) == PARAMETERS[option]
+    limit = ModelConfig.from_dict(node["architecture"]).max_position_embeddings
+    assert node["max_model_len"] is None or node["max_model_len"] <= limit
+
+
+@each_option
+def test_the_tensors_are_those_that_transformers_saves(option: str) -> None:
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.initialization import no_init_weights
+
+    architecture = read(option)["architecture"]
+    config = getattr(transformers, architecture["architectures"][0]).config_class.from_dict(architecture)
+    with torch.device("meta"), no_init_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    saved = revert_weight_conversion(model, model.state_dict())  # experts are fused in memory, not in files
+    if config.tie_word_embeddings:
+        saved.pop("lm_head.weight", None)
+    assert {name: tuple(value.shape) for name, value in saved.items()} == tensors(architecture)

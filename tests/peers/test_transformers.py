@@ -232,6 +232,15 @@ def test_what_it_says_of_itself(engine: TransformersEngine, folder: Path) -> Non
             "rope_theta": 500000.0,
             "rope_scaling": LLAMA3_ROPE,
         },
+        {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "rope_theta": 1000000},
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "mlp_only_layers": [1],
+            "rope_theta": 1000000,
+        },
     ],
 )
 def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> None:
@@ -258,6 +267,10 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
             want = model(torch.tensor([PROMPTS[0]])).logits[0]
             torch.testing.assert_close(loaded.model.compute_logits(hidden), want, atol=1e-4, rtol=1e-4)
             assert want.std() > 0
+        assert engine.info.memory["linear"] == loaded.linear_bytes
+        read = loaded.config
+        experts = read.num_experts * (read.num_layers - len(read.dense_layers))
+        assert engine.info.model["expert_weight_bytes"] * experts == loaded.model.expert_bytes
     finally:
         engine.close()
 

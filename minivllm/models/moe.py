@@ -1,0 +1,84 @@
+"""A sparse mixture of experts in place of the MLP (Shazeer et al. 2017; Mixtral, Jiang et al. 2024)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.models.config import ModelConfig
+from minivllm.models.layers import MLP, Linear
+from minivllm.models.llama import LlamaForCausalLM
+
+
+class MoE(nn.Module):
+    """Each token goes through the experts that its router scores highest, and takes their weighted sum.
+
+    The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies all of them
+    at once and no other expert is touched. The sum is formed token by token, in float32 and in the order of the
+    scores, so that it does not depend on which tokens share the batch.
+
+    Args:
+        config: sizes, number of experts, experts a token.
+        normalize: scale the chosen experts' weights to a sum of one.
+        names: of an expert's gate, up and down projection in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        normalize: bool,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        self.num_experts, self.top_k = config.num_experts, config.num_experts_per_token
+        self.normalize = normalize
+        # Another choice of experts is a greater error than any rounding, for less than a thousandth of the weights.
+        self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
+        self.experts = nn.ModuleList(
+            MLP(hidden, inner, config.activation, names=names) for _ in range(self.num_experts)
+        )
+        self.experts_run = 0  # by the last call
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] to the same."""
+        scores = self.gate(x).softmax(-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self.top_k, -1)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        sorted_experts, order = chosen.flatten().sort(stable=True)
+        edges = torch.arange(1, self.num_experts + 1, device=x.device)
+        ends = torch.searchsorted(sorted_experts, edges).tolist()  # the layer's one wait for the device
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        used = [expert for expert, count in enumerate(counts) if count]
+        groups = x[order // self.top_k].split([counts[expert] for expert in used])
+        outputs = [self.experts[expert](group) for expert, group in zip(used, groups, strict=True)]
+        self.experts_run = len(used)
+        by_token = x.new_empty(len(order), x.shape[1])
+        by_token[order] = torch.cat(outputs)
+        first, *others = by_token.view(len(x), self.top_k, -1).unbind(1)
+        total = first * weights[:, :1]
+        for i, other in enumerate(others, start=1):
+            total.addcmul_(other, weights[:, i : i + 1])
+        return total.to(x.dtype)
+
+
+class MoEForCausalLM(LlamaForCausalLM):
+    """What the families with experts share."""
+
+    @property
+    def experts_run(self) -> int:
+        """See LlamaForCausalLM."""
+        return sum(moe.experts_run for moe in self.mixtures)
+
+    @property
+    def expert_bytes(self) -> int:
+        """See LlamaForCausalLM."""
+        parts = (t for moe in self.mixtures for t in (*moe.experts.parameters(), *moe.experts.buffers()))
+        return sum(t.numel() * t.element_size() for t in parts)
+
+    @property
+    def mixtures(self) -> list[MoE]:
+        """Of all layers that have one."""
+        parts = (part for layer in self.model.layers for part in layer.children())
+        return [part for part in parts if isinstance(part, MoE)]
