@@ -88,12 +88,24 @@ class NF4Linear(nn.Module):
         if state.nested:
             self.nested_scales, self.nested_map = frozen(state.state2.absmax), frozen(state.state2.code)
         self.bias = None if bias is None else frozen(bias)
-        self.multiply, self.state = library.matmul_4bit, state
+        self.library, self.state = library, state
+        # On CPUs bitsandbytes takes the scales of blocks that begin within a row from the wrong place (0.50.2).
+        self.is_ragged = codes.device.type == "cpu" and state.shape[1] % state.blocksize > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        out: Tensor = self.multiply(x, self.codes.t(), quant_state=self.state, bias=self.bias)
+        if self.is_ragged:
+            return F.linear(x, self._converted(x.dtype), self.bias)
+        out: Tensor = self.library.matmul_4bit(x, self.codes.t(), quant_state=self.state, bias=self.bias)
         return out
+
+    def _converted(self, dtype: torch.dtype) -> Tensor:
+        """The weight [out, in], converted with each block as a row of its own."""
+        scales = single_scales(self.library.functional, self.state)
+        size, count = self.state.blocksize, self.state.shape.numel()
+        rows = (count // size, size) if count % size == 0 else (1, count)
+        weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(self.codes, scales, size, "nf4", rows, dtype)
+        return weight.view(self.state.shape)
 
 
 class NF4CPULinear(nn.Module):
@@ -188,9 +200,9 @@ def _bin(scaled: Tensor) -> Tensor:
 
 def _encode(blocks: Tensor, lowest: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """Codes, two a byte, and the largest absolute value of each block."""
-    scaled = blocks.float()
-    largest = scaled.abs().amax(-1)
-    scaled = scaled.mul_(1.0 / largest.clamp(min=1e-38)[:, None]).view(-1)
+    values = blocks.float()
+    largest = values.abs().amax(-1)
+    scaled = (values * (1.0 / largest.clamp(min=1e-38)[:, None])).view(-1)
     bins = _bin(scaled)
     codes = lowest.index_select(0, bins)
     codes += (scaled > bound.index_select(0, bins)).view(torch.uint8)

@@ -19,7 +19,7 @@ from minivllm.quant.fp8 import FP8
 from minivllm.quant.int4 import Int4, Int4Linear
 from minivllm.quant.int8 import Int8
 from minivllm.quant.int8_mixed import Int8Mixed
-from minivllm.quant.nf4 import NF4, NF4CPULinear, quantize
+from minivllm.quant.nf4 import NF4, NF4CPULinear, quantize, single_scales
 from minivllm.quant.plain import Plain
 
 # Relative error of a product with normal weights. int8: half a step of max/127 where max is about 3.3 standard
@@ -62,6 +62,15 @@ def test_errors_stay_within_the_method_s_bounds(name: str, dtype: str) -> None:
             assert error < ERRORS[name] * (2 if columns < 64 else 1), (rows, columns, count)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", METHODS)
+def test_packing_does_not_write_to_the_weight(name: str, dtype: str) -> None:
+    """It may be the embedding's."""
+    weight = matrix(64, 128, DTYPES[dtype])
+    METHODS[name](dtype).pack(weight, None)
+    assert torch.equal(weight, matrix(64, 128, DTYPES[dtype]))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_of_the_packed_layer(name: str) -> None:
     packed = METHODS[name]().pack(matrix(1024, 1024, torch.bfloat16), None)
@@ -94,6 +103,21 @@ def test_every_block_size_of_nf4(block_size: int, double: bool) -> None:
         x = matrix(rows, 4096, torch.bfloat16, 1)
         assert relative_error(packed, exact, None, x) < 0.006
         assert relative_error(packed, weight, None, x) < 0.09 + 0.011 * (block_size // 64).bit_length()
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("block_size", [128, 512, 4096])
+@pytest.mark.parametrize("shape", [(64, 320), (33, 70), (7, 50)])
+def test_nf4_blocks_that_begin_within_a_row(shape: tuple[int, int], block_size: int, double: bool) -> None:
+    """The product is that of every code's level times its own block's scale."""
+    method = NF4("float32", block_size=block_size, double_quant=double)
+    weight, x = matrix(*shape, torch.float32), matrix(5, shape[1], torch.float32, 1)
+    codes, state = quantize(method.library, weight, block_size, double)
+    scales = single_scales(method.library.functional, state).repeat_interleave(block_size)[: weight.numel()]
+    levels = state.code[torch.stack((codes >> 4, codes & 15), -1).view(-1)[: weight.numel()].long()]
+    meant = (levels * scales).view(shape)
+    assert relative_error(method.pack(weight, None), meant, None, x) < 1e-6
+    assert relative_error(method.pack(weight, None), weight, None, x) < 0.16
 
 
 def test_larger_groups_of_int4_cost_fewer_bytes_and_more_error() -> None:
