@@ -46,7 +46,7 @@ class MinivllmEngine:
     def _describe(self, load_s: float) -> EngineInfo:
         engine, loaded = self.engine, self.engine.loaded
         config, dtype = loaded.config, loaded.model.dtype
-        # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
+        # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
         idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
         return EngineInfo(
             name="minivllm",
@@ -67,7 +67,7 @@ class MinivllmEngine:
             model=model_costs(
                 vars(config),
                 loaded.weight_bytes_16bit // 2 - idle,
-                loaded.weight_bytes - idle * dtype.itemsize,
+                loaded.weight_bytes - loaded.lookup_bytes,
                 str(dtype).removeprefix("torch."),
                 str(engine.runner.device),
                 loaded.model.expert_bytes,

@@ -91,6 +91,7 @@ class ModelConfig:
     dense_layers: tuple[int, ...]  # layers of a mixture of experts that have a plain MLP
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # the checkpoint's own; the compute dtype is the quantisation's choice
+    quantization: Mapping[str, Any] | None  # `quantization_config`: how the checkpoint's layers are quantised
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -162,6 +163,7 @@ class ModelConfig:
             dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
             dtype=config.get("dtype") or config.get("torch_dtype"),
+            quantization=config.get("quantization_config") or None,
         )
 
 
@@ -176,12 +178,6 @@ def _check_supported(config: Mapping[str, Any], where: str) -> None:
     """Refuse what would otherwise be computed wrongly without a word."""
     if config.get("use_bidirectional_attention"):
         raise BadInput(f"{where}: use_bidirectional_attention is not supported: it is no language model's")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise BadInput(
-            f"{where}: the checkpoint is already quantised ({method}); "
-            "use the 16-bit checkpoint and choose a method with quant="
-        )
 
 
 def _activation(config: Mapping[str, Any], where: str) -> str:

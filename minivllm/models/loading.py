@@ -17,6 +17,7 @@ from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
+from minivllm.models.prequantized import Prequantized
 from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
 from minivllm.models.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
@@ -35,10 +36,11 @@ class LoadedModel:
     weights: str  # "checkpoint" | "random"
     fingerprint: str
     weight_bytes: int  # as stored now, tied weights once
+    lookup_bytes: int  # of these, an embedding that is no head too: a step reads only a row a token of it
     weight_bytes_16bit: int  # the same tensors at 2 bytes a value
     linear_bytes: int  # the layers' linear layers alone, which quantisation shrinks
     linear_bytes_16bit: int
-    quantized_layers: int
+    quantized_layers: int  # and the head, if it is quantised
     linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
     warnings: list[str] = field(default_factory=list)
 
@@ -67,7 +69,8 @@ def load_model(
         progress: told how far the weights are, as (done, total).
 
     Raises:
-        BadInput: the source is not usable, a tensor does not fit, or max_model_len is too long.
+        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, or the checkpoint is
+            quantised in another way than `quant`.
     """
     node = {"path": path, "weights": weights, "seed": seed, "architecture": architecture}
     _, source = resolve(node, allow_random=False)
@@ -85,11 +88,15 @@ def load_model(
         name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
     }
     reader: WeightSource = RandomWeights(seed, progress)
+    before: Prequantized | None = None
     if source.weights == "checkpoint":
         assert source.folder is not None
         reader = CheckpointWeights(Checkpoint.open(source.folder), progress)
-    reader.check(_expected_shapes(model), config.tie_word_embeddings)
-    sizes = _fill(model, reader, quant, device)
+        if config.quantization is not None:
+            before = Prequantized(config.quantization, quant, reader, _linears(model))
+    others = before.names if before is not None else ()
+    reader.check(_expected_shapes(model, before), config.tie_word_embeddings, others)
+    sizes = _fill(model, reader, quant, device, before)
     del reader
     _return_freed_memory()
     length = max_model_len or limit
@@ -102,7 +109,7 @@ def load_model(
         weights=source.weights,
         fingerprint=source.fingerprint,
         linear_inputs=widths,
-        warnings=list(source.warnings),
+        warnings=[*source.warnings, *([] if before is None else [before.warning])],
         **sizes,
     )
 
@@ -131,9 +138,24 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
         yield f"{path}.weight", tuple(value.shape), value.shape[0]
 
 
-def _expected_shapes(model: LlamaForCausalLM) -> dict[str, tuple[int, ...]]:
+def _linears(model: LlamaForCausalLM) -> dict[str, Linear]:
+    """The linear layers by name, with a head that has a weight of its own."""
+    found = {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
+    if model.config.tie_word_embeddings:
+        del found["lm_head"]
+    return found
+
+
+def _expected_shapes(
+    model: LlamaForCausalLM, before: Prequantized | None = None
+) -> dict[str, tuple[int, ...]]:
+    """What is read as floats; of layers that are quantised in the checkpoint the biases alone."""
+    held = before.layers if before is not None else {}
     shapes = {
-        name: shape for path, module in model.named_modules() for name, shape, _ in _sources(path, module)
+        name: shape
+        for path, module in model.named_modules()
+        for name, shape, _ in _sources(path, module)
+        if path not in held or len(shape) == 1
     }
     if model.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
@@ -142,7 +164,7 @@ def _expected_shapes(model: LlamaForCausalLM) -> dict[str, tuple[int, ...]]:
 
 def _check_skip(model: nn.Module, quant: QuantMethod) -> None:
     """An entry of `skip` that matches nothing is a mistake, not a wish."""
-    names = [path for path, m in model.named_modules() if isinstance(m, Linear) and path != "lm_head"]
+    names = [path for path, module in model.named_modules() if isinstance(module, Linear)]
     for part in quant.skip:
         if not any(part in name for name in names):
             leaves = sorted({name.rpartition(".")[2] for name in names})
@@ -150,31 +172,45 @@ def _check_skip(model: nn.Module, quant: QuantMethod) -> None:
 
 
 def _fill(
-    model: LlamaForCausalLM, reader: WeightSource, quant: QuantMethod, device: torch.device
+    model: LlamaForCausalLM,
+    reader: WeightSource,
+    quant: QuantMethod,
+    device: torch.device,
+    before: Prequantized | None,
 ) -> dict[str, int]:
     """Give every module its weights; returns the byte counts of LoadedModel."""
-    sizes = dict.fromkeys(
-        ("weight_bytes", "weight_bytes_16bit", "linear_bytes", "linear_bytes_16bit", "quantized_layers"), 0
-    )
+    names = ("weight_bytes", "weight_bytes_16bit", "linear_bytes", "linear_bytes_16bit")
+    sizes = dict.fromkeys((*names, "quantized_layers", "lookup_bytes"), 0)
+    held = before.layers if before is not None else {}
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
-            if path == "lm_head" and model.config.tie_word_embeddings:
-                model.lm_head = PlainLinear(model.model.embed_tokens.weight, None)
+            is_head = path == "lm_head"
+            # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob of its own.
+            wanted = not module.exact and (is_head or before is None) and quant.quantizes(path)
+            quantized = path in held or wanted
+            shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
+            if shared is not None and not quantized:
+                model.lm_head = PlainLinear(shared, None)
+                sizes["lookup_bytes"] = 0
                 continue
-            in_layer = path != "lm_head"
-            quantized = in_layer and not module.exact and quant.quantizes(path)
-            packed = _load_linear(path, module, reader, quant, quantized, device)
+            if shared is not None:
+                packed = quant.pack(shared.data, None)
+            else:
+                packed = _load_linear(path, module, reader, quant, quantized, device, before)
             model.set_submodule(path, packed)
             stored = sum(t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers()))
             full = 2 * sum(rows * (module.in_features + module.has_bias) for rows in module.parts.values())
+            full *= shared is None  # in 16 bits there would be no copy
             sizes["quantized_layers"] += quantized
-            sizes["linear_bytes"] += stored * in_layer
-            sizes["linear_bytes_16bit"] += full * in_layer
+            sizes["linear_bytes"] += stored * (not is_head)
+            sizes["linear_bytes_16bit"] += full * (not is_head)
         elif isinstance(getattr(module, "weight", None), nn.Parameter):
             value = torch.empty(module.weight.shape, dtype=quant.dtype, device=device)
             _fill_rows(path, module, reader, value)
             module.weight = nn.Parameter(value, requires_grad=False)
             stored, full = value.numel() * value.element_size(), 2 * value.numel()
+            if module is model.model.embed_tokens:
+                sizes["lookup_bytes"] = stored
         else:
             continue
         sizes["weight_bytes"] += stored
@@ -183,19 +219,29 @@ def _fill(
 
 
 def _load_linear(
-    path: str, module: Linear, reader: WeightSource, quant: QuantMethod, quantized: bool, device: torch.device
+    path: str,
+    module: Linear,
+    reader: WeightSource,
+    quant: QuantMethod,
+    quantized: bool,
+    device: torch.device,
+    before: Prequantized | None,
 ) -> nn.Module:
-    """Assemble one (fused) linear layer in the compute dtype and hand it over."""
+    """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it over."""
     rows = sum(module.parts.values())
-    weight = torch.empty(rows, module.in_features, dtype=quant.dtype, device=device)
+    is_held = before is not None and path in before.layers
+    weight = torch.empty(0 if is_held else rows, module.in_features, dtype=quant.dtype, device=device)
     bias = torch.empty(rows, dtype=quant.dtype, device=device) if module.has_bias else None
     at = dict.fromkeys(("weight", "bias"), 0)
     for name, _, count in _sources(path, module):
         kind = name.rpartition(".")[2]
         target = weight if kind == "weight" else bias
         assert target is not None
-        reader.fill(name, target[at[kind] : at[kind] + count])
+        if not (is_held and kind == "weight"):
+            reader.fill(name, target[at[kind] : at[kind] + count])
         at[kind] += count
+    if before is not None and is_held:
+        return before.load(path, bias, device)
     return quant.pack(weight, bias) if quantized else plain_linear(weight, bias)
 
 

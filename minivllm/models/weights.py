@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from io import FileIO
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from minivllm.models.checkpoint import Checkpoint, sample
 Progress = Callable[[int, int], None]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_STORED = {**_DTYPES, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64}
 _KNOWN_BUFFERS = (
     "rotary_emb.inv_freq",
     "masked_bias",
@@ -32,8 +33,10 @@ _PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows 
 class WeightSource(Protocol):
     """Gives a model its weights, by their name in the checkpoint."""
 
-    def check(self, shapes: dict[str, tuple[int, ...]], tied_head: bool) -> None:
-        """Raises BadInput unless exactly these tensors are there, in these shapes."""
+    def check(
+        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
+    ) -> None:
+        """Raises BadInput unless exactly these tensors are there, in these shapes; `others` may be there too."""
 
     def fill(self, name: str, out: Tensor) -> None:
         """Write the tensor into `out`, converting to its dtype."""
@@ -64,11 +67,13 @@ class CheckpointWeights(_Reporting):
         self.checkpoint = checkpoint
         self._staging: Tensor | None = None  # uint8 [_CHUNK]
 
-    def check(self, shapes: dict[str, tuple[int, ...]], tied_head: bool) -> None:
+    def check(
+        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
+    ) -> None:
         """See WeightSource."""
         found = self.checkpoint.tensors
         # A tied head is often saved a second time; it is the embedding, so it is not read.
-        ignored = (_HEAD,) if tied_head else ()
+        ignored = {*others, _HEAD} if tied_head else {*others}
         extra = [
             name
             for name in found
@@ -98,7 +103,7 @@ class CheckpointWeights(_Reporting):
                 f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json ties the two: "
                 "set tie_word_embeddings to false there"
             )
-        self._total = sum(found[name].end - found[name].begin for name in shapes)
+        self._total = sum(found[name].end - found[name].begin for name in (*shapes, *others))
 
     def _lacks(self, missing: list[str], extra: list[str]) -> str:
         what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
@@ -118,7 +123,7 @@ class CheckpointWeights(_Reporting):
     def fill(self, name: str, out: Tensor) -> None:
         """See WeightSource. Values that lie as they are wanted go straight to their place."""
         stored = self.checkpoint.tensors[name]
-        dtype = _DTYPES[stored.dtype]
+        dtype = _STORED[stored.dtype]
         direct = out.device.type == "cpu" and out.dtype == dtype
         try:
             with stored.file.open("rb", buffering=0) as stream:
@@ -141,6 +146,15 @@ class CheckpointWeights(_Reporting):
             self._staging = torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
         return self._staging[:size]
 
+    def read(self, name: str) -> Tensor:
+        """The tensor as it is stored, also of integers, in host memory. Raises BadInput for an unknown dtype."""
+        stored = self.checkpoint.tensors[name]
+        if stored.dtype not in _STORED:
+            raise BadInput(f"{stored.file}: tensor {name} is stored as {stored.dtype}, which is not read")
+        out = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
+        self.fill(name, out)
+        return out
+
 
 class RandomWeights(_Reporting):
     """Seeded weights from normal(0, 0.02); norms are ones.
@@ -158,7 +172,9 @@ class RandomWeights(_Reporting):
         generator = torch.Generator().manual_seed(seed)
         self.block = torch.empty(_PERIOD).normal_(0.0, 0.02, generator=generator)
 
-    def check(self, shapes: dict[str, tuple[int, ...]], tied_head: bool) -> None:
+    def check(
+        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
+    ) -> None:
         """Nothing can be wrong."""
         self._total = sum(map(math.prod, shapes.values()))
 

@@ -41,6 +41,30 @@ class Int8Options(Options):
     group = "quant"
     dtype: Dtype = "bfloat16"
     skip: list[str] = field(default_factory=list)
+    lm_head: bool = False
+
+
+@option("minivllm.quant.fp8.FP8")
+@dataclass(frozen=True)
+class FP8Options(Options):
+    """quant=fp8."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+    skip: list[str] = field(default_factory=list)
+    lm_head: bool = False
+
+
+@option("minivllm.quant.int4.Int4")
+@dataclass(frozen=True)
+class Int4Options(Options):
+    """quant=int4."""
+
+    group = "quant"
+    dtype: Dtype = "bfloat16"
+    group_size: Literal[32, 64, 128, 256] = 128
+    skip: list[str] = field(default_factory=list)
+    lm_head: bool = False
 
 
 @option("minivllm.quant.int8_mixed.Int8Mixed")
@@ -52,6 +76,7 @@ class Int8MixedOptions(Options):
     dtype: Dtype = "bfloat16"
     threshold: float = knob(6.0, at_least=0)
     skip: list[str] = field(default_factory=list)
+    lm_head: bool = False
 
 
 @option("minivllm.quant.nf4.NF4")
@@ -64,3 +89,4 @@ class NF4Options(Options):
     block_size: Literal[64, 128, 256, 512, 1024, 2048, 4096] = 64
     double_quant: bool = True
     skip: list[str] = field(default_factory=list)
+    lm_head: bool = False

@@ -106,6 +106,8 @@ def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
     node, dtype = config["model"], str(config["quant"]["dtype"])
     _, source = resolve(node, allow_random=False)
     sizes = ModelConfig.from_dict(source.config)
+    if sizes.quantization is not None:
+        raise BadInput("the checkpoint is already quantised; engine=transformers takes 16-bit checkpoints")
     limit = sizes.max_position_embeddings
     length = node.get("max_model_len") or limit
     if length > limit:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from minivllm.errors import BadInput
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Of a layer's stored tensors, None where any will do; names are those after the layer's own: "weight", "qweight", ...
+Shapes = dict[str, tuple[int, ...] | None]
 
 
 class QuantMethod(Protocol):
     """How the linear layers of a model are stored and multiplied.
 
-    Embedding and head are left alone. The parameters and buffers of a packed module are all its memory.
+    The embedding is left alone. The parameters and buffers of a packed module are all its memory.
     """
 
     name: str
@@ -24,17 +27,44 @@ class QuantMethod(Protocol):
     skip: tuple[str, ...]
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether this layer's weight goes through pack(); the others become plain linear layers."""
+        """Whether the weight of this layer, or of "lm_head", goes through pack(); others become plain ones."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Take over one linear layer's weight.
 
         Args:
-            weight: [out, in] in the compute dtype on its final device; the caller keeps no copy.
+            weight: [out, in] in the compute dtype on its final device. The caller keeps no copy, but for a head
+                that shares the embedding's weight: it must not be written to.
             bias: [out] or None.
 
         Returns:
             A module whose forward takes [rows, in] to [rows, out] in the input's dtype.
+        """
+
+
+class StoredFormat(Protocol):
+    """How a checkpoint keeps the linear layers that it has quantised."""
+
+    described: str  # for messages
+    marker: str  # the tensor by which a quantised layer is recognised
+    names: tuple[str, ...]  # of all tensors that a quantised layer may have
+
+    def shapes(self, rows: int, columns: int, found: Collection[str]) -> Shapes:
+        """The tensors that a layer [rows, columns] must have, and those of `found` that it may have."""
+
+    def linear(
+        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+    ) -> nn.Module:
+        """One layer out of the tensors of its parts, which lie one below the other.
+
+        Args:
+            parts: by name, on the layer's device.
+            rows: of each part.
+            columns: inputs.
+            bias: [sum of rows] or None.
+
+        Raises:
+            BadInput: what is stored cannot be computed with.
         """
 
 
@@ -45,19 +75,21 @@ class Quantizer:
         dtype: "bfloat16", "float16" or "float32".
         skip: layers to keep plain, by any part of their name, e.g. "layers.0." or "down_proj". Fused layers
             have one name: qkv_proj, gate_up_proj.
+        lm_head: quantise the head too. One that shares the embedding's weight becomes a copy beside it.
     """
 
     name = "none"
 
-    def __init__(self, dtype: str, skip: Sequence[str] = ()) -> None:
+    def __init__(self, dtype: str, skip: Sequence[str] = (), lm_head: bool = False) -> None:
         self.dtype = parse_dtype(dtype)
         if isinstance(skip, str) or not all(isinstance(part, str) and part for part in skip):
             raise BadInput(f"quant.skip={skip!r} must be a list of parts of layer names, e.g. [down_proj]")
-        self.skip = tuple(skip)
+        self.skip, self.lm_head = tuple(skip), lm_head
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether no entry of `skip` occurs in the name."""
-        return not any(part in layer_name for part in self.skip)
+        """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is set."""
+        wanted = self.lm_head or layer_name != "lm_head"
+        return wanted and not any(part in layer_name for part in self.skip)
 
 
 def parse_dtype(dtype: str) -> torch.dtype:
@@ -70,3 +102,12 @@ def parse_dtype(dtype: str) -> torch.dtype:
 def frozen(tensor: Tensor) -> nn.Parameter:
     """The tensor as a parameter that takes no gradient."""
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def converted_product(
+    x: Tensor, weight: Tensor, step: int, convert: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """x W^T with W brought to the dtype of x `step` rows at a time, so that no layer exists whole in 16 bits."""
+    slices = weight.split(step) if convert is None else map(convert, weight.split(step))
+    parts = [F.linear(x, part.to(x.dtype)) for part in slices]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

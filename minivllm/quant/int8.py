@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.base import Quantizer, converted_product, frozen
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
 # bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8 rows 0.7, 16 rows 1.3.
@@ -26,12 +25,13 @@ class Int8(Quantizer):
     Args:
         dtype: of activations and scales.
         skip: layers to leave alone, by any part of their name.
+        lm_head: quantise the head too.
     """
 
     name = "int8"
 
-    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = ()) -> None:
-        super().__init__(dtype, skip)
+    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
+        super().__init__(dtype, skip, lm_head)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
@@ -64,6 +64,5 @@ class Int8Linear(nn.Module):
         if self.has_kernel and x.shape[0] <= _KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x, self.weight, self.scale)
         else:
-            parts = [F.linear(x, part.to(x.dtype)) for part in self.weight.split(self.step)]
-            out = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).mul_(self.scale)
+            out = converted_product(x, self.weight, self.step).mul_(self.scale)
         return out if self.bias is None else out.add_(self.bias)

@@ -27,12 +27,19 @@ class Int8Mixed(Quantizer):
         dtype: of activations outside the products; bitsandbytes casts to float16 to quantise them.
         threshold: activations of this size or more are outliers; 0 quantises every column.
         skip: layers to leave alone, by any part of their name.
+        lm_head: quantise the head too.
     """
 
     name = "int8_mixed"
 
-    def __init__(self, dtype: str = "bfloat16", threshold: float = 6.0, skip: Sequence[str] = ()) -> None:
-        super().__init__(dtype, skip)
+    def __init__(
+        self,
+        dtype: str = "bfloat16",
+        threshold: float = 6.0,
+        skip: Sequence[str] = (),
+        lm_head: bool = False,
+    ) -> None:
+        super().__init__(dtype, skip, lm_head)
         if threshold < 0:
             raise BadInput(f"quant.threshold={threshold} must be 0 (no outliers) or more")
         self.threshold = float(threshold)
@@ -40,24 +47,28 @@ class Int8Mixed(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return Int8MixedLinear(self.library, weight, bias, self.threshold)
+        quantized = torch.empty_like(weight, dtype=torch.int8)
+        maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+        step = max(1, _SLICE // weight.shape[1])
+        for rows, out, largest in zip(*(t.split(step) for t in (weight, quantized, maxima)), strict=True):
+            codes, found, _ = self.library.functional.int8_vectorwise_quant(rows.to(torch.float16))
+            out.copy_(codes)
+            largest.copy_(found)
+        return self.linear(quantized, maxima, bias)
+
+    def linear(self, weight: Tensor, maxima: Tensor, bias: Tensor | None) -> nn.Module:
+        """The layer of a quantised weight: int8 [out, in], and float32 [out], its rows' largest values."""
+        return Int8MixedLinear(self.library, weight, maxima, bias, self.threshold)
 
 
 class Int8MixedLinear(nn.Module):
     """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
 
-    def __init__(self, library: Any, weight: Tensor, bias: Tensor | None, threshold: float) -> None:
+    def __init__(
+        self, library: Any, weight: Tensor, maxima: Tensor, bias: Tensor | None, threshold: float
+    ) -> None:
         super().__init__()
-        quantized = torch.empty_like(weight, dtype=torch.int8)
-        maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
-        step = max(1, _SLICE // weight.shape[1])
-        for rows, out, largest in zip(
-            weight.split(step), quantized.split(step), maxima.split(step), strict=True
-        ):
-            codes, found, _ = library.functional.int8_vectorwise_quant(rows.to(torch.float16))
-            out.copy_(codes)
-            largest.copy_(found)
-        self.weight, self.maxima = frozen(quantized), frozen(maxima)
+        self.weight, self.maxima = frozen(weight), frozen(maxima)
         self.bias = None if bias is None else frozen(bias)
         self.multiply = library.matmul
         self.state = library.MatmulLtState()

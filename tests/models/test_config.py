@@ -165,7 +165,6 @@ def test_both_spellings_of_dtype(key: str) -> None:
         ({"layer_types": ["full_attention"]}, "each of the 2 layers"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"head_dim": 15}, "head_dim=15"),
         ({"rope_scaling": {**ROPES["longrope"], "type": "longrope", "long_factor": [2.0]}}, "8 numbers"),

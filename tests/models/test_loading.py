@@ -16,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.models import weights as weights_module
 from minivllm.models.checkpoint import INDEX
 from minivllm.models.loading import LoadedModel, RandomWeights, load_model
+from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import Plain
@@ -170,7 +171,7 @@ class Counting:
         self.alive -= size
 
 
-@pytest.mark.parametrize("method", [Int8, NF4])
+@pytest.mark.parametrize("method", [Int8, NF4, Int4])
 def test_a_quantised_model_never_exists_whole_in_16_bits(method: Any) -> None:
     counting = Counting(method())
     load(weights="random", architecture=ARCHITECTURE, quant=counting)
@@ -187,8 +188,34 @@ def test_skipped_layers_stay_plain_and_unknown_names_are_mistakes() -> None:
     assert kinds["model.layers.0.self_attn.qkv_proj"] != "Int8Linear"
     assert kinds["model.layers.1.self_attn.qkv_proj"] == "Int8Linear"
     assert loaded.quantized_layers == 5 * 3
-    with pytest.raises(BadInput, match=r"down_porj.*down_proj, gate_up_proj, o_proj, qkv_proj"):
+    with pytest.raises(BadInput, match=r"down_porj.*down_proj, gate_up_proj, lm_head, o_proj, qkv_proj"):
         load(quant=Int8(skip=["down_porj"]), **options)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("method", [Int8, NF4, Int4])
+def test_a_quantised_head_is_counted_and_leaves_the_embedding_alone(method: Any, tied: bool) -> None:
+    options: dict[str, Any] = {
+        "weights": "random",
+        "architecture": ARCHITECTURE | {"tie_word_embeddings": tied},
+    }
+    plain, loaded = load(quant=method(), **options), load(quant=method(lm_head=True), **options)
+    head, embedding = loaded.model.lm_head, loaded.model.model.embed_tokens.weight
+    assert type(head) is type(loaded.model.model.layers[0].mlp.down_proj)
+    assert torch.equal(embedding, plain.model.model.embed_tokens.weight)
+    assert loaded.weight_bytes == stored_bytes(loaded.model)
+    assert loaded.weight_bytes_16bit == plain.weight_bytes_16bit
+    assert loaded.linear_bytes == plain.linear_bytes
+    assert loaded.quantized_layers == plain.quantized_layers + 1
+    size = 2 * 512 * 128
+    assert plain.lookup_bytes == (0 if tied else size)
+    assert loaded.lookup_bytes == size
+    # What a step streams: the quantised head, and no longer the table or the head in 16 bits.
+    streamed, before = loaded.weight_bytes - size, plain.weight_bytes - plain.lookup_bytes
+    assert before - streamed == size - stored_bytes(head)
+    hidden = torch.randn(3, 128).bfloat16()
+    close, wanted = (model.compute_logits(hidden).float() for model in (loaded.model, plain.model))
+    assert 0 < (close - wanted).norm() / wanted.norm() < 0.13
 
 
 def test_max_model_len_is_bounded_by_the_model(tmp_path: Path) -> None:

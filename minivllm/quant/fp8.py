@@ -1,0 +1,75 @@
+"""8-bit floats: e4m3 weights with a scale for each output channel (Micikevicius et al. 2022).
+
+Where the GPU multiplies 8-bit floats, activations become 8-bit too, each token with its own scale; elsewhere
+the weight alone is stored so, and converted to be multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.quant.base import Quantizer, converted_product, frozen
+
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+_SLICE = 8 * 1024 * 1024  # weights converted at a time
+
+
+class FP8(Quantizer):
+    """Weights as float8_e4m3fn times a scale per output channel.
+
+    Args:
+        dtype: of activations outside the products; only bfloat16 has a kernel.
+        skip: layers to leave alone, by any part of their name.
+        lm_head: quantise the head too.
+    """
+
+    name = "fp8"
+
+    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
+        super().__init__(dtype, skip, lm_head)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """See QuantMethod."""
+        return FP8Linear(weight, bias)
+
+
+class FP8Linear(nn.Module):
+    """x W^T = (x Q^T) * scale, with Q float8 [out, in] and scale float32 [out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        scale = weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.step = max(1, _SLICE // weight.shape[1])
+        for part, rows, factor in zip(*(t.split(self.step) for t in (rounded, weight, scale)), strict=True):
+            part.copy_(rows.float() / factor[:, None])
+        self.weight, self.scale = frozen(rounded), frozen(scale)
+        self.bias = None if bias is None else frozen(bias)
+        # torch scales by rows on Hopper and later, gives bfloat16, and wants multiples of 16.
+        fits = weight.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
+        hopper = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) >= (9, 0)
+        self.has_kernel = fits and hopper
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        if self.has_kernel:
+            scale = (x.abs().amax(1, keepdim=True).float() / _LARGEST).clamp(min=1e-12)
+            rounded = (x / scale).to(torch.float8_e4m3fn)
+            out = torch._scaled_mm(
+                rounded, self.weight.t(), scale_a=scale, scale_b=self.scale[None], out_dtype=x.dtype
+            )
+        else:
+            weight = self.weight if x.is_cuda else self.weight.view(torch.int8)
+            out = converted_product(x, weight, self.step, None if x.is_cuda else _widened).mul_(self.scale)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def _widened(bits: Tensor) -> Tensor:
+    """The e4m3 values of these bytes, int8, in bfloat16; torch's own conversion is not vectorised on CPUs.
+
+    Sign, exponent and mantissa go to their places in a bfloat16, and a factor makes up for the exponents' biases.
+    """
+    return ((bits.to(torch.int16) << 4) & -0x7810).view(torch.bfloat16) * 2.0**120
