@@ -24,7 +24,7 @@ from minivllm.explain import explain, is_config_error
 Load = Callable[[Sequence[str]], DictConfig]
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
-BENCH = "minivllm.tasks.bench.run"
+RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
@@ -77,7 +77,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     cells = [_compose(arm, sweep.settings, load) for arm in sweep.arms]
     _require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
-    if any(cell.config is not None and cell.config["task"]["_target_"] != BENCH for cell in cells):
+    if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
     plan = _plan(sweep, cells, first)
     if first["sweep"]["dry_run"]:
