@@ -248,7 +248,7 @@ def _report_crashes(returns: Sequence[Any]) -> None:
 def _report(plan: Plan, out_dir: Path) -> bool:
     """Build the report and print the summary; a failure here must not hide what went before."""
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_table
+    from minivllm.report import build_report, summary_tables
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -257,7 +257,8 @@ def _report(plan: Plan, out_dir: Path) -> bool:
         from rich.console import Console
 
         page = build_report(plan.folder, out_dir)
-        Console().print(summary_table(load_records(plan.folder)))
+        for table in summary_tables(load_records(plan.folder)):
+            Console().print(table, "")
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False

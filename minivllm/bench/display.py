@@ -17,7 +17,7 @@ PHASES = {
     "probing": "probing the hardware's limits",
     "warmup": "warming up",
     "measuring": "measuring",
-    "reference": "looking for the reference of quality, or computing it",
+    "reference": "computing the reference that quality is compared with",
     "quality": "measuring quality",
     "finishing": "writing the record",
 }

@@ -44,8 +44,8 @@ class Judge:
         config = measurement.config
         if not quality_wanted(config) or not hasattr(locate(config["engine"]["_target_"]), "logits"):
             return None
-        self._emit("reference")
-        return reference.ensure(config, measurement.path.parent.parent)
+        root = measurement.path.parent.parent
+        return reference.ensure(config, root, lambda: self._emit("reference"))
 
     @staticmethod
     def refuse_early(info: EngineInfo, judge: Reference, offer: Offer) -> None:

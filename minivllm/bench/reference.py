@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -97,12 +97,13 @@ def load(folder: Path) -> Reference:
     return Reference(**content, folder=folder)
 
 
-def ensure(config: dict[str, Any], root: Path) -> Reference:
+def ensure(config: dict[str, Any], root: Path, announce: Callable[[], None] = lambda: None) -> Reference:
     """The reference that a configuration is compared with, computed if nobody has.
 
     Args:
         config: the resolved configuration of a cell.
         root: the folder of all records (`runs_dir`).
+        announce: called if it is not there yet.
 
     Raises:
         BadInput: the text or the model cannot be used.
@@ -113,6 +114,7 @@ def ensure(config: dict[str, Any], root: Path) -> Reference:
 
     folder = root / FOLDER / reference_id(config)
     if not (folder / REFERENCE).exists():
+        announce()
         (root / FOLDER).mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(root / FOLDER / ".lock"):
             if not (folder / REFERENCE).exists():

@@ -138,10 +138,11 @@ def _report(measurements: Sequence[Measurement], out_dir: Path) -> None:
     from rich.console import Console
 
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_table
+    from minivllm.report import build_report, summary_tables
 
     try:
-        Console(highlight=False).print(summary_table(load_records(recorded)))
+        for table in summary_tables(load_records(recorded)):
+            Console(highlight=False).print(table, "")
         print(f"records: {measurements[0].path.parent}")
         print(f"report: {build_report(measurements[0].path.parent, out_dir)}")
     except Exception as error:
