@@ -153,7 +153,7 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     """Build the model in the reference precision, otherwise with default options, and write what it says.
 
     Args:
-        config: the resolved configuration of a cell; its model, runtime and `quality` settings are used.
+        config: the resolved configuration of a cell; its model, device, threads and `quality` settings are used.
         folder: where to write; its name becomes the reference's id.
 
     Raises:
@@ -164,7 +164,9 @@ def compute(config: dict[str, Any], folder: Path) -> None:
 
     knobs = config["quality"]
     defaults = compose([f"quant={knobs['reference']}", f"batching.max_num_seqs={knobs['prompts']}"])
-    engine = MinivllmEngine({**defaults, "model": config["model"], "runtime": config["runtime"]})
+    where = {key: config["runtime"][key] for key in ("device", "threads")}
+    runtime = {**defaults["runtime"], **where}
+    engine = MinivllmEngine({**defaults, "model": config["model"], "runtime": runtime})
     refuse_random(engine.info.weights)
     window, stride = window_and_stride(knobs, engine.info.max_model_len)
     token_ids, num_bytes = _tokens(engine, knobs)
