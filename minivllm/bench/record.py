@@ -204,13 +204,15 @@ class Record:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with a model's folder by its name: where it lies says nothing on another machine.
+    """The configuration with files and folders by their names: where they lie says nothing on another machine.
 
-    What is in the folder is told by the fingerprint within `cell_id`.
+    What is in a model's folder is told by the fingerprint within `cell_id`, a text's content by `reference_id`.
     """
-    model = config.get("model")
-    if not isinstance(model, dict):
-        return config
-    places = {key: model[key] for key in ("path", "weights") if isinstance(model.get(key), str)}
-    named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
-    return {**config, "model": {**model, **named}} if named else config
+    for group, keys in (("model", ("path", "weights")), ("quality", ("text",))):
+        node = config.get(group)
+        if not isinstance(node, dict):
+            continue
+        places = {key: node[key] for key in keys if isinstance(node.get(key), str)}
+        named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
+        config = {**config, group: {**node, **named}} if named else config
+    return config

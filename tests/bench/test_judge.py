@@ -75,3 +75,8 @@ def test_a_window_that_does_not_fit_is_refused_early(tmp_path: Path) -> None:
     engine.info.weights = "checkpoint"
     with pytest.raises(BadInput, match=r"quality\.window=16: too long"):
         Judge.refuse_early(engine.info, found, refuse)
+
+
+def test_a_text_of_ones_own_is_recorded_by_its_name() -> None:
+    assert make_record(quality={"text": "/home/me/text.txt"}).config["quality"] == {"text": "text.txt"}
+    assert make_record(quality={"text": "mine/text.txt"}).config["quality"] == {"text": "mine/text.txt"}
