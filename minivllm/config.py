@@ -35,6 +35,7 @@ __all__ = [
     "conf_dir",
     "finish",
     "load",
+    "locate",
     "option",
     "validate",
 ]
@@ -259,7 +260,7 @@ def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, 
     """
     target = str(node.get("_target_"))
     knobs = {str(name): value for name, value in node.items() if name != "_target_"}
-    factory = _import(target)
+    factory = locate(target)
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError) as error:
@@ -280,7 +281,8 @@ def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, 
     return factory(**given)
 
 
-def _import(target: str) -> Any:
+def locate(target: str) -> Any:
+    """The class or function that a `_target_` names. Raises BadInput if there is none."""
     module_name, _, attribute = target.rpartition(".")
     if not module_name:
         raise BadInput(f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass")

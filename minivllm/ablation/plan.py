@@ -42,6 +42,8 @@ class Sweep:
 def _neutral(override: str) -> bool:
     """Whether an override changes where things go or how they are taken down, but not what is measured."""
     key = override.partition("=")[0].lstrip("+~")
+    if key == "measure.quality":  # changes no cell, but there is more to measure
+        return False
     group, _, knob = key.partition(".")
     return key in NEUTRAL or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
 

@@ -24,7 +24,7 @@ from minivllm.explain import explain, is_config_error
 Load = Callable[[Sequence[str]], DictConfig]
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
-BENCH = "minivllm.tasks.bench.run"
+RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
@@ -77,7 +77,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     cells = [_compose(arm, sweep.settings, load) for arm in sweep.arms]
     _require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
-    if any(cell.config is not None and cell.config["task"]["_target_"] != BENCH for cell in cells):
+    if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
     plan = _plan(sweep, cells, first)
     if first["sweep"]["dry_run"]:
@@ -248,7 +248,7 @@ def _report_crashes(returns: Sequence[Any]) -> None:
 def _report(plan: Plan, out_dir: Path) -> bool:
     """Build the report and print the summary; a failure here must not hide what went before."""
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_table
+    from minivllm.report import build_report, summary_tables
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -257,7 +257,8 @@ def _report(plan: Plan, out_dir: Path) -> bool:
         from rich.console import Console
 
         page = build_report(plan.folder, out_dir)
-        Console().print(summary_table(load_records(plan.folder)))
+        for table in summary_tables(load_records(plan.folder)):
+            Console().print(table, "")
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False

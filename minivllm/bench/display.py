@@ -17,6 +17,8 @@ PHASES = {
     "probing": "probing the hardware's limits",
     "warmup": "warming up",
     "measuring": "measuring",
+    "reference": "computing the reference that quality is compared with",
+    "quality": "measuring quality",
     "finishing": "writing the record",
 }
 
@@ -87,7 +89,7 @@ class Display:
             rate, left = f"{tokens / elapsed:.0f} tok/s", f"{_clock(elapsed / share - elapsed)} left"
         if event["event"] == "finishing":
             share = 1.0
-        if event["event"] in ("measuring", "finishing"):
+        if event["event"] in ("measuring", "quality", "finishing"):
             filled = share
         elif to_load := event.get("to_load"):
             filled = event["loaded"] / to_load

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minivllm.engine.params import SamplingParams
 
@@ -68,3 +71,14 @@ class BenchEngine(Protocol):
 
     def close(self) -> None:
         """Release the engine."""
+
+
+@runtime_checkable
+class LogitsEngine(BenchEngine, Protocol):
+    """An engine whose quality can be measured: it also gives logits. The others' quality is null."""
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """Logits of every position of one sequence, float32 [tokens, vocab], computed as for a request.
+
+        Called between requests only. Raises BadInput if the sequence does not fit.
+        """

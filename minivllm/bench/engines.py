@@ -8,7 +8,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minivllm.assembly import build_engine
 from minivllm.bench.engine import EngineInfo, EngineOutput
@@ -163,6 +165,10 @@ class MinivllmEngine:
         if self.engine.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
         return self.engine.tokenizer.encode(text)
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """See LogitsEngine."""
+        return self.engine.logits(token_ids).cpu().numpy()
 
     def close(self) -> None:
         """See BenchEngine."""

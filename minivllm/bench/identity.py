@@ -33,6 +33,7 @@ NEUTRAL_MEASURE = frozenset(
         "isolation",
         "slo",
         "price",
+        "quality",
         "roofline",
         "memory_limit_gb",
         "telemetry_interval_s",
@@ -53,6 +54,7 @@ NAMED_IF_CHANGED = {
     "runtime": "default",
 }
 ID_LENGTH = 12
+QUALITY_TASK = "minivllm.tasks.quality.run"
 
 
 def _canonical(value: Any) -> Any:
@@ -126,9 +128,40 @@ def environment_hash(device: str) -> str:
     return digest(environment(device))
 
 
-def run_id(cell: str, device: str, arm: str, block: int) -> str:
-    """Identity of one measurement of a cell: where, with what code, for which arm, which block."""
-    return digest([cell, code_hash(), environment_hash(device), arm, block])
+def quality_alone(config: dict[str, Any]) -> bool:
+    """Whether quality is measured and speed is not."""
+    return bool((config.get("task") or {}).get("_target_") == QUALITY_TASK)
+
+
+def quality_wanted(config: dict[str, Any]) -> bool:
+    """Whether quality is measured."""
+    return quality_alone(config) or bool((config.get("measure") or {}).get("quality"))
+
+
+def quality_id(config: dict[str, Any]) -> str | None:
+    """Identity of what is measured of quality, and whether alone; None where nothing is.
+
+    It is no part of a cell, whose speed it does not change. But a record without quality, or with that of
+    another text, does not stand for one with it.
+    """
+    if not quality_wanted(config):
+        return None
+    knobs = config.get("quality") or {}
+    return digest([quality_alone(config), {**knobs, "text": _content(knobs.get("text"))}])
+
+
+def run_id(cell: str, device: str, arm: str, block: int, quality: str | None = None) -> str:
+    """Identity of one measurement of a cell: where, with what code, for which arm, which block.
+
+    Args:
+        cell: from `cell_id`.
+        device: `runtime.device`.
+        arm: its name.
+        block: its number.
+        quality: from `quality_id`.
+    """
+    what = [cell, code_hash(), environment_hash(device), arm, block]
+    return digest(what if quality is None else [*what, quality])
 
 
 def cell_name(config: dict[str, Any]) -> str:
@@ -159,9 +192,10 @@ def expand(
     """
     cell = cell_id(config, fingerprint)
     device = (config.get("runtime") or {}).get("device") or "auto"
+    quality = quality_id(config)
     measurements = []
     for block in range((config.get("measure") or {}).get("repeats") or 1):
-        run = run_id(cell, device, arm, block)
+        run = run_id(cell, device, arm, block, quality)
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))
     return measurements

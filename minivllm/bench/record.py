@@ -129,6 +129,26 @@ class Cold:
 
 
 @dataclass
+class Quality:
+    """What is left of the model's quality, against a reference precision; definitions in quality.py."""
+
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    tokens: int = 0  # predicted ones, which perplexity and top-1 are over
+    kl_mean: float | None = None  # KL(reference || candidate), nats a token
+    kl_p99: float | None = None
+    kl_tokens: int = 0  # the first so many of `tokens`, whose reference distributions are stored
+    top1_agreement: float | None = None  # share of tokens whose likeliest successor is the reference's
+    prefix_mean: float | None = None  # greedy tokens identical with the reference's, mean over prompts
+    prefix_min: int | None = None
+    prefix_of: int = 0  # greedy tokens of each prompt
+    prompts: int = 0
+    reference: str = ""  # an option of quant
+    reference_id: str = ""  # figures of one id may be compared
+    reference_perplexity: float | None = None
+
+
+@dataclass
 class Validity:
     """Whether the measurement may be quoted, and why not."""
 
@@ -171,7 +191,7 @@ class Record:
     cost: Cost = field(default_factory=Cost)
     roofline: Roofline = field(default_factory=Roofline)
     breakdown: Breakdown = field(default_factory=Breakdown)
-    quality: dict[str, float] | None = None
+    quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)
 
@@ -184,13 +204,15 @@ class Record:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with a model's folder by its name: where it lies says nothing on another machine.
+    """The configuration with files and folders by their names: where they lie says nothing on another machine.
 
-    What is in the folder is told by the fingerprint within `cell_id`.
+    What is in a model's folder is told by the fingerprint within `cell_id`, a text's content by `reference_id`.
     """
-    model = config.get("model")
-    if not isinstance(model, dict):
-        return config
-    places = {key: model[key] for key in ("path", "weights") if isinstance(model.get(key), str)}
-    named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
-    return {**config, "model": {**model, **named}} if named else config
+    for group, keys in (("model", ("path", "weights")), ("quality", ("text",))):
+        node = config.get(group)
+        if not isinstance(node, dict):
+            continue
+        places = {key: node[key] for key in keys if isinstance(node.get(key), str)}
+        named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
+        config = {**config, group: {**node, **named}} if named else config
+    return config

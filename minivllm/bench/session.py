@@ -15,13 +15,17 @@ from minivllm.bench.driver import Progress, RequestTrace, drive, full_batch, war
 from minivllm.bench.energy import NullMeter, open_meter
 from minivllm.bench.engine import BenchEngine
 from minivllm.bench.gpu import open_gpu
+from minivllm.bench.identity import quality_alone
+from minivllm.bench.judge import Judge
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import thread_count
+from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
 from minivllm.bench.roofline import last_level_cache, probe, usage
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workloads import Workload
 from minivllm.config import build
+from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 
 Rows = list[dict[str, Any]]
@@ -64,6 +68,7 @@ class Session:
         self._load_peak: int | None = None
         self._cold = True
         self._probed = False
+        self._judge = Judge(emit)
 
     @property
     def engine(self) -> BenchEngine:
@@ -144,7 +149,13 @@ class Session:
             BadInput: this workload cannot be run on this engine.
             Exception: whatever the engine raises; `usable` says whether it can go on.
         """
-        config, engine = measurement.config, self.engine
+        config = measurement.config
+        reference = self._judge.find_reference(measurement)  # before the engine, see there
+        engine = self.engine
+        if reference is not None:
+            self._judge.refuse_early(engine.info, reference, self._offer)
+        if quality_alone(config):
+            return self._measure_quality(measurement, reference)
         seed = config["measure"].get("seed") or 0
         workload, arrival = self._workload(config, seed), build(config["arrival"])
         params = build(config["decoding"])
@@ -175,18 +186,9 @@ class Session:
 
         info, steps = engine.info, engine.steps()
         max_running = full_batch(info.max_num_seqs, arrival, len(workload))
-        record = Record(
-            run_id=measurement.run_id,
-            cell_id=measurement.cell_id,
-            sweep=measurement.sweep,
-            arm=measurement.arm,
-            block=measurement.block,
-            status="ok",
-            config=config,
-            position=measurement.position,
+        record = self._record(
+            measurement,
             workload_hash=workload.hash,
-            weights=info.weights,
-            attention_backend=info.attention_backend,
             cold=Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
             metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
             memory=self._memory(steps),
@@ -203,8 +205,46 @@ class Session:
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
+        self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
         return Result(record, request_rows(traces), steps, window)
+
+    def _record(self, measurement: Measurement, **fields: Any) -> Record:
+        """A record of an ok measurement, with what is known of every one."""
+        info = self.engine.info
+        return Record(
+            run_id=measurement.run_id,
+            cell_id=measurement.cell_id,
+            sweep=measurement.sweep,
+            arm=measurement.arm,
+            block=measurement.block,
+            status="ok",
+            config=measurement.config,
+            position=measurement.position,
+            weights=info.weights,
+            attention_backend=info.attention_backend,
+            **fields,
+        )
+
+    def _measure_quality(self, measurement: Measurement, reference: Reference | None) -> Result:
+        """task=quality: a record without a load, without steps, and so without any time."""
+        begin, info = time.monotonic(), self.engine.info
+        if reference is None:
+            raise BadInput(
+                f"task=quality needs logits, which engine={info.name} does not give: use engine=minivllm"
+            )
+        self.usable = False
+        record = self._record(
+            measurement,
+            cold=Cold(info.load_s, info.compile_s),
+            memory=self._memory([]),
+            energy=Energy(reason="task=quality measures no speed"),
+            liveness=self.engine.liveness(),
+        )
+        record.validity.notes += info.warnings
+        self._judge.fill(record, self.engine, reference)
+        self._cold, self.usable = False, True
+        return Result(record, [], [], (begin, time.monotonic()))
 
     def _workload(self, config: dict[str, Any], seed: int) -> Workload:
         """The requests, with text where there is a tokenizer."""
@@ -225,9 +265,13 @@ class Session:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(workload.requests, key=lambda request: request.length)
         fitted = replace(params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
+        self._offer(longest.request_id, list(longest.prompt_token_ids), fitted)
+
+    def _offer(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        """Raise BadInput if the engine can never serve the request."""
         self.usable = False
         try:
-            self.engine.submit(longest.request_id, list(longest.prompt_token_ids), fitted)
+            self.engine.submit(request_id, prompt, params)
         finally:
             self.engine.reset()
             self.usable = True

@@ -23,7 +23,7 @@ CONFIG = "config.yaml"
 LOG = "run.log"
 
 
-def _atomically(path: Path, write: Callable[[Path], None]) -> None:
+def atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, sync it, and rename it over `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -49,7 +49,7 @@ def _atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    _atomically(path, lambda temporary: _write(temporary, text))
+    atomically(path, lambda temporary: _write(temporary, text))
 
 
 def _write(path: Path, text: str) -> None:
@@ -85,7 +85,7 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    _atomically(path, lambda temporary: pyarrow.parquet.write_table(table, temporary))
+    atomically(path, lambda temporary: pyarrow.parquet.write_table(table, temporary))
 
 
 def prepare(directory: Path, config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from minivllm.bench.gpu import NullGpu
 Row = dict[str, Any]
 FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
 # The roofline probe's own memory is not the run's.
-UNCOUNTED_PHASE = "probing"
+UNCOUNTED_PHASES = ("probing", "quality")
 
 
 class Telemetry:
@@ -75,7 +75,7 @@ class Telemetry:
             except psutil.Error:
                 return None
             self._rows.append(row)
-        if self._limit and row["rss"] > self._limit and row["phase"] != UNCOUNTED_PHASE:
+        if self._limit and row["rss"] > self._limit and row["phase"] not in UNCOUNTED_PHASES:
             self.over_limit.set()
         return row
 
@@ -151,6 +151,8 @@ def reset_own_peak_rss() -> bool:
 
 
 def peak(rows: list[Row], column: str) -> int | None:
-    """Greatest value of a column outside the roofline probe; None where it was never read."""
-    values = [row[column] for row in rows if row.get(column) is not None and row["phase"] != UNCOUNTED_PHASE]
+    """Greatest value of a column outside the roofline probe and what quality takes; None where it was never read."""
+    values = [
+        row[column] for row in rows if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES
+    ]
     return int(max(values)) if values else None

@@ -126,7 +126,7 @@ def _log_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End when the supervisor ends, also if it is killed: an orphan would hold the device unnoticed."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -138,7 +138,7 @@ def _die_with(parent: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Entry point; see the module's docstring."""
     job, descriptor, parent = arguments
-    _die_with(int(parent))
+    die_with(int(parent))
     measurements = [Measurement.from_dict(item) for item in json.loads(Path(job).read_text())]
     return Worker(measurements, Pipe(int(descriptor))).run()
 

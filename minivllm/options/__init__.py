@@ -7,7 +7,7 @@ constructor when it is built.
 
 from minivllm.options import model, serving, tasks, workload
 from minivllm.options.base import GROUPS, OPTIONS, Options, knob, option
-from minivllm.options.measure import MeasureOptions, RuntimeOptions
+from minivllm.options.measure import MeasureOptions, QualityOptions, RuntimeOptions
 from minivllm.options.root import RootOptions
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "OPTIONS",
     "MeasureOptions",
     "Options",
+    "QualityOptions",
     "RootOptions",
     "RuntimeOptions",
     "knob",

@@ -77,6 +77,30 @@ class MeasureOptions(Options):
     isolation: Literal["cell", "run"] = "cell"
     slo: SLOOptions = field(default_factory=SLOOptions)
     price: PriceOptions = field(default_factory=PriceOptions)
+    quality: bool = False
     roofline: bool = True
     memory_limit_gb: float | None = knob(None, above=0)
     telemetry_interval_s: float = knob(0.2, at_least=0.01)
+
+
+@dataclass(frozen=True)
+class QualityOptions(Options):
+    """quality: what `measure.quality` and `task=quality` measure, on which text, against which precision."""
+
+    group = "quality"
+    text: str | None = None
+    max_tokens: int | None = knob(8192, at_least=2)
+    window: int | None = knob(None, at_least=2)
+    stride: int | None = knob(None, at_least=1)
+    reference: Literal["fp32", "bf16", "fp16"] = "fp32"
+    max_reference_gb: float = knob(2.0, above=0)
+    prompts: int = knob(8, at_least=1)
+    prompt_len: int = knob(64, at_least=1)
+    output_len: int = knob(64, at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise self.bad(
+                "stride", f"must be at most quality.window={self.window}, or tokens would be left out"
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.options.base import Options, knob, require_folder_name
+from minivllm.options.measure import QualityOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RootOptions(Options):
     runs_dir: str = "runs"
     reports_dir: str = "reports"
     runs: list[str] = field(default_factory=list)
+    quality: QualityOptions = field(default_factory=QualityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from minivllm.options.base import Options, option
 
 
-@option("minivllm.tasks.bench.run", "minivllm.tasks.report.run")
+@option("minivllm.tasks.bench.run", "minivllm.tasks.quality.run", "minivllm.tasks.report.run")
 @dataclass(frozen=True)
 class PlainTaskOptions(Options):
     """A task that has no knobs of its own."""

@@ -220,6 +220,8 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
             for cell in cells:
                 by_option.setdefault(show(cell.first(f"choices.{path[0]}")), []).append(cell)
             differs = any(_differs(members, key) for members in by_option.values())
+        elif path[0] == "quality":  # settings that matter only where quality was measured
+            differs = _differs([cell for cell in cells if cell.first("quality.reference_id")], key)
         else:
             differs = _differs(cells, key)
         if differs:

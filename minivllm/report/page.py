@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from minivllm.report import sections
+from minivllm.report import precision, sections
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import sig
 from minivllm.report.plots import comparison_plots
@@ -17,11 +17,20 @@ from minivllm.report.timelines import timeline_plots
 from minivllm.report.verdict import liveness, verdict
 from minivllm.report.writing import write_bytes
 
-FIGURES = ("throughput", "latency", "memory", "latency_throughput", "breakdown", "steps", "telemetry")
+FIGURES = (
+    "precision",
+    "throughput",
+    "latency",
+    "memory",
+    "latency_throughput",
+    "breakdown",
+    "steps",
+    "telemetry",
+)
 
 
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
-    """Write index.html, table.csv, table.md and a PNG a figure from records alone.
+    """Write index.html, table.csv, table.md and a PNG a figure from records alone; precision.md with quality.
 
     Args:
         source: a record folder, a sweep's folder, or several of them.
@@ -36,6 +45,8 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     rows, unreadable = read_rows(source)
     cells = gather(rows)
     plots = comparison_plots(cells) + timeline_plots(cells)
+    if (pareto := precision.pareto(cells)) is not None:
+        plots.insert(0, pareto)
     out_dir.mkdir(parents=True, exist_ok=True)
     for plot in plots:
         write_bytes(out_dir / f"{plot.name}.png", plot.png)
@@ -43,6 +54,10 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         (out_dir / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
     write_bytes(out_dir / "table.csv", csv_text(cells).encode())
     write_bytes(out_dir / "table.md", markdown_text(cells).encode())
+    if quality := precision.markdown_text(cells):
+        write_bytes(out_dir / "precision.md", quality.encode())
+    else:
+        (out_dir / "precision.md").unlink(missing_ok=True)
     index = out_dir / "index.html"
     write_bytes(index, page(rows, cells, plots, out_dir, unreadable).encode())
     return index
@@ -78,6 +93,7 @@ def page(rows: list[Row], cells: list[Cell], plots: list[Plot], out_dir: Path, u
         "table": sections.main_table(cells, out_dir),
         "blocks": max(len(cell.ok) for cell in cells),
         "plots": plots,
+        "precision": precision.section(cells),
         "failures": failures,
         "unshown_failures": unshown_failures,
         "unreadable": unreadable,

@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.report.cells import Cell, gather, like_for_like
+from minivllm.report.cells import Cell, Stat, gather, like_for_like
 from minivllm.report.format import MISSING, sig
 from minivllm.report.rows import rows_of
 
@@ -27,6 +27,26 @@ class Column:
     digits: int = 3
     terminal: bool = False  # also in the terminal's summary and table.md
     bar: bool = False  # drawn as a bar behind the number on the page
+    per: str | None = None  # field that the key is divided by
+    whole: bool = False  # a count, written without decimals
+
+    @property
+    def heading(self) -> str:
+        """Title and unit in one line."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    def stat(self, cell: Cell) -> Stat | None:
+        """Mean and range over the cell's ok blocks, in the record's unit; None where no block has it."""
+        stat = cell.stat(self.key)
+        if stat is None or self.per is None:
+            return stat
+        whole = cell.mean(self.per)
+        return Stat(stat.mean / whole, stat.low / whole, stat.high / whole, stat.n) if whole else None
+
+    def mean(self, cell: Cell) -> float | None:
+        """Mean over the cell's ok blocks."""
+        stat = self.stat(cell)
+        return stat.mean if stat else None
 
 
 COLUMNS = (
@@ -64,6 +84,13 @@ CSV_ONLY = (
     "energy.mean_watts",
     "cost.per_million_output_tokens",
     "roofline.mfu",
+    "quality.perplexity",
+    "quality.bits_per_byte",
+    "quality.kl_mean",
+    "quality.kl_p99",
+    "quality.top1_agreement",
+    "quality.prefix_mean",
+    "quality.prefix_min",
     "cold.load_s",
     "cold.compile_s",
     "cold.first_batch_s",
@@ -72,13 +99,15 @@ CSV_ONLY = (
 
 def text(cell: Cell, column: Column) -> str:
     """The cell's figure in the column's unit, or a dash."""
-    value = cell.mean(column.key)
-    return MISSING if value is None else sig(value * column.scale, column.digits)
+    value = column.mean(cell)
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if column.whole else sig(value * column.scale, column.digits)
 
 
 def spread_text(cell: Cell, column: Column) -> str:
     """Least and greatest block; empty with fewer than two, or where they read the same."""
-    stat = cell.stat(column.key)
+    stat = column.stat(cell)
     if stat is None or not stat.spread:
         return ""
     low, high = (sig(value * column.scale, column.digits) for value in (stat.low, stat.high))
@@ -144,19 +173,27 @@ def markdown_text(cells: list[Cell]) -> str:
     """A compact table for a README: a row a cell."""
     columns = [column for column in used_columns(cells) if column.terminal]
     names = list(cells[0].varying) if cells and cells[0].varying else ["cell"]
-    compare = len(cells) > 1 and bool(columns)
-    head = [*names, "status", "blocks"] + [f"{c.title} ({c.unit})" for c in columns]
+    compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
+    head = ["blocks", *(column.heading for column in columns)]
     if compare:
-        head.insert(len(names) + 3, "× first")
-    align = [":--"] * (len(names) + 1) + ["--:"] * (len(head) - len(names) - 1)
-    lines = [head, align]
+        head.insert(2, "× first")
+    lines = []
     for cell in cells:
         name = list(cell.varying.values()) if cell.varying else [cell.label]
         figures = [text(cell, column) for column in columns]
         if compare:
             figures.insert(1, sig(speedup(cell, cells[0])))
         lines.append([*name, cell.status_text, f"{len(cell.ok)}/{len(cell.rows)}", *figures])
-    return "".join("| " + " | ".join(_escaped(part) for part in line) + " |\n" for line in lines)
+    return markdown_table([*names, "status"], head, lines)
+
+
+def markdown_table(names: list[str], figures: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table whose first columns are words and whose others are figures."""
+    align = [":--"] * len(names) + ["--:"] * len(figures)
+    return "".join(
+        "| " + " | ".join(_escaped(part) for part in line) + " |\n"
+        for line in ([*names, *figures], align, *lines)
+    )
 
 
 def _escaped(part: str) -> str:
@@ -165,26 +202,35 @@ def _escaped(part: str) -> str:
 
 def summary_table(frame: pd.DataFrame) -> Table:
     """The main columns for the terminal, from a frame of `load_records`; a row a cell."""
-    from rich.table import Table
     from rich.text import Text
 
     cells = gather(rows_of(frame))
     columns = [column for column in used_columns(cells) if column.terminal]
     names = list(cells[0].varying) if cells and cells[0].varying else ["cell"]
+    compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
+    heads = [(column.title, column.unit) for column in columns]
+    if compare:
+        heads.insert(1, ("× first", ""))
+    table = rich_table(names, heads)
+    for cell in cells:
+        name = list(cell.varying.values()) if cell.varying else [cell.label]
+        status = Text(cell.status_text, style="green" if not cell.failed else "yellow" if cell.ok else "red")
+        figures = [text(cell, column) for column in columns]
+        if compare:
+            figures.insert(1, sig(speedup(cell, cells[0])))
+        table.add_row(*(Text(part) for part in name), status, *(Text(figure) for figure in figures))
+    return table
+
+
+def rich_table(names: list[str], figures: list[tuple[str, str]]) -> Table:
+    """An empty table for the terminal: names, the status, and figures (title, unit)."""
+    from rich.table import Table
+
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for title in names:
         # Figures never wrap, so in a narrow terminal names would be squeezed to a letter a line.
         table.add_column(title, overflow="fold", min_width=max(10, len(title)))
     table.add_column("status", min_width=7)
-    for index, column in enumerate(columns):
-        table.add_column(f"{column.title}\n{column.unit}", justify="right", no_wrap=True)
-        if index == 0 and len(cells) > 1:
-            table.add_column("× first\n", justify="right", no_wrap=True)
-    for cell in cells:
-        name = list(cell.varying.values()) if cell.varying else [cell.label]
-        status = Text(cell.status_text, style="green" if not cell.failed else "yellow" if cell.ok else "red")
-        figures = [text(cell, column) for column in columns]
-        if len(cells) > 1 and columns:
-            figures.insert(1, sig(speedup(cell, cells[0])))
-        table.add_row(*(Text(part) for part in name), status, *(Text(figure) for figure in figures))
+    for title, unit in figures:
+        table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
     return table

@@ -7,6 +7,7 @@ from typing import Any
 
 from minivllm.report.cells import DEVICE, Cell, show
 from minivllm.report.format import count, listing, ratio, sig
+from minivllm.report.precision import headline as quality
 from minivllm.report.rows import below, number
 
 THROUGHPUT = "metrics.output_tokens_per_s"
@@ -51,6 +52,8 @@ class Liveness:
 def verdict(cells: list[Cell]) -> Verdict:
     """Fastest cell against baseline and slowest, memory, failures, and how far to trust it."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    if not done and (words := quality(cells)):
+        return Verdict(words[0], _failures(cells))
     if not done:
         what = "The only cell" if len(cells) == 1 else f"Every one of the {len(cells)} cells"
         ran = any(cell.ok for cell in cells)
@@ -64,7 +67,8 @@ def verdict(cells: list[Cell]) -> Verdict:
         for key, name in (("metrics.ttft_ms.p50", "TTFT"), ("metrics.itl_ms.p50", "ITL")):
             value = cell.mean(key)
             headline += "" if value is None else f", median {name} {sig(value)} ms"
-        return Verdict(headline + ".", [*_memory(done), *_failures(cells), *_trust(done)])
+        lines = [*_memory(done), *quality(cells), *_failures(cells), *_trust(done)]
+        return Verdict(headline + ".", lines)
     ranked = sorted(done, key=lambda cell: -(cell.mean(THROUGHPUT) or 0.0))
     best, worst, base = ranked[0], ranked[-1], cells[0]
     headline = f"Fastest: {best.label} at {sig(best.mean(THROUGHPUT))} output tokens/s"
@@ -72,7 +76,8 @@ def verdict(cells: list[Cell]) -> Verdict:
     if not lines:
         headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(worst.mean(THROUGHPUT))})"
         if base not in done:
-            lines.append(f"The first cell ({base.label}) failed, so there is no baseline to compare with.")
+            what = "has no throughput" if base.ok else "failed"
+            lines.append(f"The first cell ({base.label}) {what}, so there is no baseline to compare with.")
         elif base not in (best, worst):
             lines.append(f"Against the first cell ({base.label}): {_ratio(best, base)} its output tokens/s.")
         elif base is best:
@@ -80,7 +85,8 @@ def verdict(cells: list[Cell]) -> Verdict:
                 "The fastest is the first cell, the baseline: nothing that was varied made it faster."
             )
         lines += _intervals(best, worst)
-    lines += _close_second(ranked) + _memory(done) + _dead(cells) + _failures(cells) + _trust(done)
+    lines += _close_second(ranked) + _memory(done) + quality(cells)
+    lines += _dead(cells) + _failures(cells) + _trust(done)
     return Verdict(headline + ".", lines)
 
 

@@ -86,9 +86,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         fingerprint of the weights, and warnings for the user.
 
     Raises:
-        BadInput: the model is not there or not supported, or a request cannot fit its context.
+        BadInput: the model is not there or not supported, a request cannot fit its context, or quality is
+            wanted of random weights or with a text that is not there.
     """
-    model = config["model"]
+    model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:
         build(config["arrival"])
@@ -97,10 +98,16 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     from minivllm.models.config import ModelConfig
     from minivllm.models.source import resolve
 
-    node, source = resolve(model, allow_random=True)
+    node, source = resolve(model, allow_random=not wanted)
     longest = model.get("max_model_len") or ModelConfig.from_dict(source.config).max_position_embeddings
-    if workload is not None and hasattr(workload, "check_lengths"):
+    if workload is not None and hasattr(workload, "check_lengths") and not identity.quality_alone(config):
         workload.check_lengths(longest)
+    if wanted:
+        from minivllm.bench import reference
+
+        reference.refuse_random(source.weights)
+        reference.text_path(config["quality"])
+        reference.window_and_stride(config["quality"], longest)
     return {**config, "model": node}, source.fingerprint, list(source.warnings)
 
 
@@ -131,10 +138,11 @@ def _report(measurements: Sequence[Measurement], out_dir: Path) -> None:
     from rich.console import Console
 
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_table
+    from minivllm.report import build_report, summary_tables
 
     try:
-        Console(highlight=False).print(summary_table(load_records(recorded)))
+        for table in summary_tables(load_records(recorded)):
+            Console(highlight=False).print(table, "")
         print(f"records: {measurements[0].path.parent}")
         print(f"report: {build_report(measurements[0].path.parent, out_dir)}")
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 from minivllm.errors import BadInput
 
 MAX_NAME = 80
+SHARED = ("workloads", "quality")  # folders beside those of records
 
 
 def run(config: dict[str, Any]) -> int:
@@ -61,7 +62,7 @@ def _holds_records(folder: Path) -> bool:
 
 
 def _available(runs_dir: Path) -> str:
-    names = sorted((p.name for p in runs_dir.glob("*") if p.is_dir() and p.name != "workloads"), reverse=True)
+    names = sorted((p.name for p in runs_dir.glob("*") if p.is_dir() and p.name not in SHARED), reverse=True)
     if not names:
         return f"{runs_dir} holds no records yet: run a benchmark first"
     return f"{runs_dir} has {', '.join(names[:5])}" + (

@@ -81,3 +81,9 @@ def test_the_order_of_overrides_and_neutral_ones_change_no_identity() -> None:
     assert {arm.name for arm in one.arms} == {arm.name for arm in other.arms}
     alone = parse("quant=fp16", "measure.repeats=2", "measure.timeout_s=9")
     assert alone.arms[0].name == parse("quant=fp16").arms[0].name
+
+
+def test_quality_is_more_to_measure_and_so_another_sweep() -> None:
+    plain, judged = parse("quant=fp16,nf4"), parse("quant=fp16,nf4", "measure.quality=true")
+    assert plain.hash() != judged.hash()
+    assert [arm.name for arm in plain.arms] == [arm.name for arm in judged.arms]

@@ -62,6 +62,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("measure.timeout_s", 9),
         ("measure.slo", {"ttft_ms": 100}),
         ("measure.price", {"kwh": 0.3}),
+        ("measure.quality", True),
+        ("quality", {"window": 512}),
         ("measure.telemetry_interval_s", 1.0),
         ("name", "mine"),
         ("runs_dir", "elsewhere"),
@@ -122,6 +124,23 @@ def test_runs_differ_by_arm_block_code_and_environment(monkeypatch: pytest.Monke
     monkeypatch.setattr(identity, "environment_hash", lambda device: "new driver")
     others.append(identity.run_id("cell", "cpu", "arm", 0))
     assert len({base, *others}) == 6
+
+
+def test_a_record_without_quality_does_not_stand_for_one_with_it(tmp_path: Path) -> None:
+    def run(text: str | None = None, window: int = 512, **parts: Any) -> str:
+        config = {**CONFIG, "quality": {"window": window, "text": text}, **parts}
+        first, _ = identity.expand(config, "sweep", "arm", "runs", "f")
+        assert first.cell_id == identity.cell_id(CONFIG, "f")  # speed is compared with speed
+        return first.run_id
+
+    (tmp_path / "text").write_text("one")
+    text = str(tmp_path / "text")
+    on = {"measure": {**CONFIG["measure"], "quality": True}}
+    alone = {"task": {"_target_": identity.QUALITY_TASK}}
+    assert run() == run(window=64) == identity.expand(CONFIG, "sweep", "arm", "runs", "f")[0].run_id
+    runs = [run(), run(**on), run(window=64, **on), run(**alone), run(text, **on)]
+    (tmp_path / "text").write_text("two")
+    assert len({*runs, run(text, **on)}) == 6
 
 
 def test_expand_gives_a_measurement_a_block() -> None:

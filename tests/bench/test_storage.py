@@ -90,13 +90,13 @@ def test_parquet_fills_gaps_with_null(tmp_path: Path) -> None:
 
 def test_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    atomically = storage._atomically
+    atomically = storage.atomically
 
     def spy(path: Path, write: Any) -> None:
         order.append(path.name)
         atomically(path, write)
 
-    monkeypatch.setattr(storage, "_atomically", spy)
+    monkeypatch.setattr(storage, "atomically", spy)
     (tmp_path / storage.HANDOVER).write_text("{}")
     storage.write_record(tmp_path, make_record(), [{"a": 1}], [{"b": 1}], [{"t_s": 0.0}], {"model": {}})
     assert sorted(order) == [
