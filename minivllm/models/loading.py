@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,11 @@ from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
-from minivllm.models.prequantized import Prequantized
+from minivllm.models.prequantized import Prequantized, part_names
 from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
 from minivllm.models.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.plain import PlainLinear, plain_linear
 
 
@@ -93,9 +94,9 @@ def load_model(
         assert source.folder is not None
         reader = CheckpointWeights(Checkpoint.open(source.folder), progress)
         if config.quantization is not None:
-            before = Prequantized(config.quantization, quant, reader, _linears(model))
-    others = before.names if before is not None else ()
-    reader.check(_expected_shapes(model, before), config.tie_word_embeddings, others)
+            before = Prequantized(config.quantization, quant, reader, model)
+    stored = before.shapes if before is not None else {}
+    reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, device, before)
     del reader
     _return_freed_memory()
@@ -127,10 +128,10 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
     beside = path.rpartition(".")[0]
     prefix = f"{beside}." if beside else ""
     if isinstance(module, Linear):
-        for part, rows in module.parts.items():
-            yield f"{prefix}{part}.weight", (rows, module.in_features), rows
+        for part, rows in zip(part_names(path, module), module.parts.values(), strict=True):
+            yield f"{part}.weight", (rows, module.in_features), rows
             if module.has_bias:
-                yield f"{prefix}{part}.bias", (rows,), rows
+                yield f"{part}.bias", (rows,), rows
     elif isinstance(module, HeadNorm):
         for part, heads in module.parts.items():
             yield f"{prefix}{part}.weight", tuple(module.shape), heads
@@ -138,20 +139,10 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
         yield f"{path}.weight", tuple(value.shape), value.shape[0]
 
 
-def _linears(model: LlamaForCausalLM) -> dict[str, Linear]:
-    """The linear layers by name, with a head that has a weight of its own."""
-    found = {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
-    if model.config.tie_word_embeddings:
-        del found["lm_head"]
-    return found
-
-
-def _expected_shapes(
-    model: LlamaForCausalLM, before: Prequantized | None = None
-) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(model: LlamaForCausalLM, before: Prequantized | None = None) -> Shapes:
     """What is read as floats; of layers that are quantised in the checkpoint the biases alone."""
     held = before.layers if before is not None else {}
-    shapes = {
+    shapes: Shapes = {
         name: shape
         for path, module in model.named_modules()
         for name, shape, _ in _sources(path, module)
@@ -179,8 +170,7 @@ def _fill(
     before: Prequantized | None,
 ) -> dict[str, int]:
     """Give every module its weights; returns the byte counts of LoadedModel."""
-    names = ("weight_bytes", "weight_bytes_16bit", "linear_bytes", "linear_bytes_16bit")
-    sizes = dict.fromkeys((*names, "quantized_layers", "lookup_bytes"), 0)
+    sizes: Counter[str] = Counter()
     held = before.layers if before is not None else {}
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
@@ -228,20 +218,19 @@ def _load_linear(
     before: Prequantized | None,
 ) -> nn.Module:
     """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it over."""
-    rows = sum(module.parts.values())
-    is_held = before is not None and path in before.layers
-    weight = torch.empty(0 if is_held else rows, module.in_features, dtype=quant.dtype, device=device)
-    bias = torch.empty(rows, dtype=quant.dtype, device=device) if module.has_bias else None
-    at = dict.fromkeys(("weight", "bias"), 0)
-    for name, _, count in _sources(path, module):
-        kind = name.rpartition(".")[2]
-        target = weight if kind == "weight" else bias
-        assert target is not None
-        if not (is_held and kind == "weight"):
-            reader.fill(name, target[at[kind] : at[kind] + count])
-        at[kind] += count
-    if before is not None and is_held:
+
+    def assemble(kind: str, *width: int) -> Tensor:
+        whole = torch.empty(sum(module.parts.values()), *width, dtype=quant.dtype, device=device)
+        for part, rows in zip(
+            part_names(path, module), whole.split(list(module.parts.values())), strict=True
+        ):
+            reader.fill(f"{part}.{kind}", rows)
+        return whole
+
+    bias = assemble("bias") if module.has_bias else None
+    if before is not None and path in before.layers:
         return before.load(path, bias, device)
+    weight = assemble("weight", module.in_features)
     return quant.pack(weight, bias) if quantized else plain_linear(weight, bias)
 
 

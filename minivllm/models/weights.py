@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import Checkpoint, sample
+from minivllm.quant.base import Shapes
 
 # Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
 Progress = Callable[[int, int], None]
@@ -33,10 +34,11 @@ _PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows 
 class WeightSource(Protocol):
     """Gives a model its weights, by their name in the checkpoint."""
 
-    def check(
-        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
-    ) -> None:
-        """Raises BadInput unless exactly these tensors are there, in these shapes; `others` may be there too."""
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """Raises BadInput unless exactly these tensors are there, in these shapes (None: in any).
+
+        All are of floating point but for `as_stored`, which are read in the dtype they have.
+        """
 
     def fill(self, name: str, out: Tensor) -> None:
         """Write the tensor into `out`, converting to its dtype."""
@@ -67,13 +69,11 @@ class CheckpointWeights(_Reporting):
         self.checkpoint = checkpoint
         self._staging: Tensor | None = None  # uint8 [_CHUNK]
 
-    def check(
-        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
-    ) -> None:
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """See WeightSource."""
         found = self.checkpoint.tensors
         # A tied head is often saved a second time; it is the embedding, so it is not read.
-        ignored = {*others, _HEAD} if tied_head else {*others}
+        ignored = (_HEAD,) if tied_head else ()
         extra = [
             name
             for name in found
@@ -83,12 +83,12 @@ class CheckpointWeights(_Reporting):
             raise BadInput(self._lacks(missing, extra))
         for name, shape in shapes.items():
             stored = found[name]
-            if stored.shape != shape:
+            if shape is not None and stored.shape != shape:
                 raise BadInput(
                     f"{stored.file}: tensor {name} has shape {list(stored.shape)} where config.json asks for "
                     f"{list(shape)}: {_APART}"
                 )
-            if stored.dtype not in _DTYPES:
+            if stored.dtype not in _DTYPES and name not in as_stored:
                 raise BadInput(
                     f"{stored.file}: tensor {name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
                     "use the 16-bit checkpoint"
@@ -103,7 +103,7 @@ class CheckpointWeights(_Reporting):
                 f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json ties the two: "
                 "set tie_word_embeddings to false there"
             )
-        self._total = sum(found[name].end - found[name].begin for name in (*shapes, *others))
+        self._total = sum(found[name].end - found[name].begin for name in shapes)
 
     def _lacks(self, missing: list[str], extra: list[str]) -> str:
         what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
@@ -172,11 +172,9 @@ class RandomWeights(_Reporting):
         generator = torch.Generator().manual_seed(seed)
         self.block = torch.empty(_PERIOD).normal_(0.0, 0.02, generator=generator)
 
-    def check(
-        self, shapes: dict[str, tuple[int, ...]], tied_head: bool, others: Collection[str] = ()
-    ) -> None:
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """Nothing can be wrong."""
-        self._total = sum(map(math.prod, shapes.values()))
+        self._total = sum(math.prod(shape or ()) for shape in shapes.values())
 
     def fill(self, name: str, out: Tensor) -> None:
         """See WeightSource."""

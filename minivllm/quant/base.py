@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -45,12 +45,11 @@ class QuantMethod(Protocol):
 class StoredFormat(Protocol):
     """How a checkpoint keeps the linear layers that it has quantised."""
 
-    described: str  # for messages
     marker: str  # the tensor by which a quantised layer is recognised
     names: tuple[str, ...]  # of all tensors that a quantised layer may have
 
-    def shapes(self, rows: int, columns: int, found: Collection[str]) -> Shapes:
-        """The tensors that a layer [rows, columns] must have, and those of `found` that it may have."""
+    def shapes(self, rows: int, columns: int) -> Shapes:
+        """The tensors that a layer [rows, columns] must have."""
 
     def linear(
         self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
@@ -80,7 +79,7 @@ class Quantizer:
 
     name = "none"
 
-    def __init__(self, dtype: str, skip: Sequence[str] = (), lm_head: bool = False) -> None:
+    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
         self.dtype = parse_dtype(dtype)
         if isinstance(skip, str) or not all(isinstance(part, str) and part for part in skip):
             raise BadInput(f"quant.skip={skip!r} must be a list of parts of layer names, e.g. [down_proj]")

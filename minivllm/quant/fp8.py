@@ -6,8 +6,6 @@ the weight alone is stored so, and converted to be multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -27,9 +25,6 @@ class FP8(Quantizer):
     """
 
     name = "fp8"
-
-    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
-        super().__init__(dtype, skip, lm_head)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""

@@ -6,8 +6,6 @@ columns, because activations are not quantised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +27,6 @@ class Int8(Quantizer):
     """
 
     name = "int8"
-
-    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
-        super().__init__(dtype, skip, lm_head)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""

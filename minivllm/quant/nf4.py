@@ -6,6 +6,7 @@ the blocks' scales are stored in eight bits. Computed by bitsandbytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.kernels.nf4 import deinterleave, interleave
 
 _BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels
@@ -75,44 +77,34 @@ class NF4(Quantizer):
         if not kernel_fits:
             return NF4Linear(self.library, codes, state, bias)
         scales = single_scales(functional, state).view(rows, -1).t().to(torch.bfloat16).contiguous()
-        return NF4CPULinear(self.library, _interleave(codes.view(rows, -1)), scales, state, bias)
+        return NF4CPULinear(self.library, interleave(codes.view(rows, -1)), scales, state, bias)
 
 
 class NF4Linear(nn.Module):
-    """A linear layer through bitsandbytes' `matmul_4bit`."""
+    """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does."""
 
     def __init__(self, library: Any, codes: Tensor, state: Any, bias: Tensor | None) -> None:
         super().__init__()
-        self.codes = frozen(codes)  # two weights a byte
-        self.scales = frozen(state.absmax)
+        self.codes, self.scales = frozen(codes), frozen(state.absmax)  # two weights a byte; one a block
         if state.nested:
             self.nested_scales, self.nested_map = frozen(state.state2.absmax), frozen(state.state2.code)
         self.bias = None if bias is None else frozen(bias)
         self.library, self.state = library, state
-        # On CPUs bitsandbytes takes the scales of blocks that begin within a row from the wrong place (0.50.2).
-        self.is_ragged = codes.device.type == "cpu" and state.shape[1] % state.blocksize > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        if self.is_ragged:
-            return F.linear(x, self._converted(x.dtype), self.bias)
+        if x.device.type == "cpu":
+            scales = single_scales(self.library.functional, self.state)
+            weight = _converted(self.codes, scales, self.state.blocksize, self.state.shape, x.dtype)
+            return F.linear(x, weight, self.bias)
         out: Tensor = self.library.matmul_4bit(x, self.codes.t(), quant_state=self.state, bias=self.bias)
         return out
-
-    def _converted(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in], converted with each block as a row of its own."""
-        scales = single_scales(self.library.functional, self.state)
-        size, count = self.state.blocksize, self.state.shape.numel()
-        rows = (count // size, size) if count % size == 0 else (1, count)
-        weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(self.codes, scales, size, "nf4", rows, dtype)
-        return weight.view(self.state.shape)
 
 
 class NF4CPULinear(nn.Module):
     """A linear layer on bitsandbytes' layout for AVX512-BF16, converted back where rows are many.
 
-    The layout: 32 output rows together, for each pair of inputs 32 bytes; byte 2 r + p holds input p of the
-    pair, for row r in its low half and for row r + 16 in its high half. Scales are bfloat16 [in / block, out].
+    The layout is that of kernels/nf4.py; scales are bfloat16 [in / block, out].
     """
 
     def __init__(self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None) -> None:
@@ -140,18 +132,8 @@ class NF4CPULinear(nn.Module):
 
     def weight(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Rows [begin, end), multiples of 32, of the weight [out, in] in `dtype`."""
-        groups, pairs = (end - begin) // 32, self.columns // 2
-        packed = self.codes[begin:end].view(torch.int16).view(groups, pairs, 16).transpose(1, 2).contiguous()
-        codes = torch.empty(
-            groups, 32, pairs, dtype=torch.uint8
-        )  # the first weight of a pair in the high half
-        codes[:, :16] = ((packed << 4) & 0xF0) | ((packed >> 8) & 0x0F)
-        codes[:, 16:] = (packed & 0xF0) | ((packed >> 12) & 0x0F)
-        scales = self.scales[:, begin:end].t().float().contiguous()
-        out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
-            codes.view(-1, 1), scales, self.state.blocksize, "nf4", (end - begin, self.columns), dtype
-        )
-        return out
+        codes, scales = deinterleave(self.codes[begin:end]), self.scales[:, begin:end].t().float()
+        return _converted(codes, scales.reshape(-1), self.state.blocksize, (end - begin, self.columns), dtype)
 
 
 def quantize(library: Any, weight: Tensor, block_size: int, double_quant: bool) -> tuple[Tensor, Any]:
@@ -161,7 +143,7 @@ def quantize(library: Any, weight: Tensor, block_size: int, double_quant: bool) 
     the same.
     """
     functional = library.functional
-    if weight.device.type != "cpu" or weight.shape[1] % block_size:
+    if weight.device.type != "cpu" or weight.numel() % block_size:
         codes, state = functional.quantize_4bit(
             weight, blocksize=block_size, compress_statistics=double_quant, quant_type="nf4"
         )
@@ -193,6 +175,21 @@ def single_scales(functional: Any, state: Any) -> Tensor:
     return outer.float() + state.offset
 
 
+def _converted(
+    codes: Tensor, scales: Tensor, block_size: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """The weight of this shape, by bitsandbytes' conversion for CPUs, which wants care (0.50.2).
+
+    It takes the scales of blocks that begin within a row from the wrong place, and compiles itself anew for blocks
+    above 1024: so each block is a row of its own, and larger ones are several with the same scale.
+    """
+    size, count = min(block_size, 1024), math.prod(shape)
+    rows = (count // size, size) if count % size == 0 else (1, count)
+    scales = scales.repeat_interleave(block_size // size)
+    out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes.view(-1, 1), scales, size, "nf4", rows, dtype)
+    return out.view(shape)
+
+
 def _bin(scaled: Tensor) -> Tensor:
     """Which of the bins each value of [-1, 1] is in: int32."""
     return (scaled + 1).mul_((_BINS - 1) / 2).int()
@@ -207,10 +204,3 @@ def _encode(blocks: Tensor, lowest: Tensor, bound: Tensor) -> tuple[Tensor, Tens
     codes = lowest.index_select(0, bins)
     codes += (scaled > bound.index_select(0, bins)).view(torch.uint8)
     return (codes[::2] << 4) | codes[1::2], largest
-
-
-def _interleave(codes: Tensor) -> Tensor:
-    """Codes [out, in / 2], as `quantize` gives them, in the layout of NF4CPULinear."""
-    upper, lower = codes.unflatten(0, (-1, 2, 16)).unbind(1)
-    first, second = (upper >> 4) | (lower & 0xF0), (upper & 0x0F) | (lower << 4)
-    return torch.stack((first, second), -1).transpose(1, 2).reshape(codes.shape)

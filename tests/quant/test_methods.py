@@ -19,6 +19,7 @@ from minivllm.quant.fp8 import FP8
 from minivllm.quant.int4 import Int4, Int4Linear
 from minivllm.quant.int8 import Int8
 from minivllm.quant.int8_mixed import Int8Mixed
+from minivllm.quant.kernels import int4 as kernels
 from minivllm.quant.nf4 import NF4, NF4CPULinear, quantize, single_scales
 from minivllm.quant.plain import Plain
 
@@ -139,7 +140,7 @@ def test_int4_keeps_weights_that_lie_on_its_grid(dtype: str) -> None:
 
 
 def test_the_int4_layout_is_torch_s_own() -> None:
-    layout = int4._layout(torch.device("cpu"), torch.bfloat16)
+    layout = kernels.layout_for(torch.device("cpu"), torch.bfloat16)
     if not layout.kernel_rows:
         pytest.skip("needs a CPU with AVX2 or AVX-512")
     codes = torch.randint(0, 16, (192, 96), dtype=torch.uint8)
@@ -163,7 +164,7 @@ def test_the_tensor_core_layout_is_undone_whatever_its_order(
         return (low | (high << 4)).view(torch.int32).unflatten(-1, (32, inner // 2))
 
     monkeypatch.setattr(torch.ops.aten, "_convert_weight_to_int4pack", convert)
-    layout, codes = int4._TensorCore(), torch.randint(0, 16, (192, columns), dtype=torch.uint8)
+    layout, codes = kernels.TensorCore(), torch.randint(0, 16, (192, columns), dtype=torch.uint8)
     packed = layout.pack(codes)
     assert torch.equal(layout.unpack(packed, 0, 192).t(), codes)
     assert torch.equal(layout.unpack(packed, 64, 128).t(), codes[64:128])

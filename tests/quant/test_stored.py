@@ -187,12 +187,15 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"bits": 8}, "AWQ with 8 bits; only 4"),
-        ({"version": "gemv"}, "version=gemv.*only version=gemm"),
+        ({"bits": 8}, "awq with bits=8.*read are 4 bits"),
+        ({"version": "gemv"}, "version=gemv.*read are 4 bits, gemm"),
         ({"zero_point": False}, "zero_point=False"),
-        ({"group_size": 48}, "groups of 48.*multiples of 32"),
+        ({"group_size": 48}, "group_size=48.*multiple of 32"),
         ({"quant_method": "fp8"}, "quantised as fp8, which is not read; read are awq, gptq"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "format marlin; only gptq and gptq_v2"),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "checkpoint_format=marlin.*gptq and gptq_v2",
+        ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
             "4-bit fp4, which",
