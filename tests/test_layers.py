@@ -67,6 +67,8 @@ TORCH_FREE = (
     "minivllm.bench.driver",
     "minivllm.bench.metrics",
     "minivllm.bench.workloads",
+    "minivllm.bench.traces",
+    "minivllm.bench.simulated",
     "minivllm.bench.arrivals",
     "minivllm.bench.records",
     "minivllm.report",
