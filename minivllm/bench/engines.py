@@ -94,7 +94,7 @@ class MinivllmEngine:
         for output in self.engine.step(math.inf if timeout_s is None else timeout_s):
             request = output.request
             token_ids = () if output.token_id is None else (output.token_id,)
-            first = request.num_output_tokens == 1
+            first = request.num_output_tokens == 1 or request.hypotheses
             started = self._started.pop(request.request_id, None) if first else None
             outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started))
         return outputs
@@ -132,6 +132,7 @@ class MinivllmEngine:
                 "blocks_allocated": float(cache.pool.allocated_total),
                 **{name: float(count) for name, count in vars(cache.counters).items()},
             },
+            "decoding": {name: float(count) for name, count in vars(self.engine.decoding).items()},
         }
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
@@ -153,6 +154,7 @@ class MinivllmEngine:
             },
             "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
+            "decoding": counts["decoding"],
             "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
         }
 
