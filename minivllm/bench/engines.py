@@ -154,7 +154,7 @@ class MinivllmEngine:
             },
             "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
-            "decoding": counts["decoding"],
+            "decoding": {**counts["decoding"]},
             "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
         }
 

@@ -45,7 +45,9 @@ class BeamSearch:
     @property
     def ready(self) -> bool:
         """Whether the continuations of all beams are known."""
-        return all(s == -math.inf or beam in self.found for beam, s in zip(self.beams, self.scores, strict=True))
+        return all(
+            s == -math.inf or beam in self.found for beam, s in zip(self.beams, self.scores, strict=True)
+        )
 
     def advance(self, scheduler: Scheduler) -> bool:
         """End the round; False if that was the last one."""

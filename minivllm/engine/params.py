@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class SamplingParams:
             occur in the prompt or the output (CTRL, Keskar et al. 2019).
         presence_penalty: subtracted once from the logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
-        logit_bias: token id -> what is added to its logit, before the penalties.
+        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing.
         allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are no exception.
         token_mask: the same, asked anew for each token: a function given from Python, see TokenMask.
         seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
@@ -64,7 +64,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     token_mask: TokenMask | None = None
     seed: int | None = None
@@ -86,11 +86,14 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        try:  # JSON has no keys but strings
-            biases = {int(token): float(bias) for token, bias in self.logit_bias.items()}
+        if self.logit_bias is not None:
+            try:  # JSON has no keys but strings
+                biases = {int(token): float(bias) for token, bias in self.logit_bias.items()}
+            except (AttributeError, TypeError, ValueError):
+                raise BadInput(
+                    f"decoding.logit_bias={self.logit_bias!r} must be {{token id: number}}"
+                ) from None
             object.__setattr__(self, "logit_bias", biases)
-        except (AttributeError, TypeError, ValueError):
-            raise BadInput(f"decoding.logit_bias={self.logit_bias!r} must be {{token id: number}}") from None
         for name in (
             *("max_tokens", "min_tokens", "top_k", "seed", "n", "beam_width"),
             *("priority", "logprobs", "prompt_logprobs"),
@@ -117,7 +120,7 @@ class SamplingParams:
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            ("logit_bias", all(map(math.isfinite, self.logit_bias.values())), "of finite numbers"),
+            ("logit_bias", all(map(math.isfinite, (self.logit_bias or {}).values())), "of finite numbers"),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
             ("n", self.n >= 1, "at least 1"),
             ("beam_width", self.beam_width >= 1, "at least 1"),

@@ -105,7 +105,9 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
         if not isinstance(ids, Tensor):
             ids = torch.tensor(list(ids), dtype=torch.int64)
         forbidden = torch.ones(len(logits), dtype=torch.bool)
-        forbidden[ids.cpu()] = False  # an id that does not exist is an error there, on a GPU it would be a crash
+        forbidden[ids.cpu()] = (
+            False  # an id that does not exist is an error there, on a GPU it would be a crash
+        )
         logits.masked_fill_(forbidden.to(logits.device), -math.inf)
     if logits.max() == -math.inf:
         raise BadInput(

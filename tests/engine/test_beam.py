@@ -207,9 +207,7 @@ def test_beams_are_the_same_however_they_are_served(plain: LLM, qwen3: tuple[Pat
     expected = outcome(plain)
     overrides = SERVED[how]
     paged = ["cache.block_size=4"] if not any(item.startswith("cache=") for item in overrides) else []
-    with LLM(
-        str(qwen3[0]), quant="fp32", overrides=[*overrides, *paged, "model.max_model_len=48"]
-    ) as llm:
+    with LLM(str(qwen3[0]), quant="fp32", overrides=[*overrides, *paged, "model.max_model_len=48"]) as llm:
         assert outcome(llm) == expected == outcome(llm)
         assert llm.engine.scheduler.num_preemptions > 0 or "cache.num_blocks=18" not in overrides
         assert llm.engine.cache.pool.num_used == 0
@@ -293,7 +291,9 @@ def test_streams_refuse_beams(plain: LLM) -> None:
 def test_the_harness_gets_the_best_beam_at_the_end(plain: LLM, qwen3: tuple[Path, Any]) -> None:
     params = SamplingParams(max_tokens=6, beam_width=3, n=2, ignore_eos=True)
     best = plain.generate(PROMPTS[0], params)[0].outputs[0]
-    config = compose(["model=hf", f"model.path={qwen3[0]}", "quant=fp32", "decoding=beam", "runtime.device=cpu"])
+    config = compose(
+        ["model=hf", f"model.path={qwen3[0]}", "quant=fp32", "decoding=beam", "runtime.device=cpu"]
+    )
     engine = MinivllmEngine(config)
     engine.submit("r", PROMPTS[0], params)
     polls = []

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minivllm.engine import sampler
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine import sampler
 from minivllm.engine.sampler import Sampled, SamplerCounters, adjust, exponential_noise, filter_probs
 from minivllm.errors import BadInput
 
