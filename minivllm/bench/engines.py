@@ -29,9 +29,18 @@ class MinivllmEngine:
     Args:
         config: the resolved configuration; the engine is built from its groups.
         progress: told how far the weights are, as (done, total).
+
+    Raises:
+        BadInput: an option cannot serve this model here, or asks for several samples a request.
     """
 
     def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
+        decoding = config["decoding"]
+        if decoding["n"] > 1 and decoding["beam_width"] == 1:
+            raise BadInput(
+                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use decoding.n=1 and more "
+                "requests"
+            )
         begin = time.monotonic()
         self.engine: Engine = build_engine(config, progress)
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"

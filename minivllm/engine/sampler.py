@@ -22,6 +22,7 @@ class SamplerCounters:
 
     tokens_drawn: int = 0  # not just the likeliest
     rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
+    tokens_changed: int = 0  # by any of these: not what the model finds likeliest
     beam_rounds: int = 0
 
 
@@ -187,7 +188,8 @@ def sample(
         counters.tokens_drawn += len(rows)
         for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
             picks[group] = _draw(scores[group], [requests[i] for i in group])
-        chosen = picks.tolist()
+        chosen, likeliest = torch.stack((picks, logits.argmax(dim=-1))).tolist()
+        counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
     counts = [r.params.logprobs for r in requests]
     logprobs = (
         top_logprobs(logits, chosen, counts) if any(c is not None for c in counts) else [None] * len(chosen)
@@ -211,7 +213,8 @@ def best_continuations(
     """
     if one_by_one and len(beams) > 1:
         return [
-            best_continuations(row[None], [beam], counters)[0] for row, beam in zip(logits, beams, strict=True)
+            best_continuations(row[None], [beam], counters)[0]
+            for row, beam in zip(logits, beams, strict=True)
         ]
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     counters.rows_adjusted += adjust(logprobs, beams)

@@ -306,3 +306,6 @@ def test_the_harness_gets_the_best_beam_at_the_end(plain: LLM, qwen3: tuple[Path
     assert live["decoding"]["beam_rounds"] == 6 and live["batching"]["forks"] >= 2
     engine.reset()
     assert engine.liveness()["decoding"]["beam_rounds"] == 0
+    config["decoding"] |= {"beam_width": 1, "n": 2}
+    with pytest.raises(BadInput, match="one completion a request"):
+        MinivllmEngine(config)

@@ -208,7 +208,9 @@ def test_a_token_mask_is_asked_before_each_token() -> None:
     assert asked == [([1], []), ([1], [2]), ([1], [2, 3])]
     counters = SamplerCounters()
     sampler.sample(logits, [request(SamplingParams(token_mask=mask))], counters)
-    assert counters == SamplerCounters(rows_adjusted=1)
+    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1)
+    sampler.sample(logits, [request(SamplingParams(temperature=0.001))], counters)
+    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1, tokens_drawn=1)
 
 
 def test_a_mask_that_allows_nothing_is_an_error() -> None:
