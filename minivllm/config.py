@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -232,6 +232,8 @@ def _describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return " or ".join(_describe(arm) for arm in args)
+    if origin is Callable:
+        return "a function, given from Python"
     if origin is Literal:
         return " or ".join(str(choice) for choice in args)
     if origin in (list, tuple):

@@ -14,6 +14,7 @@ from minivllm.config import compose, conf_dir, quoted
 from minivllm.engine.engine import TokenOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
+from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput
 from minivllm.loading_bar import LoadingBar
 
@@ -32,6 +33,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
+    cumulative_logprob: float | None = None  # of a beam: natural log of its probability
+    score: float | None = None  # of a beam: cumulative_logprob / (tokens ** length_penalty)
 
 
 @dataclass
@@ -150,7 +153,8 @@ class LLM:
                 results.append(result)
                 first = self._submit(ids, one)
                 firsts.append(first)
-                for index, request in enumerate((first, *first.siblings)):
+                streams = (first,) if first.fellows else (first, *first.siblings)
+                for index, request in enumerate(streams):
                     completion = CompletionOutput(
                         index,
                         text=None if self.tokenizer is None else "",
@@ -171,7 +175,29 @@ class LLM:
                 self._forget(request_id)
         for request, result in zip(firsts, results, strict=True):
             result.prompt_logprobs = request.prompt_logprobs
+            if request.hypotheses:
+                result.outputs = self._beams(request)
         return results
+
+    def _beams(self, request: Request) -> list[CompletionOutput]:
+        """The outputs of a beam search, the best first."""
+        outputs = []
+        for index, found in enumerate(request.hypotheses):
+            text = None
+            if self.tokenizer is not None:
+                detokenizer = Detokenizer(self.tokenizer, (), request.token_ids[: request.num_prompt_tokens])
+                text = "".join(map(detokenizer.push, found.token_ids)) + detokenizer.finish()
+            outputs.append(
+                CompletionOutput(
+                    index,
+                    text,
+                    found.token_ids,
+                    finish_reason=found.finish_reason,
+                    cumulative_logprob=found.cumulative_logprob,
+                    score=found.score,
+                )
+            )
+        return outputs
 
     @staticmethod
     def _collect(
@@ -196,13 +222,18 @@ class LLM:
         Several streams may be open at once: each step of the engine serves all of them.
 
         Raises:
-            BadInput: the prompt cannot be served, or `n` or `prompt_logprobs` ask for more than one stream of
-                tokens can carry.
+            BadInput: the prompt cannot be served, or `n`, `beam_width` or `prompt_logprobs` ask for more than one
+                stream of tokens can carry.
         """
         params = params or self.default_params
         if params.n != 1 or params.prompt_logprobs is not None:
             raise BadInput(
                 "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
+            )
+        if params.beam_width != 1:
+            raise BadInput(
+                "a beam search knows its tokens at its end and cannot be streamed: decoding.beam_width must be 1, "
+                "or use generate"
             )
         return self._stream(self._submit(self.encode(prompt), params))
 
@@ -240,7 +271,7 @@ class LLM:
     def _submit(self, ids: list[int], params: SamplingParams) -> Request:
         request = self.engine.add_request(str(self._counter), ids, params)
         self._counter += 1
-        for one in (request, *request.siblings):
+        for one in (request,) if request.fellows else (request, *request.siblings):
             self._outputs[one.request_id] = []
         return request
 

@@ -35,8 +35,6 @@ DOCS = ROOT / "docs"
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if page.exists()]
 LAUNCHER = "hydra/launcher="  # an extra that need not be installed here
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
-# Knobs that have one legal value until what they ask for is built.
-NOT_BUILT = {"beam_width"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -154,7 +152,7 @@ def test_every_option_and_knob_is_described() -> None:
                 missing.append(f"{folder.name}={file.stem}")
     for cls in {*config.OPTIONS.values(), *config.TARGETLESS.values(), QualityOptions}:
         missing += [f"{cls.__name__}.{f.name}" for f in fields(cls) if f"`{f.name}`" not in text]
-    assert [name for name in missing if name.partition(".")[2] not in NOT_BUILT] == []
+    assert missing == []
 
 
 def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:

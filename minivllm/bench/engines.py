@@ -30,9 +30,18 @@ class MinivllmEngine:
     Args:
         config: the resolved configuration; the engine is built from its groups.
         progress: told how far the weights are, as (done, total).
+
+    Raises:
+        BadInput: an option cannot serve this model here, or asks for several samples a request.
     """
 
     def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
+        decoding = config["decoding"]
+        if decoding["n"] > 1 and decoding["beam_width"] == 1:
+            raise BadInput(
+                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use decoding.n=1 and more "
+                "requests"
+            )
         begin = time.monotonic()
         self.engine: Engine = build_engine(config, progress)
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
@@ -95,7 +104,7 @@ class MinivllmEngine:
         for output in self.engine.step(math.inf if timeout_s is None else timeout_s):
             request = output.request
             token_ids = () if output.token_id is None else (output.token_id,)
-            first = request.num_output_tokens == 1
+            first = request.num_output_tokens == 1 or request.hypotheses
             started = self._started.pop(request.request_id, None) if first else None
             outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started))
         return outputs
@@ -116,7 +125,9 @@ class MinivllmEngine:
         return [asdict(step) for step in self._steps]
 
     def _counters(self) -> Counters:
-        return scheduling_counters(self.engine.scheduler, self.engine.cache)
+        counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
+        decoding = {name: float(count) for name, count in vars(self.engine.decoding).items()}
+        return {**counters, "decoding": decoding}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
@@ -134,6 +145,7 @@ class MinivllmEngine:
             },
             "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
+            "decoding": {**counts["decoding"]},
             "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
         }
 

@@ -158,14 +158,13 @@ class CacheManager:
         nothing changed, if there is no room."""
         table = request.block_table
         missing = self.blocks_for(num_tokens) - len(table)
-        at = request.num_computed_tokens // self.block_size
-        # Only the block that is partly full can be both shared and about to be written.
-        copy = at < len(table) and self.pool.ref_counts[table.blocks[at]] > 1
+        copy = self.must_copy(request)
         if missing > 0 or copy:
             blocks = self.pool.allocate(max(missing, 0) + copy)
             if blocks is None:
                 return False
             if copy:
+                at = request.num_computed_tokens // self.block_size
                 target = blocks.pop()
                 source = table.replace(at, target)
                 self._moves.copies.append((source, target))
@@ -173,6 +172,11 @@ class CacheManager:
                 self.pool.release([source])
             table.extend(blocks)
         return True
+
+    def must_copy(self, request: Request) -> bool:
+        """Whether the block that `request` writes next is shared. Only the one that is partly full can be."""
+        blocks, at = request.block_table.blocks, request.num_computed_tokens // self.block_size
+        return at < len(blocks) and self.pool.ref_counts[blocks[at]] > 1
 
     def computed(self, request: Request) -> None:
         """Note that the request's `num_computed_tokens` were computed: full blocks may be found by others now."""
@@ -186,14 +190,18 @@ class CacheManager:
                 tokens = self.prefix.tokens(request, index)
                 nodes.append(self.prefix.insert(parent, tokens, request.block_table.blocks[index]))
 
-    def fork(self, parent: Request, child: Request) -> None:
-        """Let `child`, which holds nothing, share all blocks of `parent`; whoever writes first gets a copy."""
-        for block in parent.block_table.blocks:
+    def fork(self, parent: Request, child: Request, num_tokens: int | None = None) -> None:
+        """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` computed tokens (None:
+        all of them); whoever writes first gets a copy."""
+        computed = parent.num_computed_tokens
+        computed = computed if num_tokens is None else min(computed, num_tokens)
+        blocks = parent.block_table.blocks[: self.blocks_for(computed)]
+        for block in blocks:
             self.pool.share(block)
-        child.block_table.extend(parent.block_table.blocks)
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.prefix_nodes = list(parent.prefix_nodes)
-        self.counters.blocks_shared += len(parent.block_table)
+        child.block_table.extend(blocks)
+        child.num_computed_tokens = computed
+        child.prefix_nodes = parent.prefix_nodes[: computed // self.block_size]
+        self.counters.blocks_shared += len(blocks)
 
     def free(self, request: Request) -> None:
         """Take back everything `request` holds."""
@@ -238,5 +246,5 @@ class CacheManager:
         allocated = used = 0
         for request in requests:
             allocated += len(request.block_table) * self.block_size
-            used += request.num_computed_tokens
+            used += min(request.num_computed_tokens, len(request.block_table) * self.block_size)
         return allocated - used, allocated

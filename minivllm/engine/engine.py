@@ -15,11 +15,12 @@ from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.cache.kv import KVCache, bytes_per_token
 from minivllm.cache.manager import CacheManager, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import sample, top_logprobs
+from minivllm.engine.sampler import SamplerCounters, best_continuations, sample, top_logprobs
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
@@ -105,7 +106,9 @@ class Engine:
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, self.events)
         self.runner = Runner(loaded.model, attention(specs, self.kv), layout.block_size, device)
+        self.decoding = SamplerCounters()
         self._requests: dict[str, Request] = {}
+        self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}
         self._num_added = 0
         self._last_step_end: float | None = None
@@ -121,7 +124,9 @@ class Engine:
         """Queue a request.
 
         With `params.n` above 1 the further samples are requests of their own, `siblings` of the one returned, with
-        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks.
+        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks. The beams of a
+        beam search start in the same way, but only the request returned has outputs: the tokens of the best
+        hypothesis, all at the end, when its `hypotheses` are the n best.
 
         Args:
             request_id: unique among unfinished requests.
@@ -135,13 +140,20 @@ class Engine:
         """
         self._check(request_id, prompt_token_ids, params)
         request = self._make(request_id, prompt_token_ids, params)
-        for index in range(1, params.n):
+        for index in range(1, max(params.n, params.beam_width)):
             seed = None if params.seed is None else (params.seed + index) % 2**63
             sibling = self._make(
                 f"{request_id}.{index}", prompt_token_ids, replace(params, seed=seed, prompt_logprobs=None)
             )
             sibling.parent = request
             request.siblings.append(sibling)
+        if params.beam_width > 1:
+            beams = [request, *request.siblings]
+            for beam in beams:
+                beam.fellows = beams
+            self.scheduler.add(request)
+            self._requests[request_id], self._searches[request_id] = request, BeamSearch(beams)
+            return request
         self.scheduler.add(request)
         for one in (request, *request.siblings):
             self._requests[one.request_id] = one
@@ -176,7 +188,8 @@ class Engine:
                 "which leaves no room for output; shorten the prompt or raise model.max_model_len"
             )
         self._check_ids(f"request {request_id}: prompt token ids", prompt)
-        self._check_ids(f"request {request_id}: stop_token_ids", params.stop_token_ids)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
         if params.stop and self.tokenizer is None:
             raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
 
@@ -190,7 +203,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             for one in (*request.siblings, request):
-                self._finish(one, "abort")
+                if one.request_id in self._requests:  # beams end with the first of them
+                    self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
         """Plan, compute and sample one step; the tokens it produced.
@@ -215,12 +229,18 @@ class Engine:
         sampling = [part.request for part in plan.scheduled if part.samples]
         if len(logits) != len(sampling):
             logits = self._take_prompt_logprobs(plan, logits)
+        beams = [request for request in sampling if request.fellows] if self._searches else []
+        if beams:
+            rows = [row for row, request in enumerate(sampling) if request.fellows]
+            continuations = best_continuations(logits[rows], beams, self.decoding, self.batch_invariant)
+            rows = [row for row, request in enumerate(sampling) if not request.fellows]
+            logits, sampling = logits[rows], [sampling[row] for row in rows]
         forks = [(request, sibling) for request in sampling for sibling in request.siblings]
         if forks:
             rows = [sampling.index(request) for request, _ in forks]
             logits = logits[[*range(len(sampling)), *rows]]
             sampling += [sibling for _, sibling in forks]
-        sampled = sample(logits, sampling, self.batch_invariant) if sampling else []
+        sampled = sample(logits, sampling, self.decoding, self.batch_invariant) if sampling else []
         chosen = time.perf_counter()
         for part in plan.scheduled:
             self.scheduler.computed(part)
@@ -233,12 +253,34 @@ class Engine:
             self._accept(request, pick.token_id, pick.logprobs)
             for request, pick in zip(sampling, sampled, strict=True)
         ]
+        if beams:
+            outputs += self._advance(beams, continuations)
         end = time.perf_counter()
         if self.events:
             marks = (begin, planned, prepared, computed, chosen, end)
             self._tell(plan, batch, marks, used, wasted)
         if self._requests:
             self._last_step_end = end
+        return outputs
+
+    def _advance(
+        self, beams: list[Request], continuations: list[list[tuple[float, int]]]
+    ) -> list[TokenOutput]:
+        """Give beams the continuations found for them; what the searches that are over come to."""
+        searches = {beam.fellows[0]: self._searches[beam.fellows[0].request_id] for beam in beams}
+        for beam, found in zip(beams, continuations, strict=True):
+            searches[beam.fellows[0]].take(beam, found, self.scheduler)
+        outputs: list[TokenOutput] = []
+        for request, search in searches.items():
+            if not search.ready:
+                continue
+            self.decoding.beam_rounds += 1
+            if not search.advance(self.scheduler):
+                request.hypotheses = search.hypotheses[: request.params.n]
+                best = request.hypotheses[0]
+                self._finish(request, best.finish_reason)
+                outputs += [TokenOutput(request, token, "", None) for token in best.token_ids[:-1]]
+                outputs.append(TokenOutput(request, best.token_ids[-1], "", best.finish_reason))
         return outputs
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
@@ -266,6 +308,7 @@ class Engine:
         for one in family:
             del self._requests[one.request_id]
             self._detokenizers.pop(one.request_id, None)
+            self._searches.pop(one.request_id, None)
         if not self._requests:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in family]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 from minivllm.errors import BadInput
+
+# Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
+# or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
+TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,16 @@ class SamplingParams:
             occur in the prompt or the output (CTRL, Keskar et al. 2019).
         presence_penalty: subtracted once from the logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing.
+        allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are no exception.
+        token_mask: the same, asked anew for each token: a function given from Python, see TokenMask.
         seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
             None lets the engine derive a seed for each request.
         n: completions per prompt.
-        beam_width: beams of a beam search; 1 is no beam search.
+        beam_width: beams of a beam search, of which the best n are returned; 1 is no beam search.
+        length_penalty: a beam's score is the sum of its log-probabilities / (tokens ** length_penalty).
+        early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False, when the best beam
+            as it is would not be among them; "never", when no beam can come to be (as in transformers).
         stop: strings that end the output; they are not part of the text.
         stop_token_ids: token ids that end the output.
         ignore_eos: go on past the model's end-of-sequence token.
@@ -50,9 +64,14 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    token_mask: TokenMask | None = None
     seed: int | None = None
     n: int = 1
     beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -65,8 +84,20 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        whole = ("max_tokens", "min_tokens", "top_k", "seed", "n", "priority", "logprobs", "prompt_logprobs")
-        for name in whole:
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            try:  # JSON has no keys but strings
+                biases = {int(token): float(bias) for token, bias in self.logit_bias.items()}
+            except (AttributeError, TypeError, ValueError):
+                raise BadInput(
+                    f"decoding.logit_bias={self.logit_bias!r} must be {{token id: number}}"
+                ) from None
+            object.__setattr__(self, "logit_bias", biases)
+        for name in (
+            *("max_tokens", "min_tokens", "top_k", "seed", "n", "beam_width"),
+            *("priority", "logprobs", "prompt_logprobs"),
+        ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise BadInput(f"decoding.{name}={value!r} must be a whole number")
@@ -89,8 +120,12 @@ class SamplingParams:
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
+            ("logit_bias", all(map(math.isfinite, (self.logit_bias or {}).values())), "of finite numbers"),
+            ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
             ("n", self.n >= 1, "at least 1"),
-            ("beam_width", self.beam_width == 1, "1: beam search is not built"),
+            ("beam_width", self.beam_width >= 1, "at least 1"),
+            ("length_penalty", math.isfinite(self.length_penalty), "a finite number"),
+            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
             ("stop", all(self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or null"),
             (
@@ -103,13 +138,34 @@ class SamplingParams:
         for name, holds, wanted in rules:
             if not holds:
                 raise BadInput(f"decoding.{name}={getattr(self, name)!r} must be {wanted}")
+        if self.beam_width > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        rules = (
+            ("n", self.n <= self.beam_width, "at most beam_width"),
+            ("temperature", self.greedy, "0: it keeps the likeliest beams, and draws none"),
+            ("stop", not self.stop, "empty: a beam ends at token ids; use stop_token_ids"),
+            ("logprobs", self.logprobs is None, "null: each output has its cumulative_logprob"),
+        )
+        for name, holds, wanted in rules:
+            if not holds:
+                raise BadInput(
+                    f"decoding.{name}={getattr(self, name)!r} with beam_width={self.beam_width} must be {wanted}"
+                )
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
-    @property
-    def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens seen so far."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """Whether a bias, a penalty or a mask changes logits before a token is chosen."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias) or self.masks
+
+    @cached_property
+    def masks(self) -> bool:
+        """Whether only some tokens are allowed."""
+        return self.allowed_token_ids is not None or self.token_mask is not None

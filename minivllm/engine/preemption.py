@@ -67,13 +67,15 @@ class Reserve(Recompute):
         if self._worst(request, cache) > cache.pool.num_usable:
             raise BadInput(
                 f"request {request.request_id} may need {self._worst(request, cache)} cache blocks for its "
-                f"{1 + len(request.siblings)} samples, and there are {cache.pool.num_usable}: lower n or max_tokens, "
+                f"{1 + len(request.siblings)} samples, and there are {cache.pool.num_usable}: lower n, beam_width or max_tokens, "
                 "raise cache.num_blocks, or use batching.preemption=recompute"
             )
 
     def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
         """See Preemption."""
-        promised = sum(self._worst(other, cache) - len(other.block_table) for other in running)
+        promised = sum(
+            self._worst(other, cache) - len(other.block_table) + cache.must_copy(other) for other in running
+        )
         return promised + self._worst(request, cache) <= cache.pool.num_free
 
     @staticmethod

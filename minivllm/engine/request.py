@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,16 @@ class RequestState(StrEnum):
     DONE = "done"
 
 
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One output of a beam search."""
+
+    token_ids: list[int]
+    cumulative_logprob: float  # natural log
+    score: float  # cumulative_logprob / (tokens ** length_penalty): what beams are compared by
+    finish_reason: str
+
+
 class Request:
     """One sequence being generated.
 
@@ -46,8 +57,10 @@ class Request:
     __slots__ = (
         "arrival_s",
         "block_table",
+        "fellows",
         "finish_reason",
         "host_slots",
+        "hypotheses",
         "max_num_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -93,6 +106,9 @@ class Request:
         self.rank = (0.0, 0)  # urgency and number of its coming: lower is served first; set by the scheduler
         self.siblings: list[Request] = []  # further samples of the prompt, which start once it is computed
         self.parent: Request | None = None  # of a sibling that has not started
+        # All beams of its search, this one too: they are preempted, resumed and ended together.
+        self.fellows: Sequence[Request] = ()
+        self.hypotheses: list[Hypothesis] = []  # of its beam search, at the end: the n best, the best first
         self.block_table = BlockTable()
         self.host_slots: list[int] = []  # where its keys and values lie while it is swapped out
         self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
@@ -132,10 +148,14 @@ class Request:
         """Whether the next token may end the output."""
         return self.num_output_tokens >= self.params.min_tokens
 
-    def append(self, token_id: int) -> str | None:
-        """Add a generated token; the reason if it is the last one: "stop" or "length"."""
-        stops = self.may_stop and token_id in self.stop_ids
-        self.token_ids.append(token_id)
-        if stops:
+    def ends(self, token_id: int) -> str | None:
+        """Why `token_id` would be the last one, if it came next: "stop", "length", or None."""
+        if self.may_stop and token_id in self.stop_ids:
             return "stop"
-        return "length" if len(self.token_ids) >= self.max_num_tokens else None
+        return "length" if len(self.token_ids) + 1 >= self.max_num_tokens else None
+
+    def append(self, token_id: int) -> str | None:
+        """Add a generated token; the reason if it is the last one."""
+        reason = self.ends(token_id)
+        self.token_ids.append(token_id)
+        return reason

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minivllm.engine.request import Request
+from minivllm.errors import BadInput
 
 MASK32 = 0xFFFFFFFF
+
+
+@dataclass
+class SamplerCounters:
+    """What the sampler did, for the liveness of its knobs."""
+
+    tokens_drawn: int = 0  # not just the likeliest
+    rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
+    tokens_changed: int = 0  # by any of these: not what the model finds likeliest
+    beam_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +60,26 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
     return -torch.log1p(-(bits.float() + 0.5) * 2.0**-32)
 
 
-def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> None:
-    """Change float32 logits [R, vocab] in place by repetition, presence and frequency penalties."""
+def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
+    """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, masks, no early end.
+
+    Returns:
+        How many rows have a bias, a penalty or a mask.
+
+    Raises:
+        BadInput: a request's mask allows no token.
+    """
+    adjusted = 0
     for row, request in enumerate(requests):
+        if not request.may_stop and request.stop_ids:
+            logits[row, list(request.stop_ids)] = -math.inf
         params = request.params
-        if not params.has_penalties:
+        if not params.adjusts_logits:
             continue
+        adjusted += 1
+        if params.logit_bias:
+            biased = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[row, biased] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
         if params.repetition_penalty != 1.0:
             seen = torch.tensor(sorted(set(request.token_ids)), device=logits.device)
             values = logits[row, seen]
@@ -62,6 +89,32 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> None:
             output = torch.tensor(request.output_token_ids, device=logits.device)
             counts = torch.bincount(output, minlength=logits.shape[1])
             logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        if params.masks:
+            _apply_masks(logits[row], request)
+    return adjusted
+
+
+def _apply_masks(logits: Tensor, request: Request) -> None:
+    """Leave [vocab] logits of allowed tokens only."""
+    allowed: list[Any] = [request.params.allowed_token_ids]
+    if request.params.token_mask is not None:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        allowed.append(request.params.token_mask(prompt, request.output_token_ids))
+    for ids in allowed:
+        if ids is None:
+            continue
+        if not isinstance(ids, Tensor):
+            ids = torch.tensor(list(ids), dtype=torch.int64)
+        forbidden = torch.ones(len(logits), dtype=torch.bool)
+        forbidden[ids.cpu()] = (
+            False  # an id that does not exist is an error there, on a GPU it would be a crash
+        )
+        logits.masked_fill_(forbidden.to(logits.device), -math.inf)
+    if logits.max() == -math.inf:
+        raise BadInput(
+            f"request {request.request_id}: its masks allow no token after {request.num_output_tokens} generated "
+            "ones; let them allow an end-of-sequence token"
+        )
 
 
 def filter_probs(probs: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -111,7 +164,9 @@ def top_logprobs(
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request], one_by_one: bool = False) -> list[Sampled]:
+def sample(
+    logits: Tensor, requests: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
+) -> list[Sampled]:
     """Choose each request's next token.
 
     Greedy rows take the argmax; the others the argmax of p / Exponential(1), which draws from p
@@ -119,27 +174,54 @@ def sample(logits: Tensor, requests: Sequence[Request], one_by_one: bool = False
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to requests[i].
+        counters: are told what was done.
         one_by_one: draw for each request by itself, so that no shape depends on the others.
     """
-    plain = all(r.params.greedy and not r.params.has_penalties and r.may_stop for r in requests)
+    plain = all(r.params.greedy and not r.params.adjusts_logits and r.may_stop for r in requests)
     if plain:
         chosen = logits.argmax(dim=-1).tolist()
     else:
         scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
-        apply_penalties(scores, requests)
-        for row, request in enumerate(requests):
-            if not request.may_stop and request.stop_ids:
-                scores[row, list(request.stop_ids)] = float("-inf")
+        counters.rows_adjusted += adjust(scores, requests)
         picks = scores.argmax(dim=-1)
         rows = [i for i, request in enumerate(requests) if not request.params.greedy]
+        counters.tokens_drawn += len(rows)
         for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
             picks[group] = _draw(scores[group], [requests[i] for i in group])
-        chosen = picks.tolist()
+        chosen, likeliest = torch.stack((picks, logits.argmax(dim=-1))).tolist()
+        counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
     counts = [r.params.logprobs for r in requests]
     logprobs = (
         top_logprobs(logits, chosen, counts) if any(c is not None for c in counts) else [None] * len(chosen)
     )
     return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
+
+
+@torch.inference_mode()
+def best_continuations(
+    logits: Tensor, beams: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
+) -> list[list[tuple[float, int]]]:
+    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best first.
+
+    They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties and masks act on
+    the log-probabilities, as in transformers.
+
+    Args:
+        logits: [R, vocab], any float dtype; row i belongs to beams[i].
+        counters: are told what was done.
+        one_by_one: for each beam by itself, so that no shape depends on the others.
+    """
+    if one_by_one and len(beams) > 1:
+        return [
+            best_continuations(row[None], [beam], counters)[0]
+            for row, beam in zip(logits, beams, strict=True)
+        ]
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    counters.rows_adjusted += adjust(logprobs, beams)
+    most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
+    values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
+    rows = zip(values.tolist(), token_ids.tolist(), strict=True)
+    return [[pair for pair in zip(*row, strict=True) if pair[0] > -math.inf] for row in rows]
 
 
 def _draw(scores: Tensor, requests: Sequence[Request]) -> Tensor:

@@ -93,8 +93,18 @@ class Scheduler:
         if samples > self.policy.max_num_samples:
             raise BadInput(
                 f"request {request.request_id} wants {samples} samples at once, and "
-                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower n, or raise it"
+                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower n or beam_width, or raise it"
             )
+        if request.fellows and self.cache.layout.keeps:
+            # Beams share the prompt's full blocks at least, even if they are computed again.
+            shared = request.num_prompt_tokens // self.cache.block_size
+            blocks = shared + samples * (self.cache.blocks_for(longest) - shared)
+            if blocks > self.cache.pool.num_usable:
+                raise BadInput(
+                    f"request {request.request_id} may need {blocks} cache blocks for its {samples} beams, and there "
+                    f"are {self.cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
+                    "(with cache=contiguous, cache.num_sequences)"
+                )
         self.policy.preemption.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
@@ -154,12 +164,14 @@ class Scheduler:
             ):  # it waits for its fellows, or was preempted for one of them
                 continue
             while not (placed := self._place(request, count)):
-                # The least urgent without a part in this step goes; that may be the request itself.
+                # The least urgent without a part in this step goes; that may be the request itself. Beams go
+                # together, and not where one of them has a part: then the request waits for the next step.
                 served = {part.request for part in step.scheduled}
-                victim = max((r for r in running if r not in served), key=_rank)
-                self._preempt(victim)
-                step.preempted.append(victim)
-                if victim is request:
+                others = [r for r in running if r not in served and served.isdisjoint(r.fellows)]
+                if not others:
+                    break
+                step.preempted.append(self._preempt(max(others, key=_rank)))
+                if request not in running:
                     break
             else:
                 self._schedule(request, placed, step)
@@ -189,12 +201,12 @@ class Scheduler:
                 self.finish(request, "shed")
                 step.shed.append(request)
                 continue
+            if not policy.preemption.may_admit(request, self.running, cache):
+                self.num_held += 1
+                return
             count = 0
             if step.budget > 0:
                 free = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
-                if not policy.preemption.may_admit(request, self.running, cache):
-                    self.num_held += 1
-                    return
                 gap = request.num_tokens - request.num_computed_tokens
                 most = self._cut(gap, step, 0) if self.chunks else step.budget
                 count = cache.admit(request, most, free, whole=not self.chunks)
@@ -226,29 +238,37 @@ class Scheduler:
             self._changed(request, RequestState.DECODE)
         self.cache.computed(request)
 
-    def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` run beside `parent`, on the same blocks. Its tokens must be those of `parent`, so far as computed."""
+    def fork(self, parent: Request, child: Request, num_shared: int | None = None) -> None:
+        """Let `child` run beside `parent`, on the same blocks; if it runs already, it gives up what it has.
+
+        Args:
+            parent: runs.
+            child: one of its siblings, or a beam of the same search.
+            num_shared: how many of their first tokens are the same; None: all that `parent` has computed.
+        """
+        self.num_forks += 1
+        if child in self.running:
+            self.cache.free(child)
+            self.cache.fork(parent, child, num_shared)
+            return
         self._num_added += 1
         child.rank = (parent.rank[0], self._num_added)
-        self.cache.fork(parent, child)
+        self.cache.fork(parent, child, num_shared)
         self.running[child] = None
-        if child.parent is not None:
-            parent.siblings.remove(child)  # its place was counted with the parent's
-            child.parent = None
-        else:
-            self._num_seqs += 1
-        self.num_forks += 1
+        parent.siblings.remove(child)  # its place was counted with the parent's
+        child.parent = None
         self._changed(child, RequestState.DECODE)
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request, wherever it is, and take its blocks back."""
+        """End a request, wherever it is, and take its blocks back; all beams of a search end with any of them."""
         if request.state is RequestState.DONE:
             return
-        self._leave(request)
-        self.cache.free(request)
-        request.finish_reason = reason
         self.num_shed += reason == "shed"
-        self._changed(request, RequestState.DONE)
+        for one in request.fellows or (request,):
+            self._leave(one)
+            self.cache.free(one)
+            one.finish_reason = reason
+            self._changed(one, RequestState.DONE)
 
     def _leave(self, request: Request) -> None:
         if request.parent is not None:
@@ -260,14 +280,30 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def _preempt(self, request: Request) -> None:
-        """Take a request's blocks; it waits, in the place that it had."""
-        self._leave(request)
+    def _preempt(self, request: Request) -> Request:
+        """Take a request's blocks; it waits, in the place that it had.
+
+        Of beams the first one waits, with the others as siblings: they start again once it is computed, on those of
+        its blocks that hold the same tokens.
+        """
+        beams = [beam for beam in request.fellows if beam in self.running]
+        request = beams.pop(0) if beams else request
+        for beam in (request, *beams):
+            self._leave(beam)
+        for beam in beams:
+            self.cache.free(beam)
+            beam.num_computed_tokens = 0
+            beam.parent = request
+            self._changed(beam, RequestState.PREEMPTED)
+        request.siblings += beams
+        # Where it waits for its fellows nothing is left to compute; then the last token is computed again.
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         self.policy.preemption.preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
         self._changed(request, RequestState.PREEMPTED)
+        return request
 
     def _shed_overdue(self, step: _Step, now: float) -> None:
         """End every request whose deadline has passed."""

@@ -1,4 +1,4 @@
-"""task=generate: stream the completion of one prompt, or of standard input."""
+"""task=generate: complete one prompt, or standard input; streamed, where there is one completion that can be."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.llm import LLM  # imports torch, so only now
     from minivllm.tasks.answer import stream_answer
 
+    def show_all(llm: LLM) -> int:
+        (result,) = llm.generate(prompt)
+        for output in result.outputs:
+            score = "" if output.score is None else f", score {output.score:.4f}"
+            print(f"--- {output.index + 1}: {len(output.token_ids)} tokens{score}", file=sys.stderr)
+            print(f"{prompt}{output.text}")
+        return 0
+
     def show(is_thought: bool, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -41,6 +49,8 @@ def run(config: dict[str, Any]) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         if llm.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: it cannot complete text")
+        if llm.default_params.n > 1 or llm.default_params.beam_width > 1:
+            return show_all(llm)
         show(False, prompt)
         answer = stream_answer(llm, prompt, llm.default_params, show)
     print()

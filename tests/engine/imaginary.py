@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
+
 from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.batching import BatchingPolicy, Sequential
+from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.request import Request, RequestState
+from minivllm.engine.request import Hypothesis, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
+
+
+def continuations(beam: Request) -> list[tuple[float, int]]:
+    """An imaginary model's likeliest tokens after those of `beam`."""
+    state = zlib.crc32(bytes(beam.token_ids))
+    chances = [(-((state >> (6 * token)) % 64) / 16 - token / 1000, token) for token in range(5)]
+    return sorted(chances, reverse=True)
 
 
 class Clock:
@@ -22,7 +32,7 @@ class Clock:
 
 
 class Machine:
-    """Carries plans out on token ids in place of keys and values, and samples (position mod 5)."""
+    """Carries plans out on token ids in place of keys and values, and samples (position mod 5); beams by `continuations`."""
 
     def __init__(self, policy: BatchingPolicy, layout: CacheLayout) -> None:
         self.clock = Clock()
@@ -31,6 +41,7 @@ class Machine:
         self.blocks = {block: [-1] * size for block in range(layout.num_blocks)}
         self.host = {slot: [-1] * size for slot in range(layout.host_slots)}
         self.requests: list[Request] = []
+        self.searches: dict[Request, BeamSearch] = {}
 
     def request(
         self, prompt: list[int], output: int, n: int = 1, arrival_s: float | None = None, **params: object
@@ -50,6 +61,9 @@ class Machine:
         made[0].siblings = made[1:]
         for sibling in made[1:]:
             sibling.parent = made[0]
+        if made[0].params.beam_width > 1:
+            for beam in made:
+                beam.fellows = made
         return made[0]
 
     def add(self, prompt: list[int], output: int, n: int = 1, **params: object) -> Request:
@@ -57,7 +71,13 @@ class Machine:
         first = self.request(prompt, output, n, **params)  # type: ignore[arg-type]
         self.scheduler.add(first)
         self.requests += [first, *first.siblings]
+        if first.fellows:
+            self.searches[first] = BeamSearch(list(first.fellows))
         return first
+
+    def add_beams(self, prompt: list[int], output: int, width: int, **params: object) -> Request:
+        """Add a beam search, which may also end at token 0; raises as the scheduler does."""
+        return self.add(prompt, output, width, beam_width=width, stop_token_ids=(0,), **params)
 
     def carry_out(self, plan: StepPlan) -> list[Request]:
         """Move, write, check what would be read, and sample. The requests that ended."""
@@ -81,10 +101,19 @@ class Machine:
                 "a request would read another's tokens"
             )
         done = []
+        sampling = [part.request for part in plan.scheduled if part.samples]
         for part in plan.scheduled:
-            request, samples = part.request, part.samples
             self.scheduler.computed(part)
-            if not samples:
+        for beam in (request for request in sampling if request.fellows):
+            self.searches[beam.fellows[0]].take(beam, continuations(beam), self.scheduler)
+        for first in dict.fromkeys(request.fellows[0] for request in sampling if request.fellows):
+            search = self.searches[first]
+            if search.ready and not search.advance(self.scheduler):
+                first.hypotheses = search.hypotheses
+                self.scheduler.finish(first, "stop")
+                done.append(first)
+        for request in sampling:
+            if request.fellows:
                 continue
             siblings = list(request.siblings)
             for sibling in siblings:
@@ -112,6 +141,15 @@ class Machine:
                 return done
             done += self.step()
         raise AssertionError("requests starve")
+
+    def run_alone(self, prompt: list[int], output: int, width: int) -> list[Hypothesis]:
+        """What a beam search comes to, one round after the other and without any cache."""
+        first = self.request(prompt, output, width, beam_width=width, stop_token_ids=(0,))
+        machine = Machine(Sequential(), CacheLayout(len(prompt) + output, width + 1))
+        machine.searches[first] = BeamSearch(list(first.fellows))
+        machine.scheduler.add(first)
+        machine.run()
+        return first.hypotheses
 
     def check(self) -> None:
         """Nothing is lost, leaked or held twice."""

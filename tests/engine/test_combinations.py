@@ -55,6 +55,7 @@ AXES: dict[str, dict[str, list[str]]] = {
         "greedy": [],
         "sample": ["decoding=sample", "decoding.seed=3"],
         "samples": ["decoding=sample", "decoding.seed=3", "decoding.n=3"],
+        "beam": ["decoding=beam", "decoding.beam_width=2", "decoding.n=2"],
         "penalties": ["decoding=top_p", "decoding.seed=5", "decoding.repetition_penalty=1.3"],
     },
 }
@@ -69,6 +70,10 @@ def possible(one: Combination) -> bool:
         return False
     if one["chunks"] == "small" and one["cache"] == "none":
         return False
+    if one["decoding"] == "beam" and one["batching"] == "sequential" and one["cache"] == "contiguous":
+        return False  # room for one sequence
+    if one["decoding"] == "beam" and one["preemption"] == "reserve" and "few blocks" in one["cache"]:
+        return False  # which two whole outputs do not fit
     return not (one["decoding"] == "samples" and one["batching"] == "grouped")  # three samples, two sequences
 
 
@@ -104,7 +109,7 @@ def tokens(results: list[RequestOutput]) -> list[list[list[int]]]:
 def serve(folder: Path, overrides: list[str]) -> list[list[list[int]]]:
     common = ["decoding.max_tokens=9", "decoding.ignore_eos=true", "runtime.device=cpu"]
     if not any(item.startswith("model.max_model_len") for item in overrides):
-        common.append("model.max_model_len=64")
+        common.append("model.max_model_len=96")
     groups = [item for item in overrides if "." not in item.split("=")[0]]
     knobs = [item for item in overrides if item not in groups]
     with LLM(str(folder), quant="fp32", overrides=[*groups, *common, *knobs]) as llm:

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minivllm.engine import sampler
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import exponential_noise, filter_probs, sample
+from minivllm.engine.sampler import Sampled, SamplerCounters, adjust, exponential_noise, filter_probs
 from minivllm.errors import BadInput
 
 
@@ -21,6 +22,10 @@ def request(
     made = Request("r", (tokens or [0])[:prompt], params, max_num_tokens=100, seed=seed, eos_token_ids=(5,))
     made.token_ids.extend((tokens or [0])[prompt:])
     return made
+
+
+def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+    return sampler.sample(logits, requests, SamplerCounters())
 
 
 def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:
@@ -123,6 +128,103 @@ def test_penalties_by_hand() -> None:
     assert sample(logits, [request(frequency, [0, 1, 1])])[0].token_id == 0
 
 
+PENALTIES = [
+    SamplingParams(repetition_penalty=1.7),
+    SamplingParams(repetition_penalty=0.6),
+    SamplingParams(logit_bias={3: -2.5, 7: 1.5}),
+    SamplingParams(allowed_token_ids=(2, 5, 9)),
+    SamplingParams(min_tokens=8),
+    SamplingParams(logit_bias={4: 2.0}, repetition_penalty=1.3, allowed_token_ids=(4, 5, 6), min_tokens=8),
+]
+
+
+@pytest.mark.parametrize("params", PENALTIES)
+def test_what_changes_logits_is_what_transformers_does(params: SamplingParams) -> None:
+    from transformers.generation import logits_process as theirs
+
+    ids, prompt = [4, 3, 4, 9, 0], 3
+    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1))
+    expected = logits.clone()
+    processors: list[theirs.LogitsProcessor] = []
+    if params.logit_bias:
+        processors.append(
+            theirs.SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias.items()})
+        )
+    if params.repetition_penalty != 1:
+        processors.append(theirs.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.min_tokens:
+        processors.append(theirs.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, 5, "cpu"))
+    allowed = params.allowed_token_ids
+    if allowed is not None:
+        processors.append(theirs.PrefixConstrainedLogitsProcessor(lambda *_: list(allowed), 1))
+    for processor in processors:
+        expected = processor(torch.tensor([ids]), expected)
+    assert not torch.equal(expected, logits)
+    adjust(logits, [request(params, ids, prompt)])
+    torch.testing.assert_close(logits, expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([0, 1, 3, 20, 50]),
+    st.sampled_from([0.05, 0.3, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    st.sampled_from([0.3, 1.0, 2.0]),
+)
+def test_filters_keep_what_transformers_keeps(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    from transformers.generation import logits_process as theirs
+
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 3
+    expected = theirs.TemperatureLogitsWarper(temperature)(None, logits) if temperature != 1 else logits
+    # In the order in which transformers' generate() applies them.
+    if top_k:
+        expected = theirs.TopKLogitsWarper(min(top_k, 40))(None, expected)
+    if top_p < 1:
+        expected = theirs.TopPLogitsWarper(top_p)(None, expected)
+    if min_p:
+        expected = theirs.MinPLogitsWarper(min_p)(None, expected)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    probs, token_ids = torch.softmax(logits / temperature, -1).sort(descending=True)
+    ours = torch.zeros_like(logits).scatter(1, token_ids, filter_probs(probs, [request(params)]))
+    torch.testing.assert_close(ours / ours.sum(), torch.softmax(expected, -1))
+
+
+def test_a_token_mask_is_asked_before_each_token() -> None:
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def mask(prompt: list[int], output: list[int]) -> list[int] | torch.Tensor | None:
+        asked.append((prompt, output))
+        return [[1, 2], None, torch.arange(4) == 0][len(output)]
+
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    picks = [
+        sample(logits, [request(SamplingParams(token_mask=mask), [9 % 4, *output])])[0].token_id
+        for output in ([], [2], [2, 3])
+    ]
+    assert picks == [2, 3, 0]
+    assert asked == [([1], []), ([1], [2]), ([1], [2, 3])]
+    counters = SamplerCounters()
+    sampler.sample(logits, [request(SamplingParams(token_mask=mask))], counters)
+    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1)
+    sampler.sample(logits, [request(SamplingParams(temperature=0.001))], counters)
+    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1, tokens_drawn=1)
+
+
+def test_a_mask_that_allows_nothing_is_an_error() -> None:
+    params = SamplingParams(allowed_token_ids=(1, 2), token_mask=lambda prompt, output: [3])
+    with pytest.raises(BadInput, match="allow no token after 0 generated ones"):
+        sample(torch.zeros(1, 8), [request(params)])
+    with pytest.raises(IndexError, match="out of bounds"):
+        sample(torch.zeros(1, 8), [request(SamplingParams(token_mask=lambda prompt, output: [8]))])
+
+
+def test_biases_may_be_keyed_by_text_as_json_does() -> None:
+    assert SamplingParams(logit_bias={"3": 1}).logit_bias == {3: 1.0}  # type: ignore[dict-item]
+
+
 def test_end_of_sequence_cannot_come_before_min_tokens() -> None:
     logits = torch.zeros(1, 8)
     logits[0, 5], logits[0, 6] = 9.0, 1.0
@@ -161,7 +263,17 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"n": 0},
         {"stop": ("",)},
         {"min_tokens": 20, "max_tokens": 10},
-        {"beam_width": 4},
+        {"beam_width": 0},
+        {"beam_width": 2.0},
+        {"length_penalty": math.inf},
+        {"early_stopping": "always"},
+        {"logit_bias": {3: math.nan}},
+        {"logit_bias": {"x": 1.0}},
+        {"allowed_token_ids": ()},
+        {"n": 5, "beam_width": 4},
+        {"temperature": 0.5, "beam_width": 4},
+        {"stop": ("x",), "beam_width": 4},
+        {"logprobs": 1, "beam_width": 4},
         {"priority": 1.5},
         {"deadline_ms": 0.0},
     ],

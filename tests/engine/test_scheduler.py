@@ -96,6 +96,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self.machine.add(prompt, output, n, priority=priority, deadline_ms=deadline_ms)
 
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+        output=st.integers(1, 8),
+        width=st.integers(2, 3),
+        deadline_ms=st.sampled_from([None, None, 20.0]),
+    )
+    def add_beams(self, prompt: list[int], output: int, width: int, deadline_ms: float | None) -> None:
+        scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
+        size, keeps = scheduler.cache.block_size, scheduler.cache.layout.keeps
+        needed = -(-longest // size)
+        if self.policy.preemption.name == "reserve":
+            needed *= width
+        elif keeps:
+            needed += (width - 1) * (needed - len(prompt) // size)
+        if (
+            needed > scheduler.cache.pool.num_usable
+            or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
+            or width > self.policy.max_num_samples
+        ):
+            with pytest.raises(BadInput):
+                self.machine.add_beams(prompt, output, width, deadline_ms=deadline_ms)
+        else:
+            self.machine.add_beams(prompt, output, width, deadline_ms=deadline_ms)
+
     @precondition(lambda self: self.open())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -138,6 +162,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         # Every admitted request ends, and the cache is empty again.
         self.machine.run()
+        for first in self.machine.searches:
+            if first.finish_reason == "stop":
+                output = first.max_num_tokens - first.num_prompt_tokens
+                alone = self.machine.run_alone(
+                    first.token_ids[: first.num_prompt_tokens], output, len(first.fellows)
+                )
+                assert first.hypotheses == alone
         cache = self.machine.scheduler.cache
         assert cache.pool.num_used == 0
         assert cache.num_free_slots == cache.layout.host_slots

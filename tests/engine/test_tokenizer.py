@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -72,6 +73,41 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer, text: str,
     else:
         assert not detokenizer.stopped
         assert shown == text
+
+
+class Pieces:
+    """A tokenizer whose tokens are given pieces of bytes, cut anywhere."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def decode(self, token_ids: list[int]) -> str:
+        return b"".join(self.pieces[token] for token in token_ids).decode(errors="replace")
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    text=st.text(alphabet="abé€", max_size=24),
+    cuts=st.sets(st.integers(1, 60)),
+    stop=st.lists(st.text("abé€", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_stop_strings_are_found_however_the_text_is_split(text: str, cuts: set[int], stop: list[str]) -> None:
+    whole = text.encode()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
+    pieces = [whole[begin:end] for begin, end in itertools.pairwise(edges)]
+    detokenizer = Detokenizer(Pieces(pieces), stop)  # type: ignore[arg-type]
+    shown, told = "", ""
+    for token, end in enumerate(edges[1:]):
+        shown += detokenizer.push(token)
+        told = whole[:end].decode(errors="ignore")  # the characters that are complete
+        if any(one in told for one in stop):
+            break
+        assert not detokenizer.stopped and told.startswith(shown)
+    shown += detokenizer.finish()
+    begins = [told.find(one) for one in stop if one in told]
+    assert detokenizer.stopped == bool(begins)
+    assert shown == told[: min(begins)] if begins else shown == text
+    assert not any(one in shown for one in stop)
 
 
 def test_chat_template(tokenizer: Tokenizer) -> None:
