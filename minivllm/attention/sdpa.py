@@ -152,7 +152,9 @@ class SDPABackend:
     def _extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, part: Extend, batch: StepBatch) -> Tensor:
         """Several tokens of one request: [query_len, num_heads, head_dim]."""
         spec = self.specs[layer]
-        if part.query_len == part.seq_len:  # nothing cached before: the new keys are all there are
+        # Nothing cached before: the new keys are all there are. But what is compressed is seen as it is stored, also
+        # by the step that stores it: tokens would depend on how a prompt is cut otherwise.
+        if part.query_len == part.seq_len and not self.kv.compressed:
             keys, values = k[part.tokens][None], v[part.tokens][None]
         else:
             blocks = -(-part.seq_len // self.kv.layout.block_size)

@@ -73,6 +73,7 @@ class MinivllmEngine:
                 str(dtype).removeprefix("torch."),
                 str(engine.runner.device),
                 loaded.model.expert_bytes,
+                engine.kv.bytes_per_token,
             ),
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
@@ -136,7 +137,7 @@ class MinivllmEngine:
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
-        loaded = self.engine.loaded
+        loaded, kv = self.engine.loaded, self.engine.kv
         counts = {
             group: {name: now - self._base[group][name] for name, now in counters.items()}
             for group, counters in self._counters().items()
@@ -153,7 +154,12 @@ class MinivllmEngine:
             },
             "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
-            "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
+            "cache": {
+                **counts["cache"],
+                "block_size": float(self.engine.cache.block_size),
+                "kv_dtype": kv.kv_dtype if kv.compressed else str(kv.dtype).removeprefix("torch."),
+                "kv_bytes_per_token": float(kv.bytes_per_token),
+            },
         }
 
     def text(self, token_ids: list[int]) -> str | None:

@@ -52,6 +52,7 @@ class CachePolicy(Protocol):
     """A `cache` option: decides the layout. Everything else is the same for all of them."""
 
     name: str
+    kv_dtype: str  # how keys and values are stored: "auto" (in the model's dtype), "int8" or "fp8"
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int

@@ -16,6 +16,8 @@ class PagedCache:
         memory_fraction: share of the memory free after loading the weights.
         prefix_caching: keep what finished requests computed, for prompts that start with the same tokens.
         swap_space_gb: host memory for requests that `batching.preemption=swap` moves out, in GB.
+        kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8 bits, with a scale
+            for each head of each token.
     """
 
     name = "paged"
@@ -27,12 +29,14 @@ class PagedCache:
         memory_fraction: float = 0.5,
         prefix_caching: bool = False,
         swap_space_gb: float = 4.0,
+        kv_dtype: str = "auto",
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.memory_fraction = memory_fraction
         self.prefix_caching = prefix_caching
         self.swap_space_gb = swap_space_gb
+        self.kv_dtype = kv_dtype
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int

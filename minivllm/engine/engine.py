@@ -84,7 +84,7 @@ class Engine:
         self.events = EventBus()
         specs = loaded.model.attention_specs
         layout = cache.layout(
-            bytes_per_token=bytes_per_token(specs, loaded.model.dtype),
+            bytes_per_token=bytes_per_token(specs, loaded.model.dtype, cache.kv_dtype),
             available_bytes=free_memory(device),
             max_model_len=self.max_model_len,
             max_num_seqs=policy.max_num_seqs,
@@ -101,7 +101,7 @@ class Engine:
                 "batching.preemption=swap has no host memory to swap to: use cache=paged with "
                 "cache.swap_space_gb above 0, or batching.preemption=recompute"
             )
-        self.kv = KVCache(specs, layout, loaded.model.dtype, device)
+        self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, self.events)
         self.runner = Runner(loaded.model, attention(specs, self.kv), layout.block_size, device)

@@ -88,6 +88,7 @@ class PagedOptions(Options):
     memory_fraction: float = knob(0.5, above=0, at_most=1)
     prefix_caching: bool = False
     swap_space_gb: float = knob(4.0, at_least=0)
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
 
 
 @option("minivllm.cache.contiguous.ContiguousCache")
