@@ -33,7 +33,9 @@ class AttentionBackend(Protocol):
         """Work out once a step what all layers share; the result travels as `batch.attention`."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """Write k and v into the cache at `batch.slot_mapping`, then attend.
+        """Write k and v into the cache at `batch.slot_mapping`, then attend; where `batch.mass` is given, add the
+        attention that each block of each request got. A backend that cannot do so refuses `kv.layout.eviction`s
+        that are `scored` on construction.
 
         Args:
             layer: index of the layer (selects its cache and its AttentionSpec).

@@ -50,7 +50,8 @@ class SDPABackend:
     grouped queries need no copies of keys and values.
 
     Raises:
-        BadInput: a layer has a soft cap, which SDPA cannot apply.
+        BadInput: a layer has a soft cap, which SDPA cannot apply; eviction goes by attention, which SDPA
+            does not return.
     """
 
     name = "sdpa"
@@ -58,6 +59,12 @@ class SDPABackend:
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         if any(spec.soft_cap is not None for spec in specs):
             raise BadInput("attention=sdpa cannot apply this model's soft cap on scores; use attention=eager")
+        eviction = kv.layout.eviction
+        if eviction is not None and eviction.scored:
+            raise BadInput(
+                f"attention=sdpa cannot return the attention that cache.eviction={eviction.name} goes by; "
+                "use attention=eager, or cache.eviction=streaming"
+            )
         self.specs = specs
         self.kv = kv
         self.windows = {spec.window for spec in specs}
