@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
+from minivllm.attention.base import AttentionSpec, refuse_scores
 from minivllm.attention.eager import visible
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
@@ -59,12 +59,7 @@ class SDPABackend:
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         if any(spec.soft_cap is not None for spec in specs):
             raise BadInput("attention=sdpa cannot apply this model's soft cap on scores; use attention=eager")
-        eviction = kv.layout.eviction
-        if eviction is not None and eviction.scored:
-            raise BadInput(
-                f"attention=sdpa cannot return the attention that cache.eviction={eviction.name} goes by; "
-                "use attention=eager, or cache.eviction=streaming"
-            )
+        refuse_scores(self.name, kv)
         self.specs = specs
         self.kv = kv
         self.windows = {spec.window for spec in specs}

@@ -320,6 +320,7 @@ def test_waste_counts_a_shared_block_once_and_an_evicted_one_not() -> None:
         ),
         (["cache.eviction=h2o", "cache.prefix_caching=true"], "use cache.prefix_caching=false"),
         (["cache.eviction=snapkv", "attention=sdpa"], "use attention=eager"),
+        (["cache.eviction=h2o", "runtime.determinism=batch"], "attention=invariant cannot return"),
         (["cache.eviction=oldest"], "must be none or streaming"),
         (["cache.eviction_window=0"], "must be at least 1"),
     ],
