@@ -51,6 +51,7 @@ class CacheCounters:
     blocks_swapped_in: int = 0
     blocks_evicted: int = 0
     tokens_evicted: int = 0
+    queries_observed: int = 0  # whose attention said what to evict
 
 
 class CachePolicy(Protocol):
@@ -228,8 +229,11 @@ class CacheManager:
 
     def observe(self, scheduled: Sequence[ScheduledRequest], mass: Sequence[Sequence[float]]) -> None:
         """Add the attention that each block of each request got in a step. mass: as StepBatch has it."""
+        policy = self.layout.eviction
+        assert policy is not None
         for part, row in zip(scheduled, mass, strict=True):
             request = part.request
+            self.counters.queries_observed += policy.observed(request.num_cached_tokens, part.num_tokens)
             known = request.block_scores + [0.0] * (len(request.block_table) - len(request.block_scores))
             request.block_scores = [old + new for old, new in zip(known, row, strict=False)]
 

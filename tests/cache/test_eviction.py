@@ -158,6 +158,7 @@ def test_tokens_equal_the_reference_however_they_are_served(
         assert tokens(llm, PROMPTS[:3]) == expected
         counters, scheduler = llm.engine.cache.counters, llm.engine.scheduler
         assert counters.tokens_evicted == SIZE * counters.blocks_evicted > 0
+        assert (counters.queries_observed > 0) == (policy != "streaming")
         if "cache.num_blocks=8" in served:
             assert scheduler.num_preemptions > 0 or "batching.preemption=reserve" in served
             assert llm.engine.cache.capacity_tokens < len(PROMPTS[0])  # a prompt that exceeds the cache
@@ -335,6 +336,15 @@ def test_auto_takes_the_backend_that_returns_attention(model: tuple[Path, Any]) 
         assert llm.engine.runner.attention.name == "eager"
     with serving(model[0], *KNOBS, "cache.eviction=streaming") as llm:
         assert llm.engine.runner.attention.name == "sdpa"
+
+
+@pytest.mark.parametrize(("policy", "queries"), [("streaming", 0), ("h2o", 24 + 8 + 8), ("snapkv", 3 * 8)])
+def test_the_queries_that_choose_are_counted_however_the_prompt_is_cut(policy: str, queries: int) -> None:
+    for step in (1, 5, 64):
+        machine = make(policy, max_num_batched_tokens=step)
+        machine.add([0] * 40, 1)  # full at 24; two blocks go each time, so again at 32 and 40
+        machine.run()
+        assert machine.scheduler.cache.counters.queries_observed == queries
 
 
 def test_a_prompt_beyond_the_budget_needs_chunks() -> None:
