@@ -44,6 +44,11 @@ def test_defaults_compose_into_plain_complete_data() -> None:
         "memory_fraction": 0.5,
         "prefix_caching": False,
         "swap_space_gb": 4.0,
+        "kv_dtype": "auto",
+        "eviction": "none",
+        "eviction_budget": 1024,
+        "eviction_sinks": 4,
+        "eviction_window": None,
     }
     assert got["measure"]["slo"] == {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None}
     assert got["sweep"]["fresh"] is False and got["runs_dir"] == "runs"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minivllm.errors import BadInput
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minivllm.cache.kv import KVCache
     from minivllm.engine.step import StepBatch
 
 
@@ -33,7 +36,9 @@ class AttentionBackend(Protocol):
         """Work out once a step what all layers share; the result travels as `batch.attention`."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """Write k and v into the cache at `batch.slot_mapping`, then attend.
+        """Write k and v into the cache at `batch.slot_mapping`, then attend; where `batch.mass` is given, add the
+        attention that each block of each request got. A backend that cannot do so calls `refuse_scores` on
+        construction.
 
         Args:
             layer: index of the layer (selects its cache and its AttentionSpec).
@@ -42,3 +47,13 @@ class AttentionBackend(Protocol):
         Returns:
             [tokens, num_heads, head_dim] in q's dtype.
         """
+
+
+def refuse_scores(name: str, kv: KVCache) -> None:
+    """Raises BadInput if eviction goes by attention: the backend `name` does not return it."""
+    eviction = kv.layout.eviction
+    if eviction is not None and eviction.scored:
+        raise BadInput(
+            f"attention={name} cannot return the attention that cache.eviction={eviction.name} goes by; "
+            "use attention=eager, or cache.eviction=streaming"
+        )

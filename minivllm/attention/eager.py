@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec
@@ -28,7 +29,7 @@ def visible(query_len: int, seq_len: int, window: int | None, device: torch.devi
 class EagerBackend:
     """Scores, mask, softmax in float32, weighted sum: one request after another.
 
-    Takes every shape, dtype, window and soft cap.
+    Takes every shape, dtype, window and soft cap, and can say where attention went.
     """
 
     name = "eager"
@@ -61,6 +62,10 @@ class EagerBackend:
             if spec.soft_cap is not None:
                 scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
             scores.masked_fill_(~visible(query_len, seq_len, spec.window, q.device), float("-inf"))
-            weights = torch.softmax(scores, dim=-1).to(q.dtype)
-            out[part] = torch.einsum("hqk,khd->qhd", weights, values)
+            weights = torch.softmax(scores, dim=-1)
+            if batch.mass is not None and (count := batch.observed_host[row]):
+                by_token = weights[:, -count:].sum((0, 1))
+                by_token = F.pad(by_token, (0, blocks * self.kv.layout.block_size - seq_len))
+                batch.mass[row, :blocks] += by_token.unflatten(0, (blocks, -1)).sum(1)
+            out[part] = torch.einsum("hqk,khd->qhd", weights.to(q.dtype), values)
         return out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minivllm.attention.base import AttentionSpec
+from minivllm.attention.base import AttentionSpec, refuse_scores
 from minivllm.attention.eager import visible
 from minivllm.cache.kv import KVCache
 
@@ -27,11 +27,15 @@ class InvariantBackend:
     tile's end, whether the other queries of the tile are in this step or not. So chunks, prefix cache and
     neighbours change nothing (the problem and the idea of fixed splits: He et al. 2025, "Defeating Nondeterminism
     in LLM Inference"). Takes every shape, dtype, window and soft cap.
+
+    Raises:
+        BadInput: eviction goes by attention, which is not returned.
     """
 
     name = "invariant"
 
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
+        refuse_scores(self.name, kv)
         self.specs = specs
         self.kv = kv
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
+from minivllm.attention.base import AttentionSpec, refuse_scores
 from minivllm.attention.eager import visible
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
@@ -50,7 +50,8 @@ class SDPABackend:
     grouped queries need no copies of keys and values.
 
     Raises:
-        BadInput: a layer has a soft cap, which SDPA cannot apply.
+        BadInput: a layer has a soft cap, which SDPA cannot apply; eviction goes by attention, which SDPA
+            does not return.
     """
 
     name = "sdpa"
@@ -58,6 +59,7 @@ class SDPABackend:
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         if any(spec.soft_cap is not None for spec in specs):
             raise BadInput("attention=sdpa cannot apply this model's soft cap on scores; use attention=eager")
+        refuse_scores(self.name, kv)
         self.specs = specs
         self.kv = kv
         self.windows = {spec.window for spec in specs}
@@ -152,7 +154,9 @@ class SDPABackend:
     def _extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, part: Extend, batch: StepBatch) -> Tensor:
         """Several tokens of one request: [query_len, num_heads, head_dim]."""
         spec = self.specs[layer]
-        if part.query_len == part.seq_len:  # nothing cached before: the new keys are all there are
+        # Nothing cached before: the new keys are all there are. But what is compressed is seen as it is stored, also
+        # by the step that stores it: tokens would depend on how a prompt is cut otherwise.
+        if part.query_len == part.seq_len and not self.kv.compressed:
             keys, values = k[part.tokens][None], v[part.tokens][None]
         else:
             blocks = -(-part.seq_len // self.kv.layout.block_size)

@@ -83,6 +83,7 @@ class MinivllmEngine:
                 str(dtype).removeprefix("torch."),
                 str(engine.runner.device),
                 loaded.model.expert_bytes,
+                engine.kv.bytes_per_token,
             ),
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
@@ -131,7 +132,7 @@ class MinivllmEngine:
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
-        loaded = self.engine.loaded
+        loaded, kv = self.engine.loaded, self.engine.kv
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
@@ -146,7 +147,12 @@ class MinivllmEngine:
             "attention": {"kernel": self.engine.runner.attention.name},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
-            "cache": {**counts["cache"], "block_size": float(self.engine.cache.block_size)},
+            "cache": {
+                **counts["cache"],
+                "block_size": float(self.engine.cache.block_size),
+                "kv_dtype": kv.kv_dtype if kv.compressed else str(kv.dtype).removeprefix("torch."),
+                "kv_bytes_per_token": float(kv.bytes_per_token),
+            },
         }
 
     def text(self, token_ids: list[int]) -> str | None:

@@ -50,6 +50,7 @@ def model_costs(
     dtype: str,
     device: str = "cpu",
     expert_bytes: int | None = None,
+    kv_bytes_per_token: int | None = None,
 ) -> dict[str, Any]:
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
@@ -57,11 +58,14 @@ def model_costs(
         model: the fields of ModelConfig.
         streamed_params: all parameters but the input embedding.
         streamed_weight_bytes: the bytes they take as stored.
-        dtype: compute (and cache) dtype.
+        dtype: compute dtype.
         device: where it runs.
         expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
+        kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
     """
     layers, width = model["num_layers"], model["head_dim"]
+    if kv_bytes_per_token is None:
+        kv_bytes_per_token = 2 * layers * model["num_kv_heads"] * width * BYTES[dtype]
     head = model["vocab_size"] * model["hidden_size"]
     mixtures = layers - len(model["dense_layers"]) if model["num_experts"] else 0
     experts, active = mixtures * model["num_experts"], mixtures * model["num_experts_per_token"]
@@ -74,7 +78,7 @@ def model_costs(
         "experts_per_token": active,
         "flops_per_token": 2.0 * (streamed_params - head - (experts - active) * expert_params),
         "head_flops_per_row": 2.0 * head,  # of a prompt only the last token's logits are computed
-        "kv_bytes_per_token": 2 * layers * model["num_kv_heads"] * width * BYTES[dtype],
+        "kv_bytes_per_token": kv_bytes_per_token,
         # q·k and p·v are each a multiply and an add for every head and dimension.
         "attention_flops_per_token_pair": 4.0 * layers * model["num_heads"] * width,
         "dtype": dtype,

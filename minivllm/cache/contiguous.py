@@ -18,6 +18,7 @@ class ContiguousCache:
     """
 
     name = "contiguous"
+    kv_dtype = "auto"
 
     def __init__(self, num_sequences: int | None = None, memory_fraction: float = 0.5) -> None:
         self.num_sequences = num_sequences

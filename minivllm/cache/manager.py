@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from minivllm.cache.eviction import Eviction
 from minivllm.cache.pool import BlockPool
 from minivllm.cache.prefix import PrefixIndex, PrefixNode
 
 if TYPE_CHECKING:
     from minivllm.engine.request import Request
+    from minivllm.engine.step import ScheduledRequest
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class CacheLayout:
     prefix_caching: bool = False
     keeps: bool = True  # False: nothing outlives the step, every step computes whole sequences
     host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
+    eviction: Eviction | None = None  # what a request drops that has filled its budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,16 @@ class CacheCounters:
     blocks_shared: int = 0  # by forked requests
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
+    blocks_evicted: int = 0
+    tokens_evicted: int = 0
+    queries_observed: int = 0  # whose attention said what to evict
 
 
 class CachePolicy(Protocol):
     """A `cache` option: decides the layout. Everything else is the same for all of them."""
 
     name: str
+    kv_dtype: str  # how keys and values are stored: "auto" (in the model's dtype), "int8" or "fp8"
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
@@ -101,6 +108,16 @@ class CacheManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def footprint(self, num_tokens: int) -> int:
+        """Tokens that a request of `num_tokens` tokens holds at most."""
+        eviction = self.layout.eviction
+        return num_tokens if eviction is None else min(num_tokens, eviction.capacity)
+
+    def room(self, request: Request, done: int) -> int | None:
+        """Tokens that the request may compute in one step after the first `done`; None: any number."""
+        eviction = self.layout.eviction
+        return None if eviction is None else eviction.capacity - (done - request.num_evicted_tokens)
+
     def admit(self, request: Request, most: int, spare: int = 0, whole: bool = False) -> int:
         """Give a request that holds nothing its first blocks: those known by its prefix, those it was swapped out
         with, and new ones for up to `most` tokens to compute.
@@ -117,7 +134,9 @@ class CacheManager:
         nodes = self._reusable(request)
         done = request.num_computed_tokens or len(nodes) * self.block_size
         count = min(request.num_tokens - done, most)
-        fresh = self.blocks_for(done + count) - len(nodes)
+        if (room := self.room(request, done)) is not None:
+            count = min(count, room)
+        fresh = self.blocks_for(done - request.num_evicted_tokens + count) - len(nodes)
         revived = sum(self.pool.is_free(node.block) for node in nodes)
         if (
             count < 1
@@ -147,7 +166,10 @@ class CacheManager:
         if self.prefix is None or request.num_computed_tokens or not request.may_reuse_prefix:
             return []
         nodes = []
-        for node in self.prefix.match(request, (request.num_tokens - 1) // self.block_size):
+        most = (request.num_tokens - 1) // self.block_size
+        if self.layout.eviction is not None:  # the blocks after those have lost some before them
+            most = min(most, self.layout.eviction.budget - 1)
+        for node in self.prefix.match(request, most):
             if not node.block:
                 break
             nodes.append(node)
@@ -157,14 +179,14 @@ class CacheManager:
         """Let `request` hold `num_tokens` tokens in all, and write those it has not computed yet; False, and
         nothing changed, if there is no room."""
         table = request.block_table
-        missing = self.blocks_for(num_tokens) - len(table)
+        missing = self.blocks_for(num_tokens - request.num_evicted_tokens) - len(table)
         copy = self.must_copy(request)
         if missing > 0 or copy:
             blocks = self.pool.allocate(max(missing, 0) + copy)
             if blocks is None:
                 return False
             if copy:
-                at = request.num_computed_tokens // self.block_size
+                at = request.num_cached_tokens // self.block_size
                 target = blocks.pop()
                 source = table.replace(at, target)
                 self._moves.copies.append((source, target))
@@ -175,7 +197,7 @@ class CacheManager:
 
     def must_copy(self, request: Request) -> bool:
         """Whether the block that `request` writes next is shared. Only the one that is partly full can be."""
-        blocks, at = request.block_table.blocks, request.num_computed_tokens // self.block_size
+        blocks, at = request.block_table.blocks, request.num_cached_tokens // self.block_size
         return at < len(blocks) and self.pool.ref_counts[blocks[at]] > 1
 
     def computed(self, request: Request) -> None:
@@ -183,23 +205,54 @@ class CacheManager:
         if not self.layout.keeps:
             self.free(request)
             request.num_computed_tokens = 0
-        elif self.prefix is not None:
+        elif self.prefix is not None and not request.num_evicted_tokens:
             nodes = request.prefix_nodes
             for index in range(len(nodes), request.num_computed_tokens // self.block_size):
                 parent = nodes[-1] if nodes else self.prefix.root
                 tokens = self.prefix.tokens(request, index)
                 nodes.append(self.prefix.insert(parent, tokens, request.block_table.blocks[index]))
+        self.evict(request)
+
+    def evict(self, request: Request) -> None:
+        """Drop blocks of a request that has filled its budget and goes on. (Its last token is never computed.)"""
+        policy = self.layout.eviction
+        if (
+            policy is None
+            or request.num_cached_tokens < policy.capacity
+            or request.num_computed_tokens >= request.max_num_tokens - 1
+        ):
+            return
+        scores = request.block_scores + [0.0] * (policy.budget - len(request.block_scores))
+        indices = policy.drop(scores)
+        self.pool.release(request.block_table.drop(indices))
+        gone = set(indices)
+        request.block_scores = [s for i, s in enumerate(scores) if policy.remembers and i not in gone]
+        request.num_evicted_tokens += len(indices) * self.block_size
+        self.counters.blocks_evicted += len(indices)
+        self.counters.tokens_evicted += len(indices) * self.block_size
+
+    def observe(self, scheduled: Sequence[ScheduledRequest], mass: Sequence[Sequence[float]]) -> None:
+        """Add the attention that each block of each request got in a step. mass: as StepBatch has it."""
+        policy = self.layout.eviction
+        assert policy is not None
+        for part, row in zip(scheduled, mass, strict=True):
+            request = part.request
+            self.counters.queries_observed += policy.observed(request.num_cached_tokens, part.num_tokens)
+            known = request.block_scores + [0.0] * (len(request.block_table) - len(request.block_scores))
+            request.block_scores = [old + new for old, new in zip(known, row, strict=False)]
 
     def fork(self, parent: Request, child: Request, num_tokens: int | None = None) -> None:
         """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` computed tokens (None:
         all of them); whoever writes first gets a copy."""
         computed = parent.num_computed_tokens
         computed = computed if num_tokens is None else min(computed, num_tokens)
-        blocks = parent.block_table.blocks[: self.blocks_for(computed)]
+        blocks = parent.block_table.blocks[: self.blocks_for(computed - parent.num_evicted_tokens)]
         for block in blocks:
             self.pool.share(block)
         child.block_table.extend(blocks)
         child.num_computed_tokens = computed
+        child.num_evicted_tokens = parent.num_evicted_tokens
+        child.block_scores = list(parent.block_scores)
         child.prefix_nodes = parent.prefix_nodes[: computed // self.block_size]
         self.counters.blocks_shared += len(blocks)
 
@@ -207,6 +260,8 @@ class CacheManager:
         """Take back everything `request` holds."""
         self.pool.release(request.block_table.truncate(0))
         request.prefix_nodes = []
+        request.num_evicted_tokens = 0
+        request.block_scores = []
         self._slots += request.host_slots
         request.host_slots = []
 
@@ -214,13 +269,14 @@ class CacheManager:
         """Move what `request` has computed to host memory; False, and nothing changed, if that is full."""
         if request.host_slots:  # it had not come back yet
             return True
-        count = self.blocks_for(request.num_computed_tokens)
+        count = self.blocks_for(request.num_cached_tokens)
         if not 0 < count <= len(self._slots):
             return False
         slots = [self._slots.pop() for _ in range(count)]
         self._moves.saves += zip(request.block_table.blocks[:count], slots, strict=True)
         self.counters.blocks_swapped_out += count
-        self.free(request)
+        self.pool.release(request.block_table.truncate(0))
+        request.prefix_nodes = []
         request.host_slots = slots
         return True
 
@@ -242,9 +298,14 @@ class CacheManager:
         self.prefix.forget(block)
 
     def waste(self, requests: Iterable[Request]) -> tuple[int, int]:
-        """(slots allocated but holding no token, slots allocated) over `requests`."""
-        allocated = used = 0
+        """(slots allocated but holding no token, slots allocated). A block that is shared counts once.
+
+        Args:
+            requests: all that hold blocks.
+        """
+        empty: dict[int, int] = {}  # by last block: only a table's end is not full, and it may be shared
         for request in requests:
-            allocated += len(request.block_table) * self.block_size
-            used += min(request.num_computed_tokens, len(request.block_table) * self.block_size)
-        return allocated - used, allocated
+            blocks = request.block_table.blocks
+            if blocks:
+                empty[blocks[-1]] = max(0, len(blocks) * self.block_size - request.num_cached_tokens)
+        return sum(empty.values()), self.pool.num_used * self.block_size

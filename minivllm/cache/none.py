@@ -16,6 +16,7 @@ class NoCache:
     """
 
     name = "none"
+    kv_dtype = "auto"
 
     def __init__(self, memory_fraction: float = 0.5) -> None:
         self.memory_fraction = memory_fraction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minivllm.cache.eviction import make_eviction
 from minivllm.cache.manager import CacheLayout
 from minivllm.errors import BadInput
 
@@ -16,6 +17,16 @@ class PagedCache:
         memory_fraction: share of the memory free after loading the weights.
         prefix_caching: keep what finished requests computed, for prompts that start with the same tokens.
         swap_space_gb: host memory for requests that `batching.preemption=swap` moves out, in GB.
+        kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8 bits, with a scale
+            for each head of each token.
+        eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them all,
+            "streaming", "h2o" and "snapkv" drop some (see eviction.py).
+        eviction_budget: most tokens that a request holds, if it evicts.
+        eviction_sinks: first tokens that are never dropped.
+        eviction_window: newest tokens that are never dropped; None is half of the budget.
+
+    Raises:
+        BadInput: the budget leaves nothing to evict; prefix caching with an eviction that needs scores.
     """
 
     name = "paged"
@@ -27,12 +38,21 @@ class PagedCache:
         memory_fraction: float = 0.5,
         prefix_caching: bool = False,
         swap_space_gb: float = 4.0,
+        kv_dtype: str = "auto",
+        eviction: str = "none",
+        eviction_budget: int = 1024,
+        eviction_sinks: int = 4,
+        eviction_window: int | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.memory_fraction = memory_fraction
         self.prefix_caching = prefix_caching
         self.swap_space_gb = swap_space_gb
+        self.kv_dtype = kv_dtype
+        self.eviction = make_eviction(
+            eviction, block_size, eviction_budget, eviction_sinks, eviction_window, prefix_caching
+        )
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
@@ -41,7 +61,10 @@ class PagedCache:
         usable = self.num_blocks
         if usable is None:
             affordable = int(available_bytes * self.memory_fraction) // (bytes_per_token * self.block_size)
-            usable = min(affordable, -(-max_model_len // self.block_size) * max_num_seqs)
+            longest = -(-max_model_len // self.block_size)
+            if self.eviction is not None:
+                longest = min(longest, self.eviction.budget)
+            usable = min(affordable, longest * max_num_seqs)
         if usable < 1:
             raise BadInput(
                 f"the KV cache gets no block of {self.block_size} tokens: {self.memory_fraction:g} of "
@@ -49,4 +72,6 @@ class PagedCache:
                 "or set cache.num_blocks"
             )
         slots = int(self.swap_space_gb * 1e9) // (bytes_per_token * self.block_size)
-        return CacheLayout(self.block_size, usable + 1, self.prefix_caching, host_slots=slots)
+        return CacheLayout(
+            self.block_size, usable + 1, self.prefix_caching, host_slots=slots, eviction=self.eviction
+        )

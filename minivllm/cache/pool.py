@@ -32,6 +32,12 @@ class BlockTable:
         self.version += 1
         return old
 
+    def drop(self, indices: Iterable[int]) -> list[int]:
+        """Take the blocks at `indices` out; those behind move up. The blocks taken, last one first."""
+        removed = [self.blocks.pop(index) for index in sorted(indices, reverse=True)]
+        self.version += bool(removed)
+        return removed
+
     def truncate(self, length: int) -> list[int]:
         """Keep the first `length` blocks and return the others, last one first."""
         removed = self.blocks[length:][::-1]

@@ -85,7 +85,7 @@ class Engine:
         self.events = EventBus()
         specs = loaded.model.attention_specs
         layout = cache.layout(
-            bytes_per_token=bytes_per_token(specs, loaded.model.dtype),
+            bytes_per_token=bytes_per_token(specs, loaded.model.dtype, cache.kv_dtype),
             available_bytes=free_memory(device),
             max_model_len=self.max_model_len,
             max_num_seqs=policy.max_num_seqs,
@@ -102,10 +102,13 @@ class Engine:
                 "batching.preemption=swap has no host memory to swap to: use cache=paged with "
                 "cache.swap_space_gb above 0, or batching.preemption=recompute"
             )
-        self.kv = KVCache(specs, layout, loaded.model.dtype, device)
+        if layout.eviction is not None:
+            layout.eviction.check(spec.window for spec in specs)
+        self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, self.events)
-        self.runner = Runner(loaded.model, attention(specs, self.kv), layout.block_size, device)
+        backend = attention(specs, self.kv)
+        self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
         self.decoding = SamplerCounters()
         self._requests: dict[str, Request] = {}
         self._searches: dict[str, BeamSearch] = {}  # by the first beam
@@ -224,7 +227,7 @@ class Engine:
         planned = time.perf_counter()
         batch = self.runner.prepare(plan.scheduled)
         prepared = time.perf_counter()
-        logits = self.runner.forward(batch)
+        logits = self._forward(plan.scheduled, batch)
         computed = time.perf_counter()
         sampling = [part.request for part in plan.scheduled if part.samples]
         if len(logits) != len(sampling):
@@ -282,6 +285,13 @@ class Engine:
                 outputs += [TokenOutput(request, token, "", None) for token in best.token_ids[:-1]]
                 outputs.append(TokenOutput(request, best.token_ids[-1], "", best.finish_reason))
         return outputs
+
+    def _forward(self, scheduled: Sequence[ScheduledRequest], batch: StepBatch) -> Tensor:
+        """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
+        logits = self.runner.forward(batch)
+        if batch.mass is not None:
+            self.cache.observe(scheduled, batch.mass.tolist())
+        return logits
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
         """Add a sampled token to its request and end the request if that was the last one."""
@@ -387,18 +397,23 @@ class Engine:
             )
         self._check_ids("logits: token ids", token_ids)
         request = Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0)
-        if not self.cache.grow(request, len(token_ids)):
+        if self.cache.footprint(len(token_ids)) > self.cache.capacity_tokens:
             raise BadInput(
                 f"{len(token_ids)} tokens do not fit the KV cache of {self.cache.capacity_tokens}; "
                 "raise cache.num_blocks or cache.memory_fraction"
             )
+        step = self.scheduler.policy.max_num_batched_tokens if self.scheduler.chunks else len(token_ids)
+        pieces = []
         try:
-            step = self.scheduler.policy.max_num_batched_tokens if self.scheduler.chunks else None
-            pieces = []
-            for start in range(0, len(token_ids), step or len(token_ids)):
-                count = min(step or len(token_ids), len(token_ids) - start)
-                batch = self.runner.prepare([ScheduledRequest(request, start, count)], all_logits=True)
-                pieces.append(self.runner.forward(batch).float())
+            while (start := request.num_computed_tokens) < len(token_ids):
+                room = self.cache.room(request, start)
+                count = min(step, len(token_ids) - start, len(token_ids) if room is None else room)
+                self.cache.grow(request, start + count)
+                parts = [ScheduledRequest(request, start, count)]
+                batch = self.runner.prepare(parts, all_logits=True)
+                pieces.append(self._forward(parts, batch).float())
+                request.num_computed_tokens += count
+                self.cache.evict(request)
             return torch.cat(pieces)
         finally:
             self.cache.free(request)

@@ -81,7 +81,7 @@ class Reserve(Recompute):
     @staticmethod
     def _worst(request: Request, cache: CacheManager) -> int:
         """Blocks that a request and its further samples hold at their ends, if they share none."""
-        return (1 + len(request.siblings)) * cache.blocks_for(request.max_num_tokens - 1)
+        return (1 + len(request.siblings)) * cache.blocks_for(cache.footprint(request.max_num_tokens - 1))
 
 
 STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}

@@ -56,6 +56,7 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "block_scores",
         "block_table",
         "fellows",
         "finish_reason",
@@ -63,6 +64,7 @@ class Request:
         "hypotheses",
         "max_num_tokens",
         "num_computed_tokens",
+        "num_evicted_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "params",
@@ -95,6 +97,7 @@ class Request:
         )
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_evicted_tokens = 0  # of those computed, what the cache no longer holds
         self.max_num_tokens = max_num_tokens
         self.params = params
         self.seed = seed
@@ -112,6 +115,7 @@ class Request:
         self.block_table = BlockTable()
         self.host_slots: list[int] = []  # where its keys and values lie while it is swapped out
         self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
+        self.block_scores: list[float] = []  # attention that its blocks got, where eviction goes by it
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         # One entry for each prompt token after the first: token id -> natural log of its probability.
@@ -121,6 +125,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known: the prompt and what was generated."""
         return len(self.token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.num_computed_tokens - self.num_evicted_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
+from minivllm.cache.eviction import Eviction
 from minivllm.engine.step import ScheduledRequest, StepBatch
 
 
@@ -31,15 +32,22 @@ class Runner:
         attention: the backend, which holds the cache's tensors.
         block_size: tokens a cache block.
         device: where the model runs.
+        eviction: says which queries' attention is asked for.
     """
 
     def __init__(
-        self, model: CausalLM, attention: AttentionBackend, block_size: int, device: torch.device
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        block_size: int,
+        device: torch.device,
+        eviction: Eviction | None = None,
     ) -> None:
         self.model = model
         self.attention = attention
         self.block_size = block_size
         self.device = device
+        self.eviction = eviction if eviction is not None and eviction.scored else None
 
     def prepare(self, scheduled: Sequence[ScheduledRequest], all_logits: bool = False) -> StepBatch:
         """Tensors of one step.
@@ -55,25 +63,27 @@ class Runner:
         starts = [0]
         logit_rows: list[int] = []
         tables = [part.request.block_table.blocks for part in scheduled]
-        width = max(-(-part.end // size) for part in scheduled)
+        seq_lens = tuple(part.end - part.request.num_evicted_tokens for part in scheduled)
+        width = max(-(-length // size) for length in seq_lens)
         for part, blocks in zip(scheduled, tables, strict=True):
             request = part.request
             if part.num_tokens == 1:  # decoding: by far the most frequent case
                 position = part.start
                 token_ids.append(request.token_ids[position])
                 positions.append(position)
-                slots.append(blocks[position // size] * size + position % size)
+                index = position - request.num_evicted_tokens
+                slots.append(blocks[index // size] * size + index % size)
             else:
                 token_ids.extend(request.token_ids[part.start : part.end])
                 span = range(part.start, part.end)
                 positions.extend(span)
-                slots.extend([blocks[p // size] * size + p % size for p in span])
+                held = range(part.start - request.num_evicted_tokens, part.end - request.num_evicted_tokens)
+                slots.extend([blocks[index // size] * size + index % size for index in held])
             if all_logits or request.params.prompt_logprobs is not None:
                 logit_rows.extend(range(starts[-1], len(token_ids)))
             elif part.samples:
                 logit_rows.append(len(token_ids) - 1)
             starts.append(len(token_ids))
-        seq_lens = tuple(part.end for part in scheduled)
         padded = [blocks[:width] + [0] * (width - len(blocks)) for blocks in tables]
 
         def tensor(values: object, dtype: torch.dtype) -> Tensor:
@@ -91,6 +101,13 @@ class Runner:
             seq_lens_host=seq_lens,
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
         )
+        if (policy := self.eviction) is not None:
+            counts = zip(seq_lens, batch.query_lens_host, strict=True)
+            batch = replace(
+                batch,
+                mass=torch.zeros(len(scheduled), width, device=self.device),
+                observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
+            )
         return replace(batch, attention=self.attention.prepare(batch))
 
     @torch.inference_mode()

@@ -77,9 +77,10 @@ class Scheduler:
         """
         # The last token is never computed, so it needs no room.
         longest = request.max_num_tokens - 1
-        if longest > self.cache.capacity_tokens:
+        held = self.cache.footprint(longest)
+        if held > self.cache.capacity_tokens:
             raise BadInput(
-                f"request {request.request_id} may grow to {longest} cached tokens, and the KV cache holds "
+                f"request {request.request_id} may grow to {held} cached tokens, and the KV cache holds "
                 f"{self.cache.capacity_tokens}: lower max_tokens, or raise cache.num_blocks or cache.memory_fraction"
             )
         if not self.chunks and longest > self.policy.max_num_batched_tokens:
@@ -88,6 +89,11 @@ class Scheduler:
                 f"preempted near its end), and a step takes "
                 f"{self.policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
                 "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps what is computed"
+            )
+        if not self.chunks and longest > held:
+            raise BadInput(
+                f"request {request.request_id} may grow to {longest} tokens, beyond cache.eviction_budget (it holds "
+                f"{held}), and what exceeds it cannot be computed in one step: use batching.chunked_prefill=true"
             )
         samples = 1 + len(request.siblings)
         if samples > self.policy.max_num_samples:
@@ -180,6 +186,8 @@ class Scheduler:
         """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there is no room."""
         if not request.block_table.blocks:  # it joined when the step had no tokens left, or nothing is kept
             return self.cache.admit(request, count, whole=not self.chunks)
+        if (room := self.cache.room(request, request.num_computed_tokens)) is not None:
+            count = min(count, room)
         return count if self.cache.grow(request, request.num_computed_tokens + count) else 0
 
     def _cut(self, gap: int, step: _Step, sharing: int) -> int:

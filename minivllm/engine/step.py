@@ -65,10 +65,14 @@ class StepBatch:
     positions: Tensor  # int64 [T], position of each token in its sequence
     slot_mapping: Tensor  # int64 [T], where each token's key and value are written in the cache
     query_start_loc: Tensor  # int32 [R + 1], first token of each request; the last entry is T
-    seq_lens: Tensor  # int32 [R], cached plus new tokens of each request
+    seq_lens: Tensor  # int32 [R], tokens that each request holds: cached (not those evicted) plus new
     block_table: Tensor  # int32 [R, B], cache blocks of each request, padded with block 0
     logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
     query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
     seq_lens_host: tuple[int, ...]
     prompt_lens_host: tuple[int, ...]  # tokens of each request's prompt, which some rotary scalings go by
+    mass: Tensor | None = (
+        None  # float32 [R, B], where backends add the attention that each block gets; None: unasked
+    )
+    observed_host: tuple[int, ...] = ()  # with `mass`: how many of each request's last queries count
     attention: Any = None  # what the attention backend's prepare() made of this batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from minivllm.cache.eviction import make_eviction
 from minivllm.options.base import Options, knob, option
 
 
@@ -88,6 +89,22 @@ class PagedOptions(Options):
     memory_fraction: float = knob(0.5, above=0, at_most=1)
     prefix_caching: bool = False
     swap_space_gb: float = knob(4.0, at_least=0)
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    eviction: Literal["none", "streaming", "h2o", "snapkv"] = "none"
+    eviction_budget: int = knob(1024, at_least=1)
+    eviction_sinks: int = knob(4, at_least=0)
+    eviction_window: int | None = knob(None, at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        make_eviction(
+            self.eviction,
+            self.block_size,
+            self.eviction_budget,
+            self.eviction_sinks,
+            self.eviction_window,
+            self.prefix_caching,
+        )
 
 
 @option("minivllm.cache.contiguous.ContiguousCache")

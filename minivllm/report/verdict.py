@@ -25,6 +25,11 @@ DECISIVE = {
     "batching.prefill_first": ("batching.requests_deferred",),
     "batching.shed": ("batching.requests_shed",),
     "batching.watermark": ("batching.admissions_held",),
+    "cache.eviction": ("cache.tokens_evicted", "cache.queries_observed"),
+    "cache.eviction_budget": ("cache.tokens_evicted",),
+    "cache.eviction_sinks": ("cache.tokens_evicted",),
+    "cache.eviction_window": ("cache.tokens_evicted",),
+    "cache.kv_dtype": ("cache.kv_bytes_per_token", "cache.kv_dtype"),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
 }

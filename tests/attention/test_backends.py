@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -54,8 +55,8 @@ def run_in_pieces(
     rng = random.Random(seed)
     specs = [other or spec, spec]
     kv = KVCache(specs, layout, dtype, CPU)
-    for cache in (*kv.keys, *kv.values):  # poisoned: what is read must have been written
-        cache[1:] = torch.nan
+    for part in itertools.chain(*kv.parts):  # poisoned: what is read must have been written
+        part[1:] = torch.nan if part.is_floating_point() else -1
     manager = CacheManager(layout)
     backend = make(specs, kv)
     runner = Runner(nn.Identity(), backend, layout.block_size, CPU)

@@ -11,7 +11,7 @@ from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Hypothesis, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import StepPlan
+from minivllm.engine.step import ScheduledRequest, StepPlan
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:
@@ -32,14 +32,15 @@ class Clock:
 
 
 class Machine:
-    """Carries plans out on token ids in place of keys and values, and samples (position mod 5); beams by `continuations`."""
+    """Carries plans out on positions and token ids in place of keys and values, and samples (position mod 5); beams
+    by `continuations`."""
 
     def __init__(self, policy: BatchingPolicy, layout: CacheLayout) -> None:
         self.clock = Clock()
         self.scheduler = Scheduler(policy, CacheManager(layout), EventBus(), self.clock)
         size = layout.block_size
-        self.blocks = {block: [-1] * size for block in range(layout.num_blocks)}
-        self.host = {slot: [-1] * size for slot in range(layout.host_slots)}
+        self.blocks = {block: [(-1, -1)] * size for block in range(layout.num_blocks)}
+        self.host = {slot: [(-1, -1)] * size for slot in range(layout.host_slots)}
         self.requests: list[Request] = []
         self.searches: dict[Request, BeamSearch] = {}
 
@@ -92,14 +93,29 @@ class Machine:
         for part in plan.scheduled:
             blocks = part.request.block_table.blocks
             for position in range(part.start, part.end):
-                block = blocks[position // size]
+                index = position - part.request.num_evicted_tokens
+                block = blocks[index // size]
                 assert pool.ref_counts[block] == 1, "a block is written while it is shared"
-                self.blocks[block][position % size] = part.request.token_ids[position]
+                self.blocks[block][index % size] = (position, part.request.token_ids[position])
         for part in plan.scheduled:
-            held = [token for block in part.request.block_table.blocks for token in self.blocks[block]]
-            assert held[: part.end] == part.request.token_ids[: part.end], (
+            held = self.held(part)
+            assert all(part.request.token_ids[position] == token for position, token in held), (
                 "a request would read another's tokens"
             )
+            positions = [position for position, _ in held]
+            assert positions == sorted(set(positions)), "a token would be read twice, or out of order"
+            assert positions[-part.num_tokens :] == list(range(part.start, part.end))
+            assert len(positions) == part.end - part.request.num_evicted_tokens
+        eviction = self.scheduler.cache.layout.eviction
+        if eviction is not None and eviction.scored:
+            mass = [
+                [
+                    float(sum(token for _, token in self.blocks[block]))
+                    for block in part.request.block_table.blocks
+                ]
+                for part in plan.scheduled
+            ]
+            self.scheduler.cache.observe(plan.scheduled, mass)
         done = []
         sampling = [part.request for part in plan.scheduled if part.samples]
         for part in plan.scheduled:
@@ -123,6 +139,12 @@ class Machine:
                     self.scheduler.finish(one, "length")
                     done.append(one)
         return done
+
+    def held(self, part: ScheduledRequest) -> list[tuple[int, int]]:
+        """(position, token) of all that a part of a step reads."""
+        blocks = part.request.block_table.blocks
+        held = [entry for block in blocks for entry in self.blocks[block]]
+        return held[: part.end - part.request.num_evicted_tokens]
 
     def step(self) -> list[Request]:
         """Plan a step and carry it out; time goes on, to where something can be done if nothing is now."""

@@ -81,6 +81,28 @@ def test_a_warm_prefix_cache_changes_nothing(checkpoint: Path, alone: Said) -> N
         assert llm.engine.cache.counters.prefix_tokens_reused > reused + 40
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_compression_and_eviction_change_nothing_that_depends_on_others(
+    checkpoint: Path, kv_dtype: str
+) -> None:
+    streaming = ["cache.eviction=streaming", "cache.eviction_budget=20", "cache.eviction_window=4"]
+    knobs = [f"cache.kv_dtype={kv_dtype}", "cache.block_size=4", *streaming]
+    with make(checkpoint, knobs) as llm:
+        single = [ask(llm, [i])[0] for i in range(len(PROMPTS))]
+        assert llm.engine.cache.counters.tokens_evicted > 0
+    for overrides in (
+        ["batching.max_num_batched_tokens=7"],
+        ["batching=static", "batching.max_num_seqs=4"],
+        ["cache.num_blocks=8"],
+        ["cache.num_blocks=8", "batching.preemption=swap"],
+        ["cache.prefix_caching=true"],
+    ):
+        with make(checkpoint, [*knobs, *overrides]) as llm:
+            assert ask(llm) == single
+            assert ask(llm, [2, 0, 5, 1, 4, 3]) == single
+            assert llm.engine.scheduler.num_preemptions > 0 or "cache.num_blocks=8" not in overrides
+
+
 @pytest.mark.parametrize("quant", ["fp32", "int8"])
 def test_other_precisions_hold_it_too(checkpoint: Path, quant: str) -> None:
     with make(checkpoint, quant=quant) as llm:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minivllm.cache.eviction import make_eviction
 from minivllm.cache.manager import CacheLayout
 from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequential, Static
 from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
@@ -51,6 +52,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         keeps=st.booleans(),
         host_slots=st.integers(0, 6),
+        eviction=st.sampled_from(["none", "none", "streaming", "h2o", "snapkv"]),
+        kept=st.tuples(st.integers(0, 1), st.integers(1, 2), st.integers(1, 3)),
     )
     def start(
         self,
@@ -60,17 +63,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         keeps: bool,
         host_slots: int,
+        eviction: str,
+        kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
         if policy.preemption.name != "swap":
             host_slots = 0
+        sinks, window, between = (count * block_size for count in kept)
+        total = sinks + window + between
+        prefix_caching = prefix_caching and keeps and eviction not in ("h2o", "snapkv")
         self.machine = make(
             policy,
             blocks,
             block_size,
-            prefix_caching=prefix_caching and keeps,
+            prefix_caching=prefix_caching,
             keeps=keeps,
             host_slots=host_slots,
+            eviction=make_eviction(eviction, block_size, total, sinks, window, prefix_caching)
+            if keeps
+            else None,
         )
 
     @rule(
@@ -82,13 +93,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
+        held = scheduler.cache.footprint(longest)
         if (
-            longest > scheduler.cache.capacity_tokens
+            held > scheduler.cache.capacity_tokens
+            or (not scheduler.chunks and held < longest)
             or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
             or n > self.policy.max_num_samples
             or (
                 self.policy.preemption.name == "reserve"
-                and n * -(-longest // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
+                and n * -(-held // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
             )
         ):
             with pytest.raises(BadInput):
@@ -156,6 +169,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.machine.check()
         for r in self.machine.requests:
             assert r.num_computed_tokens <= r.num_tokens <= r.max_num_tokens
+            eviction = self.machine.scheduler.cache.layout.eviction
+            assert eviction is None or len(r.block_table) <= eviction.budget
 
     def teardown(self) -> None:
         if not hasattr(self, "machine"):

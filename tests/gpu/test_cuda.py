@@ -45,6 +45,18 @@ def test_every_family_is_that_of_the_cpu(variant: str, tmp_path: Path) -> None:
     assert results[0][1] == results[1][1]
 
 
+@pytest.mark.parametrize("knob", ["kv_dtype=int8", "kv_dtype=fp8", "eviction=streaming", "eviction=h2o"])
+def test_a_smaller_cache_is_that_of_the_cpu(folder: Path, knob: str) -> None:
+    knobs = [f"cache.{knob}", "cache.block_size=4", "cache.eviction_budget=24", "cache.num_blocks=26"]
+    results = []
+    for device in ("cpu", "cuda"):
+        for preemption in ("recompute", "swap"):
+            overrides = [*knobs, f"batching.preemption={preemption}", "model.max_model_len=100"]
+            with LLM(str(folder), device=device, quant="fp32", overrides=overrides) as llm:
+                results.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])
+    assert all(result == results[0] for result in results)
+
+
 @pytest.mark.parametrize("batching", ["continuous", "sequential"])
 def test_greedy_and_sampled_tokens_equal_those_of_the_cpu(folder: Path, batching: str) -> None:
     sampled = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=3, ignore_eos=True)
