@@ -17,17 +17,17 @@ from minivllm.cache.manager import CacheManager, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
+from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import SamplerCounters, best_continuations, sample, top_logprobs
+from minivllm.engine.sampler import SamplerCounters, best_continuations, sample
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.loading import LoadedModel
 
-LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 
 
@@ -231,7 +231,7 @@ class Engine:
         computed = time.perf_counter()
         sampling = [part.request for part in plan.scheduled if part.samples]
         if len(logits) != len(sampling):
-            logits = self._take_prompt_logprobs(plan, logits)
+            logits = take_prompt_logprobs(plan, logits)
         beams = [request for request in sampling if request.fellows] if self._searches else []
         if beams:
             rows = [row for row, request in enumerate(sampling) if request.fellows]
@@ -322,32 +322,6 @@ class Engine:
         if not self._requests:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in family]
-
-    def _take_prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> Tensor:
-        """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
-        rows: list[int] = []
-        row = 0
-        for part in plan.scheduled:
-            request = part.request
-            count = request.params.prompt_logprobs
-            if count is None:
-                if part.samples:
-                    rows.append(row)
-                    row += 1
-                continue
-            known = request.prompt_logprobs
-            assert known is not None
-            # Some may be there from before a preemption. A slice at a time bounds the float32 copy.
-            stop = min(part.end, request.num_prompt_tokens - 1)
-            for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
-                end = min(begin + LOGPROB_ROWS, stop)
-                block = logits[row + begin - part.start : row + end - part.start]
-                entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
-                known.extend(entry for entry in entries if entry is not None)
-            row += part.num_tokens
-            if part.samples:
-                rows.append(row - 1)
-        return logits[rows]
 
     def _tell(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minivllm.engine.logprobs import top_logprobs
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 
@@ -140,27 +141,6 @@ def filter_probs(probs: Tensor, requests: Sequence[Request]) -> Tensor:
     keep &= before < column([r.params.top_p for r in requests]) * kept.sum(dim=-1, keepdim=True)
     keep &= probs >= column([r.params.min_p for r in requests]) * probs[:, :1]
     return probs * keep
-
-
-def top_logprobs(
-    logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]
-) -> list[dict[int, float] | None]:
-    """Log-probabilities of the `counts[i]` likeliest tokens and of `chosen[i]`, for rows that ask (not None).
-
-    They are the model's own, before temperature, penalties and filters.
-    """
-    result: list[dict[int, float] | None] = [None] * len(chosen)
-    asked = {row: count for row, count in enumerate(counts) if count is not None}
-    if not asked:
-        return result
-    rows = list(asked)
-    # All rows at once: three copies to the host a step, not three a row.
-    logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
-    values, ids = (t.tolist() for t in logprobs.topk(min(max(asked.values()), logprobs.shape[1])))
-    own = logprobs.gather(1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)).tolist()
-    for i, (row, count) in enumerate(asked.items()):
-        result[row] = {chosen[row]: own[i][0]} | dict(zip(ids[i][:count], values[i][:count], strict=True))
-    return result
 
 
 @torch.inference_mode()

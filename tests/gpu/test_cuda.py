@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
+from minivllm.quant.int4 import Int4
 from tests.reference import VARIANTS, make_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -69,11 +70,26 @@ def test_greedy_and_sampled_tokens_equal_those_of_the_cpu(folder: Path, batching
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("quant", ["bf16", "fp16", "int8", "int8_mixed", "nf4"])
+@pytest.mark.parametrize("quant", ["bf16", "fp16", "int8", "int8_mixed", "fp8", "nf4", "int4"])
 def test_every_precision_stays_near_float32(folder: Path, quant: str) -> None:
     with LLM(str(folder), device="cuda", quant="fp32") as llm:
         expected = torch.softmax(llm.logits(PROMPTS[0]), -1)
     with LLM(str(folder), device="cuda", quant=quant) as llm:
         got = torch.softmax(llm.logits(PROMPTS[0]), -1)
     distance = float((got - expected).abs().sum(-1).mean()) / 2
-    assert distance < {"bf16": 0.05, "fp16": 0.02, "int8": 0.1, "int8_mixed": 0.15}.get(quant, 0.4)
+    assert distance < {"bf16": 0.05, "fp16": 0.02, "int8": 0.1, "int8_mixed": 0.15, "fp8": 0.2}.get(
+        quant, 0.4
+    )
+
+
+@pytest.mark.parametrize("columns", [96, 192, 256])
+def test_the_packed_int4_weight_is_that_of_the_cpu(columns: int) -> None:
+    """In the kernel, and converted back from the order in which the tensor cores want it."""
+    weight, bias = torch.randn(128, columns).bfloat16(), torch.randn(128).bfloat16()
+    here, there = (Int4(group_size=32).pack(weight.to(d), bias.to(d)) for d in ("cpu", "cuda"))
+    assert torch.equal(there.transposed(0, 128).cpu(), here.transposed(0, 128))
+    for rows in (1, 17, 300):
+        x = torch.randn(rows, columns).bfloat16()
+        expected = x.double() @ here.transposed(0, 128).double() + bias
+        error = (there(x.cuda()).cpu().double() - expected).norm() / expected.norm()
+        assert error < 0.01

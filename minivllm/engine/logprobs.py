@@ -1,0 +1,60 @@
+"""Log-probabilities that requests ask for, of sampled tokens and of their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minivllm.engine.step import StepPlan
+
+LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
+
+
+def top_logprobs(
+    logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]
+) -> list[dict[int, float] | None]:
+    """Log-probabilities of the `counts[i]` likeliest tokens and of `chosen[i]`, for rows that ask (not None).
+
+    They are the model's own, before temperature, penalties and filters.
+    """
+    result: list[dict[int, float] | None] = [None] * len(chosen)
+    asked = {row: count for row, count in enumerate(counts) if count is not None}
+    if not asked:
+        return result
+    rows = list(asked)
+    # All rows at once: three copies to the host a step, not three a row.
+    logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
+    values, ids = (t.tolist() for t in logprobs.topk(min(max(asked.values()), logprobs.shape[1])))
+    own = logprobs.gather(1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)).tolist()
+    for i, (row, count) in enumerate(asked.items()):
+        result[row] = {chosen[row]: own[i][0]} | dict(zip(ids[i][:count], values[i][:count], strict=True))
+    return result
+
+
+def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
+    """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
+    rows: list[int] = []
+    row = 0
+    for part in plan.scheduled:
+        request = part.request
+        count = request.params.prompt_logprobs
+        if count is None:
+            if part.samples:
+                rows.append(row)
+                row += 1
+            continue
+        known = request.prompt_logprobs
+        assert known is not None
+        # Some may be there from before a preemption. A slice at a time bounds the float32 copy.
+        stop = min(part.end, request.num_prompt_tokens - 1)
+        for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
+            end = min(begin + LOGPROB_ROWS, stop)
+            block = logits[row + begin - part.start : row + end - part.start]
+            entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
+            known.extend(entry for entry in entries if entry is not None)
+        row += part.num_tokens
+        if part.samples:
+            rows.append(row - 1)
+    return logits[rows]
