@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from minivllm.bench.workloads import WorkloadRequest
 from minivllm.errors import BadInput
 
 ARRIVAL_STREAM = 0xA331  # keeps arrival noise apart from workload noise drawn with the same seed
@@ -24,6 +26,10 @@ class Arrival:
     def schedule(self, n: int, seed: int) -> list[float]:
         """Seconds after the start at which each of `n` requests is due, ascending; all at once by default."""
         return [0.0] * n
+
+    def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
+        """The same for the very requests; a process that goes by them overrides this one."""
+        return self.schedule(len(requests), seed)
 
 
 class Offline(Arrival):
@@ -66,3 +72,49 @@ class Poisson(Arrival):
         gaps = np.random.default_rng([ARRIVAL_STREAM, seed]).exponential(1 / self.rate, size=n)
         gaps[:1] = 0.0
         return [float(time) for time in np.cumsum(gaps)]
+
+
+class Replay(Arrival):
+    """Open loop: the times of the workload's own requests, as a trace has them.
+
+    Args:
+        rate_scale: how many times faster than they came.
+
+    Raises:
+        BadInput: the factor is not a finite number above 0.
+    """
+
+    replays = True  # needs a workload with times of its own
+
+    def __init__(self, rate_scale: float = 1.0) -> None:
+        if (
+            isinstance(rate_scale, bool)
+            or not isinstance(rate_scale, int | float)
+            or not 0 < rate_scale < math.inf
+        ):
+            raise BadInput(f"arrival.rate_scale={rate_scale!r} must be a finite number above 0")
+        self.rate_scale = float(rate_scale)
+
+    def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
+        """The requests' times, divided by the factor.
+
+        Raises:
+            BadInput: a request has no time of its own.
+        """
+        times = [request.due_s for request in requests if request.due_s is not None]
+        if len(times) < len(requests):
+            raise BadInput(NO_TIMES)
+        return [time / self.rate_scale for time in times]
+
+
+NO_TIMES = "arrival=replay needs a workload whose requests have times of their own: use workload=trace"
+
+
+def check_times(arrival: object, workload: object) -> None:
+    """Fail early, before any engine is built, on a replay of a workload that has no times.
+
+    Raises:
+        BadInput: it has none.
+    """
+    if getattr(arrival, "replays", False) and not getattr(workload, "timed", False):
+        raise BadInput(NO_TIMES)

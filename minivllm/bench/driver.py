@@ -172,7 +172,7 @@ class _Drive:
             for i, request in enumerate(workload.requests)
         ]
         self.concurrency = arrival.concurrency
-        self.due = _checked(arrival.schedule(len(workload), seed), len(workload))
+        self.due = _checked(arrival.due(workload.requests, seed), len(workload))
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
         self.traces: list[RequestTrace] = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minivllm.bench.lazy_prompt import LazyPrompt
 from minivllm.bench.lengths import Lengths
 from minivllm.bench.prompt_file import read_prompt_file
 from minivllm.bench.prompts import Encode, draw_prompts
@@ -28,15 +29,38 @@ class WorkloadRequest:
     """One request: a prompt as token ids (and text where there is a tokenizer), and how much to generate."""
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]  # a tuple, or a LazyPrompt
     max_tokens: int
     ignore_eos: bool
     text: str | None = None
+    due_s: float | None = None  # when it came, in a workload that has times of its own
 
     @property
     def length(self) -> int:
         """Prompt and output tokens together."""
         return len(self.prompt_token_ids) + self.max_tokens
+
+    def row(self) -> dict[str, Any]:
+        """What is stored of it: plain data, a lazy prompt by its runs."""
+        row = dict(vars(self))
+        if isinstance(self.prompt_token_ids, LazyPrompt):
+            prompt = self.prompt_token_ids
+            row["prompt_token_ids"] = None
+            row["prompt_runs"] = [[run.start, run.stop] for run in prompt.runs]
+            row["prompt_vocab_size"], row["prompt_seed"] = prompt.vocab_size, prompt.seed
+        if self.due_s is None:
+            del row["due_s"]
+        return row
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> WorkloadRequest:
+        """The inverse of `row`."""
+        row = dict(row)
+        runs, size, seed = (row.pop(f"prompt_{name}", None) for name in ("runs", "vocab_size", "seed"))
+        lazy = row["prompt_token_ids"] is None
+        ids = row.pop("prompt_token_ids")
+        prompt = LazyPrompt(tuple(range(*run) for run in runs), size, seed) if lazy else tuple(ids)
+        return cls(prompt_token_ids=prompt, **row)
 
 
 @dataclass(frozen=True)
@@ -50,10 +74,15 @@ class Workload:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over token ids, max_tokens and ignore_eos of every request; 16 hexadecimal digits."""
+        """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and the time that a request
+        came, where it has one; 16 hexadecimal digits."""
         digest = hashlib.sha256()
         for request in self.requests:
-            row = (request.prompt_token_ids, request.max_tokens, bool(request.ignore_eos))
+            row: list[Any] = [request.prompt_token_ids, request.max_tokens, bool(request.ignore_eos)]
+            if isinstance(prompt := request.prompt_token_ids, LazyPrompt):
+                row[0] = [[run.start, run.stop] for run in prompt.runs], prompt.vocab_size, prompt.seed
+            if request.due_s is not None:
+                row.append(request.due_s)
             digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         return digest.hexdigest()[:16]
 
@@ -61,7 +90,7 @@ class Workload:
         """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at all."""
         path = folder / f"{self.hash}.parquet"
         if not path.exists():
-            write_parquet(path, [asdict(request) for request in self.requests])
+            write_parquet(path, [request.row() for request in self.requests])
         return path
 
     @classmethod
@@ -76,12 +105,7 @@ class Workload:
 
         try:
             rows = pq.read_table(path).to_pylist()
-            workload = cls(
-                tuple(
-                    WorkloadRequest(**{**row, "prompt_token_ids": tuple(row["prompt_token_ids"])})
-                    for row in rows
-                )
-            )
+            workload = cls(tuple(map(WorkloadRequest.from_row, rows)))
         except (OSError, pa.ArrowException, KeyError, TypeError) as error:
             raise BadInput(
                 f"cannot read the workload {path}: {error}; delete it to have it made anew"
@@ -115,7 +139,7 @@ class Synthetic:
         output_len: int | Mapping[str, Any],
         ignore_eos: bool = True,
     ) -> None:
-        self.num_requests = _count("workload.num_requests", num_requests)
+        self.num_requests = at_least_one("workload.num_requests", num_requests)
         self.input_len = Lengths.parse("workload.input_len", input_len)
         self.output_len = Lengths.parse("workload.output_len", output_len)
         self.ignore_eos = ignore_eos
@@ -134,7 +158,7 @@ class Synthetic:
         """
         longest_in, longest_out = self.input_len.longest, self.output_len.longest
         if longest_in is not None and longest_out is not None and longest_in + longest_out > max_model_len:
-            _refuse(
+            refuse_length(
                 f"workload={self.name}",
                 "the longest request",
                 longest_in,
@@ -169,7 +193,7 @@ class Synthetic:
         outputs = self.output_len.sample(rng, self.num_requests)
         for i, (prompt_len, output_len) in enumerate(zip(inputs, outputs, strict=True)):
             if prompt_len + output_len > max_model_len:
-                _refuse(
+                refuse_length(
                     f"workload={self.name}",
                     f"request {i}",
                     prompt_len,
@@ -250,8 +274,10 @@ class File:
         if not path:
             raise BadInput("workload=file needs a file of prompts: set workload.path=PROMPTS.jsonl")
         self.path = Path(path)
-        self.num_requests = None if num_requests is None else _count("workload.num_requests", num_requests)
-        self.output_len = _count("workload.output_len", output_len)
+        self.num_requests = (
+            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
+        )
+        self.output_len = at_least_one("workload.output_len", output_len)
         self.ignore_eos = ignore_eos
 
     def longest(self) -> int | None:
@@ -276,7 +302,7 @@ class File:
         for line in read_prompt_file(self.path, self.num_requests):
             prompt_len, output_len = len(line.token_ids or ()), line.max_tokens or self.output_len
             if prompt_len + output_len > max_model_len:
-                _refuse(line.where, "the request", prompt_len, output_len, max_model_len, FILE_ADVICE)
+                refuse_length(line.where, "the request", prompt_len, output_len, max_model_len, FILE_ADVICE)
 
     def generate(
         self,
@@ -314,7 +340,7 @@ class File:
                 f"r{i}", token_ids, line.max_tokens or self.output_len, self.ignore_eos, text
             )
             if request.length > max_model_len:
-                _refuse(
+                refuse_length(
                     line.where, "the request", len(token_ids), request.max_tokens, max_model_len, FILE_ADVICE
                 )
             requests.append(request)
@@ -325,14 +351,16 @@ LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model
 FILE_ADVICE = "shorten the prompt, lower its max_tokens or workload.output_len, or raise model.max_model_len"
 
 
-def _refuse(where: str, what: str, prompt_len: int, output_len: int, max_model_len: int, advice: str) -> None:
+def refuse_length(
+    where: str, what: str, prompt_len: int, output_len: int, max_model_len: int, advice: str
+) -> None:
     raise BadInput(
         f"{where}: {what} has {prompt_len} prompt + {output_len} output = {prompt_len + output_len} tokens, "
         f"and the context holds {max_model_len}: {advice}"
     )
 
 
-def _count(knob: str, value: Any) -> int:
+def at_least_one(knob: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadInput(f"{knob}={value!r} must be a whole number of at least 1")
     return value

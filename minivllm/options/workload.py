@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from minivllm.options.base import Options, knob, option
 
@@ -47,6 +47,22 @@ class FileOptions(Options):
     ignore_eos: bool = False
 
 
+@option("minivllm.bench.traces.Trace")
+@dataclass(frozen=True)
+class TraceOptions(Options):
+    """workload=trace."""
+
+    group = "workload"
+    path: str | None = None
+    format: Literal["auto", "azure", "mooncake", "burstgpt"] = "auto"
+    num_requests: int | None = knob(None, at_least=1)
+    length_scale: float = knob(1.0, above=0)
+    start_s: float = knob(0.0, at_least=0)
+    duration_s: float | None = knob(None, above=0)
+    block_tokens: int = knob(512, at_least=1)
+    ignore_eos: bool = True
+
+
 @option("minivllm.bench.arrivals.Offline")
 @dataclass(frozen=True)
 class OfflineOptions(Options):
@@ -71,3 +87,12 @@ class PoissonOptions(Options):
 
     group = "arrival"
     rate: float = knob(2.0, above=0)
+
+
+@option("minivllm.bench.arrivals.Replay")
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    """arrival=replay."""
+
+    group = "arrival"
+    rate_scale: float = knob(1.0, above=0)

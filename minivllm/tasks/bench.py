@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench import identity
+from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Outcome
@@ -92,7 +93,9 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:
-        build(config["arrival"])
+        arrival = build(config["arrival"])
+        if workload is not None:
+            check_times(arrival, workload)
     if model.get("_target_") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.models.config import ModelConfig

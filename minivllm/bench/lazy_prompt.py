@@ -1,0 +1,64 @@
+"""Prompts that are computed when looked at: a trace of 150 million tokens takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class LazyPrompt(Sequence[int]):
+    """A sequence of token ids, given by runs of positions in an endless text that nobody has written.
+
+    The text's token at each position comes from (seed, position) alone, so prompts that share a run share
+    its tokens: that is how the hash ids of a trace become really shared prefixes.
+
+    Args:
+        runs: stretches of the text, none empty, positions in [0, 2^63); a run that follows on from the one
+            before is part of it.
+        vocab_size: ids are uniform over [0, vocab_size).
+        seed: of the text.
+    """
+
+    runs: tuple[range, ...]
+    vocab_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+    def __iter__(self) -> Iterator[int]:
+        for run in self.runs:
+            yield from self._ids(run)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+    def _ids(self, run: range) -> list[int]:
+        """Splitmix64 (Steele et al. 2014) of the positions, down to the vocabulary."""
+        x = np.arange(run.start, run.stop, dtype=np.uint64)
+        x += np.uint64((self.seed + 1) * 0x9E3779B97F4A7C15 % WORD)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        ids: list[int] = ((x ^ (x >> np.uint64(31))) % np.uint64(self.vocab_size)).tolist()
+        return ids
+
+
+def joined(runs: Sequence[range]) -> tuple[range, ...]:
+    """The same positions in as few runs as can be."""
+    result: list[range] = []
+    for run in runs:
+        if result and result[-1].stop == run.start:
+            result[-1] = range(result[-1].start, run.stop)
+        elif run:
+            result.append(run)
+    return tuple(result)
