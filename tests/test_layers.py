@@ -71,6 +71,8 @@ TORCH_FREE = (
     "minivllm.bench.judge",
     "minivllm.bench.metrics",
     "minivllm.bench.workloads",
+    "minivllm.bench.traces",
+    "minivllm.bench.simulated",
     "minivllm.bench.arrivals",
     "minivllm.bench.records",
     "minivllm.report",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -60,7 +61,7 @@ def complete(
     measurement: Measurement,
     facts: dict[str, Any],
     rows: list[dict[str, Any]],
-    window: tuple[float, float],
+    window: Sequence[float] | None,
 ) -> tuple[str, str]:
     """Complete the record that a worker handed over with what was seen from outside, and write it.
 
@@ -68,7 +69,8 @@ def complete(
         measurement: what was measured.
         facts: provenance.
         rows: telemetry.
-        window: start and end of the measured window, monotonic seconds.
+        window: start and end of the measured window, monotonic seconds; None for a simulation, of which
+            nothing that was seen from outside is part.
 
     Returns:
         The record's status and, unless it is ok, why.
@@ -81,13 +83,17 @@ def complete(
     handover = measurement.path / storage.HANDOVER
     record = json.loads(handover.read_text(encoding="utf-8"))
     memory, validity = record["memory"], record["validity"]
-    memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
-    memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
-    interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
-    seen = check_telemetry(rows, *window, interval)
-    validity["ok"] = validity["ok"] and seen.ok
-    validity["reasons"] += seen.reasons
-    validity["notes"] += seen.notes
+    if window is None:
+        rows = []
+    else:
+        memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
+        memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
+        interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
+        start, end = window
+        seen = check_telemetry(rows, start, end, interval)
+        validity["ok"] = validity["ok"] and seen.ok
+        validity["reasons"] += seen.reasons
+        validity["notes"] += seen.notes
     message = "; ".join(validity["reasons"])
     if not validity["ok"]:
         record["status"] = "invalid"

@@ -12,16 +12,22 @@ from typing import Any
 import filelock
 
 from minivllm.bench.gpu import open_gpu
+from minivllm.bench.measurement import SIMULATED
 
 
 @contextlib.contextmanager
 def device_lock(config: dict[str, Any], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the device, so that no two supervisors on this machine measure on it at once.
 
+    Simulations use none, and go on side by side.
+
     Args:
         config: the resolved configuration.
         waiting: called once if another supervisor holds the device.
     """
+    if (config.get("engine") or {}).get("_target_") == SIMULATED:
+        yield
+        return
     uuid = open_gpu((config.get("runtime") or {}).get("device") or "auto").describe().get("uuid")
     name = re.sub(r"[^A-Za-z0-9-]", "-", uuid or "cpu")
     lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"minivllm-{name}.lock", mode=0o666)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
+from typing import cast
 
 from minivllm.bench.arrivals import Arrival, Concurrency
 from minivllm.bench.clock import ClockProtocol
@@ -137,6 +138,12 @@ def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
     return min(max_num_seqs, num_requests, arrival.concurrency or num_requests)
 
 
+def prompt_for(engine: BenchEngine, request: WorkloadRequest) -> list[int]:
+    """The prompt as the engine takes it: a list, but for simulations, which never look at the tokens."""
+    ids = request.prompt_token_ids
+    return list(ids) if engine.info.clock is None else cast("list[int]", ids)
+
+
 def request_seed(seed: int, index: int) -> int:
     """A request's own seed, in [0, 2^31): well mixed, and the same everywhere."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:4], "big") >> 1
@@ -166,7 +173,7 @@ class _Drive:
         self.submissions = [
             (
                 request.request_id,
-                list(request.prompt_token_ids),
+                prompt_for(engine, request),
                 _params(params, request, request_seed(base_seed, i)),
             )
             for i, request in enumerate(workload.requests)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from minivllm.bench.clock import ClockProtocol
 from minivllm.engine.params import SamplingParams
 
 
@@ -40,10 +41,15 @@ class EngineInfo:
     model: dict[str, Any] = field(default_factory=dict)  # what the roofline needs, see roofline.py
     attention_backend: str | None = None
     warnings: list[str] = field(default_factory=list)
+    clock: ClockProtocol | None = None  # of an engine whose time is simulated; None is the machine's
 
 
 class BenchEngine(Protocol):
-    """An engine under test. Single-threaded: the driver calls, the engine answers."""
+    """An engine under test. Single-threaded: the driver calls, the engine answers.
+
+    One with a clock of its own (`info.clock`) is a simulation: the driver goes by that clock, prompts may
+    come as any sequence instead of a list, and nothing that is read off the machine is put into its record.
+    """
 
     info: EngineInfo
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from minivllm.assembly import build_engine
 from minivllm.bench.engine import EngineInfo, EngineOutput
+from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.roofline import model_costs
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Event, StateChanged, StepTimed
@@ -114,33 +115,13 @@ class MinivllmEngine:
         """See BenchEngine."""
         return [asdict(step) for step in self._steps]
 
-    def _counters(self) -> dict[str, dict[str, float]]:
-        """What has been counted since the engine was built, by group."""
-        scheduler, cache = self.engine.scheduler, self.engine.cache
-        return {
-            "batching": {
-                "preemptions": float(scheduler.num_preemptions),
-                "prefill_chunks": float(scheduler.num_chunks),
-                "requests_shed": float(scheduler.num_shed),
-                "forks": float(scheduler.num_forks),
-                "requests_deferred": float(scheduler.num_deferred),
-                "admissions_held": float(scheduler.num_held),
-                "requests_overtaken": float(scheduler.num_overtaken),
-                "waits": float(scheduler.num_waits),
-            },
-            "cache": {
-                "blocks_allocated": float(cache.pool.allocated_total),
-                **{name: float(count) for name, count in vars(cache.counters).items()},
-            },
-        }
+    def _counters(self) -> Counters:
+        return scheduling_counters(self.engine.scheduler, self.engine.cache)
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
         loaded = self.engine.loaded
-        counts = {
-            group: {name: now - self._base[group][name] for name, now in counters.items()}
-            for group, counters in self._counters().items()
-        }
+        counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
         return {

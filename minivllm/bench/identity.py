@@ -11,6 +11,9 @@ from typing import Any
 
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import environment
+from minivllm.bench.records import record_files
+from minivllm.bench.storage import STEPS
+from minivllm.errors import BadInput
 
 ENGINE_GROUPS = (
     "model",
@@ -82,6 +85,15 @@ def _content(path: Any) -> Any:
     return path
 
 
+def _steps_content(place: str) -> Any:
+    """What the recorded steps below a place hold, which tells a simulation apart better than their name."""
+    try:
+        records = record_files(place)
+    except BadInput:  # the engine will say so
+        return place
+    return sorted({_content(str(record.parent / STEPS)) for record in records})
+
+
 def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """Identity of what is compared: everything that may change the numbers, and nothing else.
 
@@ -99,6 +111,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts["model"] = {**model, "fingerprint": fingerprint}
     if "path" in parts.get("workload", {}):
         parts["workload"] = {**parts["workload"], "path": _content(parts["workload"]["path"])}
+    if parts.get("engine", {}).get("steps"):
+        parts["engine"] = {**parts["engine"], "steps": _steps_content(str(parts["engine"]["steps"]))}
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
     measure = config.get("measure") or {}
@@ -167,8 +181,9 @@ def run_id(cell: str, device: str, arm: str, block: int, quality: str | None = N
 def cell_name(config: dict[str, Any]) -> str:
     """A readable name that is safe in a file system, such as "qwen3-nf4-continuous"."""
     choices = {group: str(option) for group, option in (config.get("choices") or {}).items() if option}
-    peer = (
-        choices.get("engine", "minivllm") != "minivllm"
+    peer = choices.get("engine", "minivllm") not in (
+        "minivllm",
+        "simulated",
     )  # batches as it does; the option says nothing of it
     always = [group for group in NAMED_ALWAYS if not (peer and group == "batching")]
     words = [choices[group] for group in always if group in choices]

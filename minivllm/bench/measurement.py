@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+SIMULATED = "minivllm.bench.simulated.SimulatedEngine"  # the `_target_` of what predicts instead of measuring
+
 
 @dataclass(frozen=True)
 class Measurement:

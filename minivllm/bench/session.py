@@ -11,7 +11,15 @@ from typing import Any
 
 from minivllm.bench import metrics, validity
 from minivllm.bench.clock import Clock
-from minivllm.bench.driver import Progress, RequestTrace, drive, full_batch, warm_up
+from minivllm.bench.driver import (
+    PROGRESS_INTERVAL_S,
+    Progress,
+    RequestTrace,
+    drive,
+    full_batch,
+    prompt_for,
+    warm_up,
+)
 from minivllm.bench.energy import NullMeter, open_meter
 from minivllm.bench.engine import BenchEngine
 from minivllm.bench.gpu import open_gpu
@@ -38,12 +46,15 @@ class Result:
     record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
     requests: Rows  # of requests.parquet
     steps: Rows  # of steps.parquet
-    window_s: tuple[float, float]  # from first arrival to last token, monotonic seconds
+    window_s: (
+        tuple[float, float] | None
+    )  # from first arrival to last token, monotonic seconds; None: simulated
 
 
 BREAKDOWN = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
 JOULES_PER_KWH = 3.6e6
 TELL_S = 0.2  # between two words on how far the loading is
+SIMULATED = "simulated: nothing was computed"
 
 
 class Session:
@@ -112,6 +123,9 @@ class Session:
         if self._probed:
             return
         self._probed = True
+        if self.engine.info.clock is not None:
+            self._meter = NullMeter(SIMULATED)
+            return
         device, costs = self._device(), self.engine.info.model
         if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
             self._emit("probing")
@@ -159,7 +173,8 @@ class Session:
         seed = config["measure"].get("seed") or 0
         workload, arrival = self._workload(config, seed), build(config["arrival"])
         params = build(config["decoding"])
-        clock = Clock()
+        virtual = engine.info.clock is not None
+        clock = engine.info.clock or Clock()
         self._refuse_early(workload, params)
         # Content-addressed: all cells that use it share one file.
         workload.save(measurement.path.parent.parent / "workloads")
@@ -167,7 +182,7 @@ class Session:
         self.usable = False  # from here on the engine holds requests
         self._emit("warmup")
         wanted = config["measure"].get("warmup_requests", "auto")
-        warmed = None if wanted == "auto" else int(wanted)
+        warmed = 0 if virtual else None if wanted == "auto" else int(wanted)
         if config["measure"].get("prefix_cache") == "warm":  # every prompt has been seen
             warmed = max(warmed or 0, len(workload))
         first_batch = warm_up(engine, workload, arrival, params, clock, warmed, seed)
@@ -179,8 +194,15 @@ class Session:
         # The mark is the kernel's and keeps what earlier measurements of this worker reached.
         reset_own_peak_rss()
         self._meter.begin_window()
-        traces = drive(engine, workload, arrival, params, clock, self._ticker(total), seed=seed)
+        if virtual:
+            gc.disable()  # objects by the million, none of them in a cycle
+        try:
+            traces = drive(engine, workload, arrival, params, clock, self._ticker(total), seed=seed)
+        finally:
+            gc.enable()
         energy = self._meter.end_window(sum(len(trace.token_ids) for trace in traces), self._idle_watts)
+        if virtual:
+            energy = Energy(reason=SIMULATED)
         self._emit("finishing")
         self._refuse_late(traces)
 
@@ -189,7 +211,9 @@ class Session:
         record = self._record(
             measurement,
             workload_hash=workload.hash,
-            cold=Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
+            cold=Cold()
+            if virtual
+            else Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
             metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
             memory=self._memory(steps),
             energy=energy,
@@ -207,7 +231,8 @@ class Session:
         engine.reset()
         self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
-        return Result(record, request_rows(traces), steps, window)
+        rows = request_rows(traces, with_ids=not virtual)
+        return Result(record, rows, steps, None if virtual else window)
 
     def _record(self, measurement: Measurement, **fields: Any) -> Record:
         """A record of an ok measurement, with what is known of every one."""
@@ -265,7 +290,7 @@ class Session:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(workload.requests, key=lambda request: request.length)
         fitted = replace(params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
-        self._offer(longest.request_id, list(longest.prompt_token_ids), fitted)
+        self._offer(longest.request_id, prompt_for(self.engine, longest), fitted)
 
     def _offer(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         """Raise BadInput if the engine can never serve the request."""
@@ -284,7 +309,13 @@ class Session:
                 raise BadInput(f"request {trace.request_id}: {trace.error}")
 
     def _ticker(self, total: int) -> Callable[[Progress], None]:
+        last = 0.0
+
         def tick(progress: Progress) -> None:
+            nonlocal last
+            if time.monotonic() - last < PROGRESS_INTERVAL_S and progress.done < progress.total:
+                return  # virtual seconds may pass by the thousand
+            last = time.monotonic()
             self._emit(
                 "measuring", tokens=progress.output_tokens, total_tokens=total, elapsed_s=progress.elapsed_s
             )
@@ -292,6 +323,8 @@ class Session:
         return tick
 
     def _memory(self, steps: Rows) -> Memory:
+        if self.engine.info.clock is not None:
+            return Memory(kv_waste=kv_waste(steps))
         memory = self.engine.info.memory
         known = {
             name: memory.get(name)
@@ -354,10 +387,14 @@ def cost(price: dict[str, Any], measured: Any, energy: Energy) -> Cost:
     return Cost(price.get("currency"), 1e6 * money / measured.output_tokens)
 
 
-def request_rows(traces: Sequence[RequestTrace]) -> Rows:
-    """Rows of requests.parquet: the metrics' rows, and every token with its time (monotonic seconds)."""
+def request_rows(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:
+    """Rows of requests.parquet: the metrics' rows, and every token with its time (clock seconds).
+
+    Simulated tokens have no ids that mean anything; they are left out then.
+    """
     rows = metrics.request_rows(traces)
     for row, trace in zip(rows, traces, strict=True):
-        row["token_ids"] = trace.token_ids
+        if with_ids:
+            row["token_ids"] = trace.token_ids
         row["token_times_s"] = trace.token_times
     return rows

@@ -261,7 +261,7 @@ class _Watch:
         self.telemetry.sample()
         rows = self.telemetry.rows(self.began_s)
         try:
-            status, message = complete(current, self.facts, rows, tuple(event["window_s"]))
+            status, message = complete(current, self.facts, rows, event["window_s"])
         except OSError as error:  # a full disk is this cell's failure, not the sweep's end
             self._fail("error", type(error).__name__, f"the record could not be written: {error}")
         else:

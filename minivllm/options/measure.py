@@ -29,6 +29,21 @@ class TransformersOptions(Options):
     ] = "sdpa"
 
 
+@option("minivllm.bench.simulated.SimulatedEngine")
+@dataclass(frozen=True)
+class SimulatedOptions(Options):
+    """engine=simulated."""
+
+    group = "engine"
+    steps: str | None = None
+    bandwidth_gb_s: float | None = knob(None, above=0)
+    tflops: float | None = knob(None, above=0)
+    overhead_ms: float = knob(0.0, at_least=0)
+    memory_gb: float | None = knob(None, above=0)
+    host_gb_s: float | None = knob(None, above=0)
+    step_rows: int = knob(100_000, at_least=2)
+
+
 @dataclass(frozen=True)
 class RuntimeOptions(Options):
     """runtime."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from minivllm.bench.identity import NEUTRAL_MEASURE
+from minivllm.bench.measurement import SIMULATED
 from minivllm.report.rows import Row, number, status_of
 
 # Parts of the configuration that are not knobs of the measurement.
@@ -75,6 +76,11 @@ class Cell:
     def failed(self) -> list[Row]:
         """Rows that did not end well, invalid ones included."""
         return [row for row in self.rows if status_of(row) != "ok"]
+
+    @cached_property
+    def simulated(self) -> bool:
+        """Whether the figures are predictions (engine=simulated)."""
+        return self.first("config.engine._target_") == SIMULATED
 
     @property
     def status(self) -> str:
@@ -156,7 +162,9 @@ def gather(rows: list[Row]) -> list[Cell]:
 
 def like_for_like(first: Cell, second: Cell) -> bool:
     """Whether both did the same work on the same device, so that one may be divided by the other."""
-    return all(first.first(key) == second.first(key) for key in ("workload_hash", DEVICE))
+    return first.simulated == second.simulated and all(
+        first.first(key) == second.first(key) for key in ("workload_hash", DEVICE)
+    )
 
 
 def _order(row: Row) -> tuple[Any, ...]:

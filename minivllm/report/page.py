@@ -11,6 +11,7 @@ from minivllm.report.cells import Cell, gather
 from minivllm.report.format import sig
 from minivllm.report.plots import comparison_plots
 from minivllm.report.rows import Row, distinct, read_rows
+from minivllm.report.simulation import simulation_check
 from minivllm.report.style import Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
@@ -92,6 +93,7 @@ def page(rows: list[Row], cells: list[Cell], plots: list[Plot], out_dir: Path, u
         "knobs": sections.knobs(cells),
         "table": sections.main_table(cells, out_dir),
         "blocks": max(len(cell.ok) for cell in cells),
+        "simulation": simulation_check(cells),
         "plots": plots,
         "precision": precision.section(cells),
         "failures": failures,

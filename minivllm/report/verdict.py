@@ -115,6 +115,8 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
 def _not_like_for_like(done: list[Cell]) -> list[str]:
     """Why throughputs must not be divided by each other, if so."""
     lines = []
+    if len({cell.simulated for cell in done}) > 1:
+        lines.append("Some cells are measured and some simulated, so no ratio between them is a speed-up.")
     for key, noun in (("workload_hash", "workloads"), (DEVICE, "devices")):
         values = {show(cell.first(key)) for cell in done if cell.first(key) is not None}
         if len(values) > 1:

@@ -1,0 +1,254 @@
+"""How long a step takes: fitted to recorded steps, or from the roofline. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minivllm.bench.records import read_records
+from minivllm.bench.roofline import BYTES, model_costs
+from minivllm.bench.storage import STEPS
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+
+Matrix = NDArray[np.float64]
+
+FEATURES = ("step", "requests", "requests_above_16", "prefill_tokens", "context_tokens", "prefill_pairs")
+RIDGE = (
+    16  # requests past which one more may cost more: where reading the weights no longer is the most of it
+)
+SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
+MEASURED = "minivllm.bench.engines.MinivllmEngine"  # whose steps are those of this scheduler
+SETTLED = ("weights", "max_model_len")  # of the model; they do not
+PHASES = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
+STALL = 3.0  # times what was predicted: the machine did something else
+ROUNDS = 20
+LEAST_STEPS = 50
+# Bytes of a weight of the quantised linear layers, scales included; other methods store the compute dtype.
+STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "NF4": 0.53}
+
+
+class StepTimes(Protocol):
+    """Predicts steps."""
+
+    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+        """Milliseconds of a step, and of the gap after it.
+
+        Args:
+            requests: in the step.
+            tokens: computed in it.
+            prefill: those of them that catch up on a prompt.
+            context: cached tokens that attention reads, over all requests.
+            pairs: of a prefill token and a token that it attends to.
+        """
+
+    def describe(self) -> str:
+        """One line for the record."""
+
+
+@dataclass(frozen=True)
+class FittedTimes:
+    """A linear model of a step.
+
+    Args:
+        coefficients: milliseconds a unit of each of FEATURES, none negative.
+        steps: it was fitted to.
+        records: that they came from.
+        error: median of |predicted - recorded| / predicted over them.
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+    records: int
+    error: float
+
+    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+        """See StepTimes."""
+        fixed, each, above, token, read, pair = self.coefficients
+        wide = requests - RIDGE if requests > RIDGE else 0
+        return fixed + each * requests + above * wide + token * prefill + read * context + pair * pairs
+
+    def describe(self) -> str:
+        """See StepTimes."""
+        model = " + ".join(
+            f"{coefficient:.3g} {name}"
+            for name, coefficient in zip(FEATURES, self.coefficients, strict=True)
+            if coefficient
+        )
+        return (
+            f"step times fitted to {self.steps} steps of {self.records} records "
+            f"(half of them within {100 * self.error:.0f} %): ms = {model}"
+        )
+
+
+@dataclass(frozen=True)
+class RooflineTimes:
+    """The time that the hardware's limits allow: bytes at the bandwidth or operations at the matrix rate.
+
+    Args:
+        costs: of the model (`architecture_costs`).
+        bandwidth: bytes a second.
+        flops: operations a second.
+        overhead_ms: of every step.
+    """
+
+    costs: dict[str, Any]
+    bandwidth: float
+    flops: float
+    overhead_ms: float
+
+    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+        """See StepTimes. A decoding token's pairs are its context."""
+        costs = self.costs
+        moved = costs["streamed_weight_bytes"] + costs["kv_bytes_per_token"] * context
+        done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * requests
+        done += costs["attention_flops_per_token_pair"] * (pairs + context)
+        return self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
+
+    def describe(self) -> str:
+        """See StepTimes."""
+        return (
+            f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} TFLOP/s, "
+            f"{self.overhead_ms:g} ms a step besides"
+        )
+
+
+def architecture_costs(config: ModelConfig, quant: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The costs of a model that is not there: as `EngineInfo.model`, and the bytes of all weights.
+
+    Counted from the architecture: the linear layers as the method stores them, embedding and head in its dtype.
+    Of a mixture of experts a step is taken to read all experts, and a token to compute its own.
+    """
+    width, heads = config.hidden_size, config.num_heads * config.head_dim
+    kv, table = config.num_kv_heads * config.head_dim, config.vocab_size * config.hidden_size
+    sparse = config.num_layers - len(config.dense_layers) if config.num_experts else 0
+    dense = config.num_layers * 2 * width * (heads + kv)
+    dense += (config.num_layers - sparse) * 3 * width * config.intermediate_size
+    expert = sparse * 3 * width * config.moe_intermediate_size
+    linear, active = dense + config.num_experts * expert, dense + config.num_experts_per_token * expert
+    dtype = str(quant.get("dtype", "bfloat16"))
+    method = str(quant.get("_target_", "")).rpartition(".")[2]
+    streamed = int(linear * STORED_BYTES.get(method, BYTES[dtype])) + table * BYTES[dtype]
+    idle = 0 if config.tie_word_embeddings else table * BYTES[dtype]
+    return model_costs(vars(config), active + table, streamed, dtype), streamed + idle
+
+
+# ---- fitting
+
+
+def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
+    """Fit the steps of all records below a place that ran the same model in the same way.
+
+    Args:
+        place: a record folder, a run's folder, or a glob of them (as `load_records`).
+        config: the resolved configuration to predict.
+
+    Raises:
+        BadInput: there are none, or too few steps.
+    """
+    import pyarrow.parquet
+
+    wanted, columns, used = _identity(config), [], 0
+    records = [record for record in read_records(place) if record["status"] == "ok"]
+    for record in records:
+        path = Path(record["directory"]) / STEPS
+        if _identity(record["config"]) == wanted and path.exists() and _measured(record):
+            table = pyarrow.parquet.read_table(path).to_pydict()
+            if table.get("forward_ms"):
+                columns.append(_features(table))
+                used += 1
+    steps = sum(len(times) for _, times in columns)
+    if steps < LEAST_STEPS:
+        raise BadInput(
+            f"engine.steps={place}: {used} of {len(records)} records there have the same "
+            f"{', '.join(SAME)}, with {steps} steps; at least {LEAST_STEPS} are needed: "
+            "measure a few cells of this model with engine=minivllm first"
+        )
+    coefficients, error = fit(
+        np.concatenate([features for features, _ in columns]), np.concatenate([times for _, times in columns])
+    )
+    return FittedTimes(tuple(coefficients.tolist()), steps, used, error)
+
+
+def _identity(config: dict[str, Any]) -> dict[str, Any]:
+    parts = {group: dict(config.get(group) or {}) for group in SAME}
+    return {**parts, "model": {k: v for k, v in parts["model"].items() if k not in SETTLED}}
+
+
+def _measured(record: dict[str, Any]) -> bool:
+    return bool((record["config"].get("engine") or {}).get("_target_") == MEASURED)
+
+
+def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
+    """Features [n, len(FEATURES)] and milliseconds [n] of recorded steps.
+
+    What is recorded does not say which request had which share; equal shares are assumed for the pairs.
+    """
+    times = sum(np.asarray([value or 0.0 for value in table[phase]]) for phase in PHASES if phase in table)
+    requests, prefill, context = (
+        np.asarray(table[name], dtype=np.float64)
+        for name in ("num_requests", "num_prefill_tokens", "context_tokens")
+    )
+    pairs = prefill * (context - prefill / 2) / requests
+    above = np.maximum(requests - RIDGE, 0)
+    features = np.stack([np.ones_like(requests), requests, above, prefill, context, pairs], axis=1)
+    return features, np.asarray(times, dtype=np.float64)
+
+
+def fit(features: Matrix, times: Matrix) -> tuple[Matrix, float]:
+    """Non-negative coefficients that predict most steps, whatever some others do.
+
+    The error of a step counts relative to the square root of its time, so that neither the many short steps
+    nor the few long ones decide alone. Huber's weights (1964) keep outliers from deciding what is one; then
+    the level is set so that the total time is right but for stalls, since times are skewed.
+
+    Args:
+        features: [n, k].
+        times: [n], above 0.
+
+    Returns:
+        Coefficients [k], and the median relative error of all steps.
+    """
+    coefficients = nonnegative_least_squares(features, times)
+    for _ in range(ROUNDS):
+        scale = np.sqrt(np.maximum(features @ coefficients, 1e-6))
+        error = np.abs(times - scale**2) / scale
+        spread = max(1.4826 * float(np.median(error)), 1e-9)
+        weights = np.sqrt(np.minimum(1.0, 1.345 * spread / np.maximum(error, 1e-12))) / scale
+        coefficients = nonnegative_least_squares(features * weights[:, None], times * weights)
+    predicted = np.maximum(features @ coefficients, 1e-6)
+    usual = times <= STALL * predicted
+    coefficients = coefficients * (float(times[usual].sum()) / max(float(predicted[usual].sum()), 1e-6))
+    error = np.abs(times - predicted) / predicted
+    return coefficients, float(np.median(error))
+
+
+def nonnegative_least_squares(a: Matrix, b: Matrix) -> Matrix:
+    """The x >= 0 with the least |a x - b|. Exact: every choice of non-zero coefficients is tried.
+
+    Args:
+        a: [n, k] with a small k, as the work grows with 2^k.
+        b: [n].
+    """
+    scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
+    gram, target = (a / scale).T @ (a / scale), (a / scale).T @ b
+    best, least = np.zeros(a.shape[1]), 0.0
+    for support in _supports([column for column in range(a.shape[1]) if a[:, column].any()]):
+        part = list(support)
+        x = np.linalg.lstsq(gram[np.ix_(part, part)], target[part], rcond=None)[0]
+        loss = float(x @ gram[np.ix_(part, part)] @ x - 2 * target[part] @ x)
+        if loss < least and (x >= 0).all():
+            best, least = np.zeros(a.shape[1]), loss
+            best[part] = x
+    result: Matrix = best / scale
+    return result
+
+
+def _supports(columns: Sequence[int]) -> list[tuple[int, ...]]:
+    return [support for size in range(1, len(columns) + 1) for support in combinations(columns, size)]

@@ -1,0 +1,221 @@
+"""A soak in simulation: bursts of more traffic than the engine can take, with cancellations, deadlines and preemptions.
+
+    python scripts/soak.py --out reports/examples/cpu/soak.json
+    python scripts/soak.py --hours 1 batching=sequential
+
+The scheduler and the block pool are the real ones; their invariants are checked every few steps. A burst is
+ten virtual minutes of arrivals at 1.5 times the capacity, and then time until everyone has an answer; bursts
+follow each other for a virtual day. Further arguments are overrides of the configuration, on top of DEFAULTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.identity import code_hash
+from minivllm.bench.lazy_prompt import LazyPrompt
+from minivllm.bench.simulated import SimulatedEngine
+from minivllm.config import build, compose
+from minivllm.engine.params import SamplingParams
+
+# The embedded model on a machine so slow that a few requests a second fill it, with too little cache for the batch.
+DEFAULTS = (
+    *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=0.5", "engine.overhead_ms=50"),
+    *("batching.max_num_batched_tokens=1024", "engine.memory_gb=0.085"),
+)
+INPUT_LEN, OUTPUT_LEN = (16, 800), (4, 200)
+FAMILIES = 8  # of prompts that begin alike
+CAPACITY_REQUESTS = 200
+BURST_S = 600.0
+PRIORITIES = (-1, 0, 0, 0, 1)
+WITH_DEADLINE, DEADLINE_MS = 0.3, (5_000.0, 120_000.0)
+CANCELLED = 0.1  # of the requests, waiting and running ones
+PATIENCE_S = 20.0  # mean time before somebody cancels
+
+
+def make_engine(overrides: Sequence[str] = ()) -> SimulatedEngine:
+    """The engine of DEFAULTS and further overrides."""
+    config = compose([*DEFAULTS, *overrides])
+    engine: SimulatedEngine = build(config["engine"], config=config)
+    return engine
+
+
+def draw(rng: random.Random, request_id: str, engine: SimulatedEngine) -> None:
+    """Submit a request of random lengths."""
+    params = SamplingParams(
+        max_tokens=rng.randint(*OUTPUT_LEN),
+        ignore_eos=True,
+        priority=rng.choice(PRIORITIES),
+        deadline_ms=rng.uniform(*DEADLINE_MS) if rng.random() < WITH_DEADLINE else None,
+    )
+    start = rng.randrange(FAMILIES) << 32
+    prompt = LazyPrompt((range(start, start + rng.randint(*INPUT_LEN)),), engine.info.vocab_size, 0)
+    engine.submit(request_id, prompt, params)
+
+
+def capacity(engine: SimulatedEngine) -> float:
+    """Requests a second that the engine serves when there is always one waiting."""
+    rng = random.Random(1)
+    start = engine.clock.now()
+    for i in range(CAPACITY_REQUESTS):
+        draw(rng, f"capacity-{i}", engine)
+    while engine.scheduler.has_unfinished:
+        engine.poll()
+    rate = CAPACITY_REQUESTS / (engine.clock.now() - start)
+    engine.reset()
+    return rate
+
+
+def check(engine: SimulatedEngine) -> None:
+    """Assert what must hold between any two steps."""
+    scheduler = engine.scheduler
+    requests = [*scheduler.running, *scheduler.waiting]
+    engine.cache.pool.check_integrity([request.block_table for request in requests])
+    assert len({request.request_id for request in requests}) == len(requests), "a request is in two places"
+    for request in requests:
+        room = max(len(request.block_table), len(request.host_slots)) * engine.cache.block_size
+        assert request.num_computed_tokens <= room, f"{request.request_id} has tokens without blocks"
+
+
+@contextmanager
+def watched(engine: SimulatedEngine) -> Iterator[None]:
+    """Assert of every step that it keeps to its budgets."""
+    times, policy = engine.step_times, engine.scheduler.policy
+
+    def watch(requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+        assert requests <= policy.max_num_seqs, "more run than may"
+        assert prefill <= tokens <= policy.max_num_batched_tokens, "a step is above its budget"
+        return times(requests, tokens, prefill, context, pairs)
+
+    engine.step_times = watch
+    try:
+        yield
+    finally:
+        engine.step_times = times
+
+
+def soak(
+    engine: SimulatedEngine,
+    seconds: float = BURST_S,
+    load: float = 1.5,
+    check_every: int = 100,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Send Poisson arrivals for so many virtual seconds, then wait until all have ended.
+
+    Args:
+        engine: nothing may run on it.
+        seconds: of arrivals, on the engine's clock.
+        load: arrivals, as a multiple of the engine's capacity.
+        check_every: steps between two checks of the invariants.
+        seed: of arrivals, lengths and cancellations.
+
+    Returns:
+        What happened, as plain data.
+
+    Raises:
+        AssertionError: an invariant is broken, or a request never ended.
+    """
+    rate = load * capacity(engine)
+    with watched(engine):
+        return _soak(engine, seconds, rate, check_every, seed)
+
+
+def _soak(
+    engine: SimulatedEngine, seconds: float, rate: float, check_every: int, seed: int
+) -> dict[str, Any]:
+    rng = random.Random(seed)
+    clock, begin = engine.clock, engine.clock.now()
+    due, number, steps = begin + rng.expovariate(rate), 0, 0
+    arrived: dict[str, float] = {}  # of the requests that are not over
+    cancels: list[tuple[float, str]] = []
+    ended: Counter[str] = Counter()
+    longest, most = 0.0, 0
+    while due < begin + seconds or arrived:
+        now = clock.now()
+        while due < begin + seconds and due <= now:
+            draw(rng, f"r{number}", engine)
+            arrived[f"r{number}"] = due
+            if rng.random() < CANCELLED:
+                heapq.heappush(cancels, (due + rng.expovariate(1 / PATIENCE_S), f"r{number}"))
+            number += 1
+            due += rng.expovariate(rate)
+        while cancels and cancels[0][0] <= now:
+            request_id = heapq.heappop(cancels)[1]
+            if arrived.pop(request_id, None) is not None:
+                engine.abort(request_id)
+                ended["cancelled"] += 1
+        most = max(most, len(arrived))
+        if not arrived:
+            clock.sleep(due - now)
+            continue
+        for output in engine.poll():
+            if output.finish_reason is not None:
+                longest = max(longest, clock.now() - arrived.pop(output.request_id))
+                ended[output.finish_reason] += 1
+        steps += 1
+        if steps % check_every == 0:
+            check(engine)
+        assert clock.now() < begin + 10 * seconds + 3600, f"{len(arrived)} requests do not end"
+    check(engine)
+    assert engine.cache.pool.num_used == 0, "blocks have leaked"
+    assert engine.cache.num_free_slots == engine.cache.layout.host_slots, "host slots have leaked"
+    assert not engine.scheduler.has_unfinished, "the scheduler holds requests that are over"
+    return {
+        "virtual_s": clock.now() - begin,
+        "arrivals_s": seconds,
+        "arrivals_a_s": rate,
+        "requests": number,
+        "ended": dict(sorted(ended.items())),
+        "steps": steps,
+        "checks": steps // check_every + 1,
+        "most_in_the_system": most,
+        "longest_e2e_s": longest,
+        "counters": engine.liveness(),
+    }
+
+
+def main() -> None:
+    """Entry point; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--hours", type=float, default=24.0, help="virtual hours of arrivals")
+    parser.add_argument("--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity")
+    parser.add_argument("--out", type=Path, help="where to keep the record, as JSON")
+    parser.add_argument("overrides", nargs="*", help="of the configuration")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    engine = make_engine(args.overrides)
+    bursts: list[dict[str, Any]] = []
+    while sum(burst["virtual_s"] for burst in bursts) < 3600 * args.hours:
+        bursts.append(soak(engine, load=args.load, seed=len(bursts)))
+        print(f"{len(bursts)} bursts, {sum(b['virtual_s'] for b in bursts) / 3600:.1f} h", file=sys.stderr)
+    found = {
+        "overrides": [*DEFAULTS, *args.overrides],
+        "load": args.load,
+        "virtual_hours": sum(burst["virtual_s"] for burst in bursts) / 3600,
+        "bursts": len(bursts),
+        **{name: sum(burst[name] for burst in bursts) for name in ("requests", "steps", "checks")},
+        "ended": dict(sum((Counter(burst["ended"]) for burst in bursts), Counter())),
+        "preemptions": sum(burst["counters"]["batching"]["preemptions"] for burst in bursts),
+        **{name: max(burst[name] for burst in bursts) for name in ("most_in_the_system", "longest_e2e_s")},
+        "wall_s": time.perf_counter() - start,
+        "code_hash": code_hash(),
+    }
+    text = json.dumps(found, indent=1) + "\n"
+    print(text, end="")
+    if args.out is not None:
+        args.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
