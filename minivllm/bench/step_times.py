@@ -106,7 +106,9 @@ class RooflineTimes:
     def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
         """See StepTimes. A decoding token's pairs are its context."""
         costs = self.costs
-        moved = costs["streamed_weight_bytes"] + costs["kv_bytes_per_token"] * context
+        experts = min(costs["experts"], costs["experts_per_token"] * tokens)  # if no two tokens share one
+        moved = costs["streamed_weight_bytes"] + experts * costs["expert_weight_bytes"]
+        moved += costs["kv_bytes_per_token"] * context
         done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * requests
         done += costs["attention_flops_per_token_pair"] * (pairs + context)
         return self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
@@ -120,23 +122,27 @@ class RooflineTimes:
 
 
 def architecture_costs(config: ModelConfig, quant: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The costs of a model that is not there: as `EngineInfo.model`, and the bytes of all weights.
+    """The costs of a model that is not there, counted from its architecture.
 
-    Counted from the architecture: the linear layers as the method stores them, embedding and head in its dtype.
-    Of a mixture of experts a step is taken to read all experts, and a token to compute its own.
+    Linear layers take what the method stores, embedding and head its dtype.
+
+    Returns:
+        As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all weights.
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     kv, table = config.num_kv_heads * config.head_dim, config.vocab_size * config.hidden_size
     sparse = config.num_layers - len(config.dense_layers) if config.num_experts else 0
-    dense = config.num_layers * 2 * width * (heads + kv)
-    dense += (config.num_layers - sparse) * 3 * width * config.intermediate_size
-    expert = sparse * 3 * width * config.moe_intermediate_size
-    linear, active = dense + config.num_experts * expert, dense + config.num_experts_per_token * expert
+    plain = config.num_layers * 2 * width * (heads + kv)
+    plain += (config.num_layers - sparse) * 3 * width * config.intermediate_size
+    experts = sparse * config.num_experts
+    in_experts = experts * 3 * width * config.moe_intermediate_size
     dtype = str(quant.get("dtype", "bfloat16"))
-    method = str(quant.get("_target_", "")).rpartition(".")[2]
-    streamed = int(linear * STORED_BYTES.get(method, BYTES[dtype])) + table * BYTES[dtype]
+    stored = STORED_BYTES.get(str(quant.get("_target_", "")).rpartition(".")[2], BYTES[dtype])
+    streamed = int((plain + in_experts) * stored) + table * BYTES[dtype]
     idle = 0 if config.tie_word_embeddings else table * BYTES[dtype]
-    return model_costs(vars(config), active + table, streamed, dtype), streamed + idle
+    params = plain + in_experts + table
+    costs = model_costs(vars(config), params, streamed, dtype, expert_bytes=int(in_experts * stored))
+    return {**costs, "experts": experts}, streamed + idle
 
 
 # ---- fitting
