@@ -273,3 +273,24 @@ def test_the_harness_overhead_quoted_is_the_recorded_one() -> None:
     text = (DOCS / "performance.md").read_text()
     assert f"<!-- figure: share_by_counts -->{100 * recorded['share_by_counts']:.2f} %<!-- end -->" in text
     assert f"<!-- figure: on_over_off -->{recorded['on_over_off']['median']:.3f}<!-- end -->" in text
+
+
+RECORDED = re.compile(r"<!-- record: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
+
+
+def value(record: Path, fields: str) -> float:
+    """A field of a record by its dotted name, or the quotient of two."""
+    parts = []
+    for field in fields.split("/"):
+        node = json.loads(record.read_text())
+        for key in field.split("."):
+            node = node[key]
+        parts.append(float(node))
+    return parts[0] / parts[1] if len(parts) == 2 else parts[0]
+
+
+@each_page
+def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
+    for pattern, fields, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
+        (record,) = (ROOT / "reports" / "examples").glob(f"*/runs/{pattern}/record.json")
+        assert format(value(record, fields), form) == shown, f"{page.name}: {pattern} {fields}"
