@@ -291,6 +291,6 @@ def value(record: Path, fields: str) -> float:
 
 @each_page
 def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
-    for pattern, fields, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
+    for pattern, names, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
         (record,) = (ROOT / "reports" / "examples").glob(f"*/runs/{pattern}/record.json")
-        assert format(value(record, fields), form) == shown, f"{page.name}: {pattern} {fields}"
+        assert format(value(record, names), form) == shown, f"{page.name}: {pattern} {names}"
