@@ -299,7 +299,8 @@ class LLM:
 
     def close(self) -> None:
         """Release model and cache. The LLM cannot be used afterwards."""
-        self.__dict__.pop("engine", None)
+        if "engine" in self.__dict__:
+            self.__dict__.pop("engine").close()
 
     def __enter__(self) -> LLM:
         return self

@@ -93,6 +93,9 @@ CORE = (
     "models/layers.py",
     "models/llama.py",
 )
+ASIDE = {
+    PACKAGE / "cache" / name for name in ("disk.py", "offload.py")
+}  # of the core: only a knob brings them in
 MOST_FILE_LINES = 420
 
 
@@ -201,7 +204,7 @@ def test_the_engine_stays_readable(places: tuple[str, ...], most: int) -> None:
         for place in places
         if place != "speculative" and (PACKAGE / place).exists()
         for path in sources(place)
-        if "kernels" not in path.parts
+        if "kernels" not in path.parts and not (places is CORE and path in ASIDE)
     }
     assert sum(lines.values()) <= most, "the inference engine is no longer small"
 

@@ -171,6 +171,7 @@ class MinivllmEngine:
 
     def close(self) -> None:
         """See BenchEngine."""
-        self.__dict__.pop("engine", None)
+        if "engine" in self.__dict__:
+            self.__dict__.pop("engine").close()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

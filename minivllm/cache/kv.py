@@ -10,7 +10,10 @@ from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec
 from minivllm.cache.compression import SCALE_DTYPE, compress, expand
+from minivllm.cache.disk import DiskFile
 from minivllm.cache.manager import CacheLayout, Transfers
+
+STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -62,23 +65,25 @@ class KVCache:
         self.compressed = kv_dtype != "auto"
         self.bytes_per_token = bytes_per_token(specs, dtype, kv_dtype)
         self.parts: list[tuple[Tensor, ...]] = []
-        self._host: list[tuple[Tensor, ...]] = []
         for spec in specs:
             heads: tuple[int, ...] = (layout.block_size, spec.num_kv_heads)
             shapes = [((*heads, spec.head_dim), torch.int8 if self.compressed else dtype)] * 2
             shapes += [(heads, SCALE_DTYPE)] * 2 * self.compressed
             self.parts.append(tuple(zeros((layout.num_blocks, *s), kind, device) for s, kind in shapes))
-            if layout.host_slots:
-                self._host.append(
-                    tuple(
-                        torch.zeros((layout.host_slots, *s), dtype=kind, pin_memory=True)
-                        if device.type == "cuda"
-                        else zeros((layout.host_slots, *s), kind, device)
-                        for s, kind in shapes
-                    )
-                )
+        # A row of bytes for each slot, all layers side by side: one copy across the bus, and a record on disk.
+        self._widths = [part[0].nbytes for part in self._parts()]
+        rows = (layout.host_slots + layout.offload_slots, sum(self._widths))
+        if device.type == "cuda" and rows[0]:
+            self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
+        else:
+            self.host = zeros(rows, torch.uint8, torch.device("cpu"))
+        self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
+
+    def _parts(self) -> list[Tensor]:
+        """Everything that lies in blocks, over all layers."""
+        return [part for parts in self.parts for part in parts]
 
     @property
     def num_bytes(self) -> int:
@@ -95,28 +100,42 @@ class KVCache:
             part.index_copy_(0, slots, rows)
 
     def transfer(self, moves: Transfers) -> None:
-        """Move blocks between device and host and within the device, in the order that Transfers names."""
+        """Move blocks between device, host and disk and within the device, in the order that Transfers names."""
+        rows = self.host.numpy()
+        for slot, record in moves.spills:
+            assert self.disk is not None
+            self.disk.write(record, memoryview(rows[slot].tobytes()))
         for pairs, move in (
             (moves.saves, self._save),
             (moves.copies, self._copy),
             (moves.loads, self._load),
         ):
             if pairs:
-                source, target = torch.tensor(pairs).unbind(1)
-                for layer in range(len(self.parts)):
-                    move(layer, source, target)
+                for some in torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths))):
+                    move(*some.unbind(1))
+        for record, slot in moves.reads:
+            assert self.disk is not None
+            self.disk.read(record, slot, memoryview(rows[slot]))
 
-    def _save(self, layer: int, blocks: Tensor, slots: Tensor) -> None:
-        for part, host in zip(self.parts[layer], self._host[layer], strict=True):
-            host[slots] = part[blocks.to(part.device)].to(host.device)
+    def _save(self, blocks: Tensor, slots: Tensor) -> None:
+        blocks = blocks.to(self.parts[0][0].device)
+        rows = [part[blocks].flatten(1).view(torch.uint8) for part in self._parts()]
+        self.host[slots] = torch.cat(rows, 1).cpu()
 
-    def _copy(self, layer: int, sources: Tensor, targets: Tensor) -> None:
-        for part in self.parts[layer]:
+    def _copy(self, sources: Tensor, targets: Tensor) -> None:
+        for part in self._parts():
             part[targets.to(part.device)] = part[sources.to(part.device)]
 
-    def _load(self, layer: int, slots: Tensor, blocks: Tensor) -> None:
-        for part, host in zip(self.parts[layer], self._host[layer], strict=True):
-            part[blocks.to(part.device)] = host[slots].to(part.device)
+    def _load(self, slots: Tensor, blocks: Tensor) -> None:
+        blocks = blocks.to(self.parts[0][0].device)
+        rows = self.host[slots].to(blocks.device)
+        for part, row in zip(self._parts(), rows.split(self._widths, 1), strict=True):
+            part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
+
+    def close(self) -> None:
+        """Remove what lies on disk."""
+        if self.disk is not None:
+            self.disk.close()
 
     def gather(self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of R requests side by side.

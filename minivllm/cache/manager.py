@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from minivllm.cache.eviction import Eviction
+from minivllm.cache.offload import Disk, OffloadTiers
 from minivllm.cache.pool import BlockPool
 from minivllm.cache.prefix import PrefixIndex, PrefixNode
 
@@ -24,6 +25,9 @@ class CacheLayout:
     prefix_caching: bool = False
     keeps: bool = True  # False: nothing outlives the step, every step computes whole sequences
     host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
+    offload_slots: int = 0  # further ones, for cold blocks of the prefix cache; they are numbered after those
+    disk_records: int = 0  # blocks that fit on disk, for colder ones
+    offload_dir: str | None = None  # where that file lies; None is the system's folder for temporary files
     eviction: Eviction | None = None  # what a request drops that has filled its budget
 
 
@@ -31,12 +35,14 @@ class CacheLayout:
 class Transfers:
     """Blocks to move before a step computes, in this order: each list holds (from, to)."""
 
+    spills: tuple[tuple[int, int], ...] = ()  # host slot to disk record, written in the background
     saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
     copies: tuple[tuple[int, int], ...] = ()  # device block to device block
     loads: tuple[tuple[int, int], ...] = ()  # host slot to device block
+    reads: tuple[tuple[int, int], ...] = ()  # disk record to host slot, in the background
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.copies or self.loads)
+        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
 
 
 @dataclass
@@ -49,6 +55,11 @@ class CacheCounters:
     blocks_shared: int = 0  # by forked requests
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
+    blocks_offloaded: int = 0  # cold ones, to host memory
+    blocks_restored: int = 0
+    blocks_to_disk: int = 0
+    blocks_from_disk: int = 0
+    disk_errors: int = 0  # records that could not be written or read
     blocks_evicted: int = 0
     tokens_evicted: int = 0
     queries_observed: int = 0  # whose attention said what to evict
@@ -78,9 +89,13 @@ class CacheManager:
 
     Allocation is probe, then commit: either the whole growth fits or nothing changes. What has to be moved in
     memory for it is collected, and handed out once a step by `take_transfers`.
+
+    Args:
+        layout: how the memory is cut up.
+        disk: of the lowest tier, if the layout has one and memory is real; see OffloadTiers.
     """
 
-    def __init__(self, layout: CacheLayout) -> None:
+    def __init__(self, layout: CacheLayout, disk: Disk | None = None) -> None:
         self.layout = layout
         self.block_size = layout.block_size
         self.prefix = PrefixIndex(layout.block_size) if layout.prefix_caching else None
@@ -91,6 +106,9 @@ class CacheManager:
                 layout.num_blocks, self.prefix.by_block.__contains__, lambda block: self._forget(block)
             )
         self.counters = CacheCounters()
+        self.tiers: OffloadTiers | None = None
+        if self.prefix is not None and layout.offload_slots:
+            self.tiers = OffloadTiers(layout, self.prefix, self.counters, disk)
         self._slots = list(range(layout.host_slots))[::-1]
         self._moves = _Pending()
 
@@ -101,7 +119,7 @@ class CacheManager:
 
     @property
     def num_free_slots(self) -> int:
-        """Host slots that hold nothing."""
+        """Host slots for requests that are swapped out, as far as they hold nothing."""
         return len(self._slots)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -119,8 +137,8 @@ class CacheManager:
         return None if eviction is None else eviction.capacity - (done - request.num_evicted_tokens)
 
     def admit(self, request: Request, most: int, spare: int = 0, whole: bool = False) -> int:
-        """Give a request that holds nothing its first blocks: those known by its prefix, those it was swapped out
-        with, and new ones for up to `most` tokens to compute.
+        """Give a request that holds nothing its first blocks: those known by its prefix (brought back from host
+        memory if need be), those it was swapped out with, and new ones for up to `most` tokens to compute.
 
         Args:
             request: waits, and has an empty block table.
@@ -137,7 +155,8 @@ class CacheManager:
         if (room := self.room(request, done)) is not None:
             count = min(count, room)
         fresh = self.blocks_for(done - request.num_evicted_tokens + count) - len(nodes)
-        revived = sum(self.pool.is_free(node.block) for node in nodes)
+        away = [node for node in nodes if not node.block]
+        revived = sum(self.pool.is_free(node.block) for node in nodes if node.block) + len(away)
         if (
             count < 1
             or (whole and count < request.num_tokens - done)
@@ -145,10 +164,18 @@ class CacheManager:
         ):
             return 0
         for node in nodes:
-            self.pool.share(node.block)
-        request.block_table.extend(node.block for node in nodes)
-        blocks = self.pool.allocate(fresh)
+            if node.block:
+                self.pool.share(node.block)
+        if self.tiers is not None:
+            self.tiers.hold(nodes)
+        blocks = self.pool.allocate(fresh + len(away))
         assert blocks is not None
+        for node in away:
+            assert self.prefix is not None and node.slot is not None
+            self.prefix.place(node, blocks.pop())
+            self._moves.loads.append((node.slot, node.block))
+        self.counters.blocks_restored += len(away)
+        request.block_table.extend(node.block for node in nodes)
         request.block_table.extend(blocks)
         if request.host_slots:
             self._moves.loads += zip(request.host_slots, blocks, strict=False)
@@ -162,18 +189,43 @@ class CacheManager:
         return count
 
     def _reusable(self, request: Request) -> list[PrefixNode]:
-        """Nodes on the device that hold the request's first tokens: never all, the last one must be computed."""
-        if self.prefix is None or request.num_computed_tokens or not request.may_reuse_prefix:
-            return []
+        """Nodes on the device or in host memory that hold the request's first tokens."""
         nodes = []
-        most = (request.num_tokens - 1) // self.block_size
-        if self.layout.eviction is not None:  # the blocks after those have lost some before them
-            most = min(most, self.layout.eviction.budget - 1)
-        for node in self.prefix.match(request, most):
-            if not node.block:
+        for node in self._known(request):
+            if not node.block and node.slot is None:
                 break
             nodes.append(node)
         return nodes
+
+    def _known(self, request: Request) -> Iterable[PrefixNode]:
+        """Nodes that hold the request's first tokens: never all, the last one must be computed."""
+        if self.prefix is None or request.num_computed_tokens or not request.may_reuse_prefix:
+            return ()
+        most = (request.num_tokens - 1) // self.block_size
+        if self.layout.eviction is not None:  # the blocks after those have lost some before them
+            most = min(most, self.layout.eviction.budget - 1)
+        return self.prefix.match(request, most)
+
+    def prefetch(self, requests: Iterable[Request]) -> None:
+        """Take note of what was read from disk since the last step, and start to read what these waiting requests
+        will need, as far as the host has room for it."""
+        if self.tiers is None:
+            return
+        self.tiers.settle()
+        if self.layout.disk_records:
+            for request in requests:
+                if self.tiers.may_look_ahead and not request.was_looked_ahead:
+                    request.was_looked_ahead = True
+                    self.tiers.prefetch(list(self._known(request)))
+
+    def is_fetched(self, request: Request) -> bool:
+        """Whether the request whose turn it is need not wait for the disk. The first call starts to read what is
+        still missing; whatever leaves the host after that is computed again, so that nobody waits twice."""
+        if self.tiers is None or not self.layout.disk_records:
+            return True
+        if request.disk_ticket is None:
+            request.disk_ticket = self.tiers.prefetch(list(self._known(request)))
+        return self.tiers.has_read(request.disk_ticket)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Let `request` hold `num_tokens` tokens in all, and write those it has not computed yet; False, and
@@ -284,18 +336,26 @@ class CacheManager:
         """What must be moved before the step that was planned; each is handed out once."""
         moves, self._moves = self._moves, _Pending()
         # Free only now: what is saved in this step must not go where this step still reads.
-        self._slots += [slot for slot, _ in moves.loads]
-        return Transfers(tuple(moves.saves), tuple(moves.copies), tuple(moves.loads))
+        self._slots += [slot for slot, _ in moves.loads if slot < self.layout.host_slots]
+        spills, reads = ([], []) if self.tiers is None else self.tiers.take()
+        return Transfers(*map(tuple, (spills, moves.saves, moves.copies, moves.loads, reads)))
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Only while no request holds blocks."""
         if self.prefix is not None:
-            self.prefix.clear()
+            lose = self.prefix.detach if self.tiers is None else self.tiers.lose
+            for node in list(self.prefix.root.children.values()):
+                lose(node)
             self.pool.recycle()
 
     def _forget(self, block: int) -> None:
+        """The pool takes a cached block for something else: its content goes to a lower tier, if there is one."""
         assert self.prefix is not None
-        self.prefix.forget(block)
+        node = self.prefix.displace(block)
+        if self.tiers is None:
+            self.prefix.detach(node)
+        elif (slot := self.tiers.keep(node)) is not None:
+            self._moves.saves.append((block, slot))
 
     def waste(self, requests: Iterable[Request]) -> tuple[int, int]:
         """(slots allocated but holding no token, slots allocated). A block that is shared counts once.

@@ -12,14 +12,20 @@ if TYPE_CHECKING:
 class PrefixNode:
     """One full block of tokens after those of its parent, and where its keys and values lie now."""
 
-    __slots__ = ("block", "children", "parent", "slot", "tokens")
+    __slots__ = ("block", "children", "parent", "record", "slot", "tokens")
 
     def __init__(self, parent: PrefixNode | None, tokens: Hashable) -> None:
         self.parent = parent
         self.tokens = tokens
         self.children: dict[Hashable, PrefixNode] = {}
         self.block = 0  # on the device; 0 is nowhere
-        self.slot: int | None = None  # in a lower tier
+        self.slot: int | None = None  # in host memory
+        self.record: int | None = None  # on disk
+
+    @property
+    def attached(self) -> bool:
+        """Whether it hangs in a tree, and so may be found."""
+        return self.parent is not None
 
 
 class PrefixIndex:
@@ -54,29 +60,34 @@ class PrefixIndex:
 
     def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
         """Note that `block` holds `tokens` after those of `parent`; a block that is known for them stays."""
+        if parent is not self.root and not parent.attached:
+            return PrefixNode(None, tokens)  # nobody would find it
         node = parent.children.get(tokens)
         if node is None:
             node = parent.children[tokens] = PrefixNode(parent, tokens)
         if not node.block:
-            node.block = block
-            self.by_block[block] = node
+            self.place(node, block)
         return node
 
-    def forget(self, block: int) -> PrefixNode | None:
-        """The block is used for something else now; the node that it held, if it held one."""
-        node = self.by_block.pop(block, None)
-        if node is not None:
-            node.block = 0
-            if node.slot is None:
-                self.detach(node)
+    def place(self, node: PrefixNode, block: int) -> None:
+        """Note that the node's content lies, or will lie before it is needed, in `block`."""
+        node.block = block
+        self.by_block[block] = node
+
+    def displace(self, block: int) -> PrefixNode:
+        """A cached block is used for something else now; the node that it held."""
+        node = self.by_block.pop(block)
+        node.block = 0
         return node
 
-    def detach(self, node: PrefixNode) -> None:
-        """Take a node that is nowhere any more out of the tree; what hangs below it is found no more."""
-        if node.parent is not None and node.parent.children.get(node.tokens) is node:
+    def detach(self, node: PrefixNode) -> list[PrefixNode]:
+        """Take a node that is nowhere any more out of the tree, with all below it, which nobody would find."""
+        if node.parent is not None:
             del node.parent.children[node.tokens]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.root = PrefixNode(None, ())
-        self.by_block.clear()
+        gone = [node]
+        for one in gone:
+            gone += one.children.values()
+            one.children, one.parent = {}, None
+            self.by_block.pop(one.block, None)
+            one.block = 0
+        return gone

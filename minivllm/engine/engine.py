@@ -105,7 +105,7 @@ class Engine:
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
-        self.cache = CacheManager(layout)
+        self.cache = CacheManager(layout, self.kv.disk)
         self.scheduler = Scheduler(policy, self.cache, self.events)
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
@@ -383,6 +383,7 @@ class Engine:
                 room = self.cache.room(request, start)
                 count = min(step, len(token_ids) - start, len(token_ids) if room is None else room)
                 self.cache.grow(request, start + count)
+                self.kv.transfer(self.cache.take_transfers())  # of cached blocks that this takes
                 parts = [ScheduledRequest(request, start, count)]
                 batch = self.runner.prepare(parts, all_logits=True)
                 pieces.append(self._forward(parts, batch).float())
@@ -396,3 +397,7 @@ class Engine:
         """End every request; the cache is empty afterwards."""
         for request in list(self._requests.values()):
             self._finish(request, "abort")
+
+    def close(self) -> None:
+        """Remove what the cache has on disk. The engine cannot be used afterwards."""
+        self.kv.close()

@@ -41,6 +41,10 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return self._requests[self._heap[0]]
 
+    def front(self) -> Iterator[Request]:
+        """A few requests, the three most urgent among them: the first levels of the heap."""
+        return (self._requests[rank] for rank in self._heap[:7] if rank in self._requests)
+
     def most_urgent(self, count: int) -> list[Request]:
         """Up to `count` requests, in order."""
         return [self._requests[rank] for rank in heapq.nsmallest(count, self._requests)]

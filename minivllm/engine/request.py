@@ -58,6 +58,7 @@ class Request:
         "arrival_s",
         "block_scores",
         "block_table",
+        "disk_ticket",
         "fellows",
         "finish_reason",
         "host_slots",
@@ -78,6 +79,7 @@ class Request:
         "state",
         "stop_ids",
         "token_ids",
+        "was_looked_ahead",
     )
 
     def __init__(
@@ -114,6 +116,8 @@ class Request:
         self.hypotheses: list[Hypothesis] = []  # of its beam search, at the end: the n best, the best first
         self.block_table = BlockTable()
         self.host_slots: list[int] = []  # where its keys and values lie while it is swapped out
+        self.was_looked_ahead = False  # what was on disk when it came near its turn is being read, or was
+        self.disk_ticket: int | None = None  # to wait for the disk with; None until it is its turn
         self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
         self.block_scores: list[float] = []  # attention that its blocks got, where eviction goes by it
         self.num_preemptions = 0

@@ -15,6 +15,8 @@ from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
 
+DISK_POLL_S = 0.001  # how soon to look again, where all that is to do waits for the disk
+
 
 class Scheduler:
     """Plans steps without knowing phases, as vLLM v1 does.
@@ -127,6 +129,7 @@ class Scheduler:
             self._step_s = min(self._step_s, now - self._worked_at_s)
         step = _Step(self.policy.max_num_batched_tokens)
         self._shed_overdue(step, now)
+        self.cache.prefetch(self.waiting.front())
         prefilling = [r for r in self.running if r.state is RequestState.PREFILL]
         decoding = (
             [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)
@@ -140,8 +143,10 @@ class Scheduler:
             self._serve(prefilling, step)
             self._admit(step, now)
         self._worked_at_s = now if step.scheduled else None
-        wake_at = None if step.scheduled or not self.waiting else self.policy.wake_at(self.waiting)
-        self.num_waits += wake_at is not None
+        wake_at = None if step.scheduled else step.wake_at_s
+        if not step.scheduled and self.waiting and wake_at is None:
+            wake_at = self.policy.wake_at(self.waiting)
+            self.num_waits += wake_at is not None
         plan = StepPlan(
             tuple(step.scheduled),
             tuple(step.preempted),
@@ -209,6 +214,9 @@ class Scheduler:
                 self.finish(request, "shed")
                 step.shed.append(request)
                 continue
+            if not cache.is_fetched(request):  # it keeps its place; those running go on
+                step.wake_at_s = now + DISK_POLL_S
+                return
             if not policy.preemption.may_admit(request, self.running, cache):
                 self.num_held += 1
                 return
@@ -352,13 +360,14 @@ class Scheduler:
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "preempted", "scheduled", "shed")
+    __slots__ = ("budget", "preempted", "scheduled", "shed", "wake_at_s")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
         self.shed: list[Request] = []
+        self.wake_at_s: float | None = None  # when the disk may be done with what is waited for
 
 
 def _rank(request: Request) -> tuple[float, int]:

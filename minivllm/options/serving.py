@@ -89,6 +89,9 @@ class PagedOptions(Options):
     memory_fraction: float = knob(0.5, above=0, at_most=1)
     prefix_caching: bool = False
     swap_space_gb: float = knob(4.0, at_least=0)
+    offload_gb: float = knob(0.0, at_least=0)
+    offload_disk_gb: float = knob(0.0, at_least=0)
+    offload_dir: str | None = None
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     eviction: Literal["none", "streaming", "h2o", "snapkv"] = "none"
     eviction_budget: int = knob(1024, at_least=1)
@@ -105,6 +108,12 @@ class PagedOptions(Options):
             self.eviction_window,
             self.prefix_caching,
         )
+        if self.offload_gb and not self.prefix_caching:
+            raise self.bad("offload_gb", "keeps prefixes, so it needs cache.prefix_caching=true")
+        if self.offload_disk_gb and not self.offload_gb:
+            raise self.bad(
+                "offload_disk_gb", "goes through host memory, so it needs cache.offload_gb above 0"
+            )
 
 
 @option("minivllm.cache.contiguous.ContiguousCache")

@@ -30,6 +30,8 @@ DECISIVE = {
     "cache.eviction_sinks": ("cache.tokens_evicted",),
     "cache.eviction_window": ("cache.tokens_evicted",),
     "cache.kv_dtype": ("cache.kv_bytes_per_token", "cache.kv_dtype"),
+    "cache.offload_disk_gb": ("cache.blocks_from_disk",),
+    "cache.offload_gb": ("cache.blocks_restored",),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
 }

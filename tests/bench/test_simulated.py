@@ -550,3 +550,24 @@ def test_ten_virtual_minutes_at_one_and_a_half_times_capacity(overrides: list[st
         assert counters["batching"]["preemptions"] > 0
     if "batching.shed=true" in overrides:
         assert found["ended"]["shed"] == counters["batching"]["requests_shed"] > 0
+
+
+def test_cold_prefixes_come_back_from_lower_tiers_without_any_memory() -> None:
+    common = ("cache.num_blocks=12", "cache.prefix_caching=true", "model=tiny")
+    prompts = [tuple(range(100 * i, 100 * i + 64)) for i in range(9)]
+
+    def reused(*overrides: str) -> dict[str, float | str]:
+        one = engine(*common, *overrides)
+        for number in range(18):
+            one.submit(str(number), prompts[number % 9], SamplingParams(max_tokens=2, ignore_eos=True))
+            while one.scheduler.has_unfinished:
+                one.poll()
+        return one.liveness()["cache"]
+
+    assert reused()["prefix_tokens_reused"] == 0
+    assert reused("cache.offload_gb=0.1")["prefix_tokens_reused"] == 9 * 48
+    disk = reused(
+        "cache.offload_gb=6e-4", "cache.offload_disk_gb=0.1"
+    )  # nine blocks, and all that is asked for
+    assert disk["prefix_tokens_reused"] == 9 * 48
+    assert float(disk["blocks_from_disk"]) > 0

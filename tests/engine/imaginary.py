@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 
 from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.cache.offload import Finished
+from minivllm.cache.prefix import PrefixNode
 from minivllm.engine.batching import BatchingPolicy, Sequential
 from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus
@@ -31,16 +33,47 @@ class Clock:
         return self.time_s
 
 
+class SlowDisk:
+    """A disk that does its jobs when a test says so, and fails if it says so. See `Disk`."""
+
+    backlogged = False
+
+    def __init__(self, host: dict[int, list[tuple[int, int]]]) -> None:
+        self.host = host
+        self.records: dict[int, list[tuple[int, int]]] = {}
+        self.jobs: list[tuple[int, int | None, list[tuple[int, int]]]] = []
+        self.finished: list[Finished] = []
+
+    def work(self, count: int | None = None, broken: bool = False) -> None:
+        """Do the first `count` jobs, or all. Broken: writes leave the record unreadable, reads fail."""
+        done, self.jobs = self.jobs[:count], self.jobs[len(self.jobs) if count is None else count :]
+        for record, slot, content in done:
+            if slot is None:
+                self.records.pop(record, None)
+                if not broken:
+                    self.records[record] = content
+            elif not broken and record in self.records:
+                self.host[slot] = list(self.records[record])
+            failed = broken or (slot is not None and record not in self.records)
+            self.finished.append(Finished(record, slot, "broken" if failed else None))
+
+    def poll(self) -> list[Finished]:
+        """See `Disk`."""
+        finished, self.finished = self.finished, []
+        return finished
+
+
 class Machine:
     """Carries plans out on positions and token ids in place of keys and values, and samples (position mod 5); beams
     by `continuations`."""
 
     def __init__(self, policy: BatchingPolicy, layout: CacheLayout) -> None:
         self.clock = Clock()
-        self.scheduler = Scheduler(policy, CacheManager(layout), EventBus(), self.clock)
         size = layout.block_size
         self.blocks = {block: [(-1, -1)] * size for block in range(layout.num_blocks)}
-        self.host = {slot: [(-1, -1)] * size for slot in range(layout.host_slots)}
+        self.host = {slot: [(-1, -1)] * size for slot in range(layout.host_slots + layout.offload_slots)}
+        self.disk = SlowDisk(self.host)
+        self.scheduler = Scheduler(policy, CacheManager(layout, self.disk), EventBus(), self.clock)
         self.requests: list[Request] = []
         self.searches: dict[Request, BeamSearch] = {}
 
@@ -84,12 +117,18 @@ class Machine:
         """Move, write, check what would be read, and sample. The requests that ended."""
         size = self.scheduler.cache.block_size
         pool = self.scheduler.cache.pool
+        self.disk.jobs += [(record, None, list(self.host[slot])) for slot, record in plan.transfers.spills]
+        saved = [slot for _, slot in plan.transfers.saves]
+        assert len(saved) == len(set(saved)), "a slot is written twice, in no order"
         for block, slot in plan.transfers.saves:
             self.host[slot] = list(self.blocks[block])
         for source, target in plan.transfers.copies:
             self.blocks[target] = list(self.blocks[source])
         for slot, block in plan.transfers.loads:
             self.blocks[block] = list(self.host[slot])
+        for record, slot in plan.transfers.reads:
+            self.host[slot] = [(-2, -2)] * size
+            self.disk.jobs.append((record, slot, []))
         for part in plan.scheduled:
             blocks = part.request.block_table.blocks
             for position in range(part.start, part.end):
@@ -150,6 +189,7 @@ class Machine:
         """Plan a step and carry it out; time goes on, to where something can be done if nothing is now."""
         plan = self.scheduler.plan()
         done = self.carry_out(plan)
+        self.disk.work()
         self.clock.time_s += 0.001
         if plan.wake_at_s is not None:
             self.clock.time_s = max(self.clock.time_s, plan.wake_at_s)
@@ -180,9 +220,46 @@ class Machine:
         held = [slot for request in self.requests for slot in request.host_slots]
         assert len(held) == len(set(held))
         assert len(held) + cache.num_free_slots <= cache.layout.host_slots
+        if cache.prefix is not None:
+            self.check_tiers()
         known = sorted(r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running))
         pending = [r.request_id for r in self.requests if r.parent is not None and r.parent.state != "done"]
         open_ = sorted(
             r.request_id for r in self.requests if r.state is not RequestState.DONE and r.parent is None
         )
         assert known == open_, (known, open_, pending)
+
+    def check_tiers(self) -> None:
+        """What the prefix cache knows of is where it says, and nothing else takes room."""
+        cache = self.scheduler.cache
+        assert cache.prefix is not None
+        held: list[PrefixNode] = []
+        size, content = cache.block_size, {}
+        parents = [(cache.prefix.root, 0)]
+        for parent, start in parents:
+            for tokens, node in parent.children.items():
+                assert node.parent is parent and node.tokens == tokens
+                assert node.block or node.slot is not None or node.record is not None
+                content[node] = list(enumerate(tokens, start))  # type: ignore[arg-type]
+                if node.block:
+                    assert cache.prefix.by_block[node.block] is node
+                    assert self.blocks[node.block] == content[node]
+                if node.slot is not None:
+                    assert self.host[node.slot] == content[node]
+                held.append(node)
+                parents.append((node, start + size))
+        assert sum(node.block > 0 for node in held) == len(cache.prefix.by_block)
+        if (tiers := cache.tiers) is None:
+            return
+        assert tiers.host == {node.slot: node for node in held if node.slot is not None}
+        read = [node for node in tiers.reading.values() if node.record is not None]
+        assert {*tiers.disk.values(), *read} == {node for node in held if node.record is not None}
+        first, most = cache.layout.host_slots, cache.layout.offload_slots
+        slots = [*tiers.host, *tiers.reading, *tiers._free_slots]
+        assert sorted(slots) == list(range(first, first + len(slots)))
+        records = [*tiers.disk, *(node.record for node in read), *tiers._free_records]
+        assert sorted(records) == list(range(len(records)))  # type: ignore[type-var]
+        assert len(slots) <= most and len(records) <= cache.layout.disk_records
+        busy = {record for record, _, _ in self.disk.jobs} | {done.record for done in self.disk.finished}
+        for record, node in tiers.disk.items():
+            assert record in busy or self.disk.records[record] == content[node]

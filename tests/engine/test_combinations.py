@@ -22,6 +22,7 @@ PROMPTS = [
     [*SHARED, 4, 40],
 ]
 FEW_BLOCKS = ["model.max_model_len=64", "cache.block_size=4", "cache.num_blocks=14"]
+OFFLOAD = [*FEW_BLOCKS, "cache.prefix_caching=true", "cache.offload_gb=1e-4"]  # 32 blocks
 AXES: dict[str, dict[str, list[str]]] = {
     "batching": {
         "sequential": ["batching=sequential"],
@@ -47,6 +48,8 @@ AXES: dict[str, dict[str, list[str]]] = {
         "few blocks": FEW_BLOCKS,
         "prefix": ["cache.prefix_caching=true", "cache.block_size=4"],
         "prefix, few blocks": [*FEW_BLOCKS, "cache.prefix_caching=true"],
+        "offload": OFFLOAD,
+        "offload to disk": [*OFFLOAD, "cache.offload_gb=3e-5", "cache.offload_disk_gb=1e-3"],
         "contiguous": ["cache=contiguous"],
         "none": ["cache=none"],
     },
@@ -72,8 +75,9 @@ def possible(one: Combination) -> bool:
         return False
     if one["decoding"] == "beam" and one["batching"] == "sequential" and one["cache"] == "contiguous":
         return False  # room for one sequence
-    if one["decoding"] == "beam" and one["preemption"] == "reserve" and "few blocks" in one["cache"]:
-        return False  # which two whole outputs do not fit
+    scarce = "few blocks" in one["cache"] or "offload" in one["cache"]
+    if one["decoding"] in ("beam", "samples") and one["preemption"] == "reserve" and scarce:
+        return False  # several whole outputs do not fit
     return not (one["decoding"] == "samples" and one["batching"] == "grouped")  # three samples, two sequences
 
 

@@ -52,6 +52,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         keeps=st.booleans(),
         host_slots=st.integers(0, 6),
+        offload_slots=st.sampled_from([0, 1, 3, 9]),
+        disk_records=st.sampled_from([0, 1, 3, 9]),
         eviction=st.sampled_from(["none", "none", "streaming", "h2o", "snapkv"]),
         kept=st.tuples(st.integers(0, 1), st.integers(1, 2), st.integers(1, 3)),
     )
@@ -63,6 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         keeps: bool,
         host_slots: int,
+        offload_slots: int,
+        disk_records: int,
         eviction: str,
         kept: tuple[int, int, int],
     ) -> None:
@@ -79,6 +83,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             keeps=keeps,
             host_slots=host_slots,
+            offload_slots=offload_slots,
+            disk_records=disk_records,
             eviction=make_eviction(eviction, block_size, total, sinks, window, prefix_caching)
             if keeps
             else None,
@@ -139,6 +145,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.open()))
         for one in (*request.siblings, request):
             self.machine.scheduler.finish(one, "abort")
+
+    @rule(count=st.integers(1, 3), broken=st.sampled_from([False, False, False, True]))
+    def work_of_the_disk(self, count: int, broken: bool) -> None:
+        self.machine.disk.work(count, broken)
+
+    @precondition(lambda self: not self.open())
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.machine.scheduler.cache.reset_prefix_cache()
 
     @rule()
     def advance(self) -> None:

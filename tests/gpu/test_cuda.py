@@ -93,3 +93,14 @@ def test_the_packed_int4_weight_is_that_of_the_cpu(columns: int) -> None:
         expected = x.double() @ here.transposed(0, 128).double() + bias
         error = (there(x.cuda()).cpu().double() - expected).norm() / expected.norm()
         assert error < 0.01
+
+
+def test_blocks_come_back_from_host_and_disk_as_they_left(folder: Path) -> None:
+    common = ["cache.block_size=4", "cache.prefix_caching=true", "model.max_model_len=64"]
+    tiers = ["cache.num_blocks=18", "cache.offload_gb=1e-4", "cache.offload_disk_gb=1e-3"]
+    results = []
+    for overrides in (["cache.num_blocks=200"], tiers):
+        with LLM(str(folder), device="cuda", quant="fp32", overrides=[*common, *overrides]) as llm:
+            results.append([o.outputs[0].token_ids for _ in range(3) for o in llm.generate(PROMPTS, GREEDY)])
+            assert (llm.engine.cache.counters.blocks_restored > 0) == (overrides is tiers)
+    assert results[0] == results[1]
