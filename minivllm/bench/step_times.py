@@ -19,7 +19,11 @@ from minivllm.models.config import ModelConfig
 
 Matrix = NDArray[np.float64]
 
-FEATURES = ("step", "requests", "requests_above_16", "prefill_tokens", "context_tokens", "prefill_pairs")
+FEATURES = (
+    *("step", "requests", "requests_above_16"),
+    *("prefill_step", "prefill_tokens", "prefill_tokens_to_256", "context_tokens", "prefill_pairs"),
+)
+FEW = 256  # prefill tokens up to which one more may cost more: matrix products are not efficient yet
 RIDGE = (
     16  # requests past which one more may cost more: where reading the weights no longer is the most of it
 )
@@ -31,7 +35,7 @@ STALL = 3.0  # times what was predicted: the machine did something else
 ROUNDS = 20
 LEAST_STEPS = 50
 # Bytes of a weight of the quantised linear layers, scales included; other methods store the compute dtype.
-STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "NF4": 0.53}
+STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "FP8": 1.0, "NF4": 0.53, "Int4": 0.53}
 
 
 class StepTimes(Protocol):
@@ -70,9 +74,11 @@ class FittedTimes:
 
     def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
         """See StepTimes."""
-        fixed, each, above, token, read, pair = self.coefficients
+        fixed, each, above, started, token, early, read, pair = self.coefficients
         wide = requests - RIDGE if requests > RIDGE else 0
-        return fixed + each * requests + above * wide + token * prefill + read * context + pair * pairs
+        if prefill:
+            fixed += started + token * prefill + early * min(prefill, FEW) + pair * pairs
+        return fixed + each * requests + above * wide + read * context
 
     def describe(self) -> str:
         """See StepTimes."""
@@ -203,7 +209,9 @@ def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
     )
     pairs = prefill * (context - prefill / 2) / requests
     above = np.maximum(requests - RIDGE, 0)
-    features = np.stack([np.ones_like(requests), requests, above, prefill, context, pairs], axis=1)
+    some, few = np.minimum(prefill, 1), np.minimum(prefill, FEW)
+    columns = [np.ones_like(requests), requests, above, some, prefill, few, context, pairs]
+    features = np.stack(columns, axis=1)
     return features, np.asarray(times, dtype=np.float64)
 
 

@@ -294,7 +294,7 @@ def test_least_squares_stay_non_negative_and_best(
         assert np.linalg.norm(a @ np.maximum(x + step, 0) - b) >= best - 1e-6
 
 
-PLANTED = (4.0, 0.2, 0.3, 0.05, 0.002, 0.0001)
+PLANTED = (4.0, 0.2, 0.3, 12.0, 0.05, 0.06, 0.002, 0.0001)
 
 
 def steps(n: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -303,7 +303,9 @@ def steps(n: int, rng: np.random.Generator) -> dict[str, Any]:
     prefill = np.where(rng.random(n) < 0.2, rng.integers(1, 1500, n), 0)
     context = requests * rng.integers(20, 900, n) + prefill
     pairs = prefill * (context - prefill / 2) / requests
-    features = np.stack([np.ones(n), requests, np.maximum(requests - 16, 0), prefill, context, pairs], 1)
+    some, few = np.minimum(prefill, 1), np.minimum(prefill, 256)
+    above = np.maximum(requests - 16, 0)
+    features = np.stack([np.ones(n), requests, above, some, prefill, few, context, pairs], 1)
     total = features @ np.array(PLANTED)
     shares = {
         "schedule_ms": 0.02,
@@ -373,7 +375,7 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     fitted = fit_records(str(tmp_path / "runs" / "a"), wanted)
     assert (fitted.steps, fitted.records) == (800, 2)
     assert fitted.coefficients == pytest.approx(PLANTED, rel=1e-6)
-    assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(4 + 4 + 1.2 + 0.35 + 1.8 + 0.005)
+    assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005)
     assert "800 steps of 2 records" in fitted.describe() and "0.2 requests" in fitted.describe()
     with pytest.raises(
         BadInput, match=r"0 of 4 records there have the same model, quant, attention, runtime"
