@@ -257,7 +257,14 @@ def test_tables_are_those_of_the_committed_records(page: Path) -> None:
         assert shown == (ROOT / name).read_text(), name
 
 
-@pytest.mark.parametrize("name", ["batch-1", "chat", "four-requests", "precision", "tiny-precision"])
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        folder.name
+        for folder in (ROOT / "reports" / "examples" / "cpu" / "runs").iterdir()
+        if (folder / "plan.json").exists()
+    ),
+)
 def test_committed_tables_are_rebuilt_from_their_records(name: str, tmp_path: Path) -> None:
     from minivllm.report import build_report
 
