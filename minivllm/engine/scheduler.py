@@ -117,8 +117,7 @@ class Scheduler:
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
         request.rank = (due + request.params.priority * self.policy.aging_s, self._num_added)
-        if self.policy.shed and request.params.deadline_ms is not None:
-            heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
+        self._watch(request)
         self.waiting.push(request)
         self._changed(request, RequestState.WAITING)
 
@@ -273,7 +272,14 @@ class Scheduler:
         self.running[child] = None
         parent.siblings.remove(child)  # its place was counted with the parent's
         child.parent = None
+        if not child.fellows:  # beams end with the first of them
+            self._watch(child)
         self._changed(child, RequestState.DECODE)
+
+    def _watch(self, request: Request) -> None:
+        """Remember the deadline of a request that has just got its number."""
+        if self.policy.shed and request.params.deadline_ms is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request, wherever it is, and take its blocks back; all beams of a search end with any of them."""

@@ -332,6 +332,15 @@ def test_a_request_that_cannot_meet_its_deadline_is_shed() -> None:
     assert (hopeless.finish_reason, hopeless.num_output_tokens) == ("shed", 0)
 
 
+def test_every_sample_is_shed_at_its_deadline() -> None:
+    machine = make(Continuous(max_num_seqs=4, shed=True), blocks=32)
+    first = machine.add([0], 20, n=3, deadline_ms=5.5)
+    samples = [first, *first.siblings]
+    machine.run()
+    assert [one.finish_reason for one in samples] == ["shed"] * 3
+    assert all(0 < one.num_output_tokens < 20 for one in samples)
+
+
 def test_without_shedding_a_late_request_is_served() -> None:
     machine = make(Continuous(max_num_seqs=1), blocks=32)
     machine.add([0], 8)
