@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from minivllm.bench.clock import VirtualClock
@@ -160,13 +159,7 @@ class SimulatedEngine:
             max_model_len=longest,
             max_num_seqs=policy.max_num_seqs,
         )
-        if policy.preemption.name != "swap":
-            layout = replace(layout, host_slots=0)
-        elif not layout.host_slots:
-            raise BadInput(
-                "batching.preemption=swap has no host memory to swap to: use cache=paged with "
-                "cache.swap_space_gb above 0, or batching.preemption=recompute"
-            )
+        layout = policy.preemption.fit(layout)
         self.clock = VirtualClock()
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, EventBus(), self.clock.now)

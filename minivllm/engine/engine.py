@@ -95,13 +95,7 @@ class Engine:
                 f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) turns keys by the prompt's "
                 "length, so prompts of different lengths share nothing; use cache.prefix_caching=false"
             )
-        if policy.preemption.name != "swap":
-            layout = replace(layout, host_slots=0)
-        elif not layout.host_slots:
-            raise BadInput(
-                "batching.preemption=swap has no host memory to swap to: use cache=paged with "
-                "cache.swap_space_gb above 0, or batching.preemption=recompute"
-            )
+        layout = policy.preemption.fit(layout)
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
-from minivllm.cache.manager import CacheManager
+from minivllm.cache.manager import CacheLayout, CacheManager
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 
@@ -14,6 +15,9 @@ class Preemption(Protocol):
     """A `batching.preemption` choice."""
 
     name: str
+
+    def fit(self, layout: CacheLayout) -> CacheLayout:
+        """The cache's layout with the host memory that the strategy uses. Raises BadInput if it lacks what it needs."""
 
     def check(self, request: Request, cache: CacheManager) -> None:
         """Raises BadInput if the request could never be admitted."""
@@ -29,6 +33,10 @@ class Recompute:
     """Drop what was computed; the request computes all its tokens again (vLLM v1's only way)."""
 
     name = "recompute"
+
+    def fit(self, layout: CacheLayout) -> CacheLayout:
+        """Nothing goes to host memory."""
+        return replace(layout, host_slots=0)
 
     def check(self, request: Request, cache: CacheManager) -> None:
         """Whatever fits the cache alone will be admitted."""
@@ -47,6 +55,15 @@ class Swap(Recompute):
     """Copy what was computed to host memory and back (Kwon et al. 2023, section 4.5); recompute where that is full."""
 
     name = "swap"
+
+    def fit(self, layout: CacheLayout) -> CacheLayout:
+        """See Preemption."""
+        if not layout.host_slots:
+            raise BadInput(
+                "batching.preemption=swap has no host memory to swap to: use cache=paged with "
+                "cache.swap_space_gb above 0, or batching.preemption=recompute"
+            )
+        return layout
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
         """See Preemption."""
