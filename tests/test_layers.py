@@ -32,9 +32,14 @@ FORBIDDEN = {
     "report": (
         *HEAVY,
         "hydra",
-        *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config", "ablation")),
+        *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config")),
+        *(f"minivllm.ablation.{name}" for name in ("plan", "preview", "sweep")),  # not what measures
     ),
     "ablation": HEAVY,
+    **dict.fromkeys(
+        tuple(f"ablation/{name}.py" for name in ("analysis", "design", "findings", "metric", "statistics")),
+        (*HEAVY, "hydra", *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config"))),
+    ),
     "cli.py": HEAVY,
     "config.py": HEAVY,
     "options": (*HEAVY, "hydra"),
@@ -77,6 +82,7 @@ TORCH_FREE = (
     "minivllm.bench.records",
     "minivllm.report",
     "minivllm.peers.honoured",
+    "minivllm.ablation.analysis",
     "minivllm.ablation.sweep",
     "minivllm.ablation.preview",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",

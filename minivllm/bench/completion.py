@@ -12,7 +12,7 @@ from minivllm.bench import storage
 from minivllm.bench.identity import code_hash
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance
-from minivllm.bench.record import Failure, Record, Validity
+from minivllm.bench.record import Failure, Validity
 from minivllm.bench.telemetry import peak
 
 
@@ -37,15 +37,8 @@ def write_failure(
     Raises:
         OSError: it could not be written.
     """
-    record = Record(
-        run_id=measurement.run_id,
-        cell_id=measurement.cell_id,
-        sweep=measurement.sweep,
-        arm=measurement.arm,
-        block=measurement.block,
-        status=status,
-        config=measurement.config,
-        position=measurement.position,
+    record = measurement.record(
+        status,
         error=Failure(kind, message, storage.log_tail(measurement.path / storage.LOG)),
         provenance=facts or provenance(measurement.config, code_hash()),
         validity=Validity(False, [f"{status}: {message}"]),

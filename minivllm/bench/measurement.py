@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.record import Ablation, Record
+
 SIMULATED = "minivllm.bench.simulated.SimulatedEngine"  # the `_target_` of what predicts instead of measuring
 
 
@@ -22,6 +24,7 @@ class Measurement:
         directory: where the record goes, `<runs_dir>/<sweep>/<cell name>-<run_id>`.
         config: the resolved configuration.
         position: of the arm within its sweep; the report keeps this order, the first is the baseline.
+        ablation: the fields of the record's `ablation`; None outside one.
     """
 
     run_id: str
@@ -32,6 +35,7 @@ class Measurement:
     directory: str
     config: dict[str, Any]
     position: int = 0
+    ablation: dict[str, Any] | None = None
 
     @property
     def path(self) -> Path:
@@ -42,6 +46,21 @@ class Measurement:
     def cell(self) -> str:
         """The readable part of the directory's name."""
         return self.path.name.removesuffix(f"-{self.run_id}")
+
+    def record(self, status: str, **fields: Any) -> Record:
+        """A record of this measurement: what is known before it is made, and the given fields."""
+        return Record(
+            run_id=self.run_id,
+            cell_id=self.cell_id,
+            sweep=self.sweep,
+            arm=self.arm,
+            block=self.block,
+            status=status,
+            config=self.config,
+            position=self.position,
+            ablation=Ablation(**self.ablation) if self.ablation else None,
+            **fields,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary, ready for JSON."""

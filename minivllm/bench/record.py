@@ -167,6 +167,19 @@ class Failure:
 
 
 @dataclass
+class Ablation:
+    """Where a measurement stands in an ablation; all that the analysis needs besides the figures."""
+
+    design: str  # "leave_one_out" | "add_one_in" | "pairs" | "factorial"
+    metric: str  # below `metrics`: what the verdicts are about
+    optimisations: list[str]  # all of the ablation, in order
+    requires: dict[str, list[str]]  # of those that require others
+    on: list[str]  # those that this arm has
+    order: int = 0  # of the arm within its block, which is shuffled
+    seed: int = 0  # of the shuffling
+
+
+@dataclass
 class Record:
     """One measurement: one cell, one block."""
 
@@ -178,6 +191,7 @@ class Record:
     status: str
     config: dict[str, Any]
     position: int = 0  # of the arm within its sweep
+    ablation: Ablation | None = None
     workload_hash: str | None = None
     weights: str | None = None  # "checkpoint" | "random"
     attention_backend: str | None = None

@@ -237,18 +237,8 @@ class Session:
     def _record(self, measurement: Measurement, **fields: Any) -> Record:
         """A record of an ok measurement, with what is known of every one."""
         info = self.engine.info
-        return Record(
-            run_id=measurement.run_id,
-            cell_id=measurement.cell_id,
-            sweep=measurement.sweep,
-            arm=measurement.arm,
-            block=measurement.block,
-            status="ok",
-            config=measurement.config,
-            position=measurement.position,
-            weights=info.weights,
-            attention_backend=info.attention_backend,
-            **fields,
+        return measurement.record(
+            "ok", weights=info.weights, attention_backend=info.attention_backend, **fields
         )
 
     def _measure_quality(self, measurement: Measurement, reference: Reference | None) -> Result:

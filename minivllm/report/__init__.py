@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from minivllm.report.page import build_report
-from minivllm.report.precision import summary_tables
-from minivllm.report.tables import summary_table
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minivllm.report.page import build_report
+    from minivllm.report.precision import summary_tables
+    from minivllm.report.tables import summary_table
 
 __all__ = ["build_report", "summary_table", "summary_tables"]
+
+_HOMES = {
+    "build_report": "minivllm.report.page",
+    "summary_table": "minivllm.report.tables",
+    "summary_tables": "minivllm.report.precision",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: the analysis of an ablation reads cells without the page."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -9,13 +9,14 @@ from typing import Any
 from minivllm.report import precision, sections
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import sig
+from minivllm.report.liveness import liveness
 from minivllm.report.plots import comparison_plots
 from minivllm.report.rows import Row, distinct, read_rows
 from minivllm.report.simulation import simulation_check
 from minivllm.report.style import Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
-from minivllm.report.verdict import liveness, verdict
+from minivllm.report.verdict import verdict
 from minivllm.report.writing import write_bytes
 
 FIGURES = (

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from minivllm.report.cells import DEVICE, Cell, show
 from minivllm.report.format import count, listing, ratio, sig
+from minivllm.report.liveness import liveness
 from minivllm.report.precision import headline as quality
-from minivllm.report.rows import below, number
+from minivllm.report.rows import number
 
 THROUGHPUT = "metrics.output_tokens_per_s"
-# Groups whose options are optimisations of the engine and count their own work.
-LIVE_GROUPS = ("quant", "attention", "batching", "cache", "speculative", "decoding", "runtime", "parallel")
-# Knobs whose work one counter shows by itself; others of their group may move for another reason.
-DECISIVE = {
-    "batching.aging_s": ("batching.requests_overtaken",),
-    "batching.chunked_prefill": ("batching.prefill_chunks",),
-    "batching.fair_prefill": ("batching.prefill_chunks",),
-    "batching.group_by_length": ("batching.requests_overtaken",),
-    "batching.max_num_seqs": ("batching.largest_batch",),
-    "batching.max_wait_ms": ("batching.waits",),
-    "batching.preemption": ("batching.preemptions", "cache.blocks_swapped_out"),
-    "batching.prefill_first": ("batching.requests_deferred",),
-    "batching.shed": ("batching.requests_shed",),
-    "batching.watermark": ("batching.admissions_held",),
-    "cache.eviction": ("cache.tokens_evicted", "cache.queries_observed"),
-    "cache.eviction_budget": ("cache.tokens_evicted",),
-    "cache.eviction_sinks": ("cache.tokens_evicted",),
-    "cache.eviction_window": ("cache.tokens_evicted",),
-    "cache.kv_dtype": ("cache.kv_bytes_per_token", "cache.kv_dtype"),
-    "cache.offload_disk_gb": ("cache.blocks_from_disk",),
-    "cache.offload_gb": ("cache.blocks_restored",),
-    "cache.prefix_caching": ("cache.prefix_tokens_reused",),
-    "cache.swap_space_gb": ("cache.blocks_swapped_out",),
-}
 
 
 @dataclass(frozen=True)
@@ -43,17 +19,6 @@ class Verdict:
 
     headline: str
     lines: list[str]
-
-
-@dataclass(frozen=True)
-class Liveness:
-    """Whether a knob that differs from the baseline's did anything, by its own counters."""
-
-    label: str
-    option: str  # as one writes it: "quant=nf4", "cache.block_size=32"
-    counters: str
-    baseline: str
-    verdict: str  # "live" | "not live" | "not counted"
 
 
 def verdict(cells: list[Cell]) -> Verdict:
@@ -200,69 +165,3 @@ def _trust(done: list[Cell]) -> list[str]:
             "Requests arrived at a set rate, which caps the throughput: compare latencies, not tokens/s."
         )
     return lines
-
-
-def liveness(cells: list[Cell]) -> list[Liveness]:
-    """Did the counters move, in each cell and each engine group that differ from the first cell?"""
-    if len(cells) < 2:
-        return []
-    base, found = cells[0], []
-    for cell in cells[1:]:
-        if not cell.ok or not base.ok:
-            continue
-        for group in LIVE_GROUPS:
-            knobs = _knobs(cell, group)
-            if knobs == _knobs(base, group):
-                continue
-            mine, theirs = _counters(cell, group), _counters(base, group)
-            changed = _changed(group, knobs, _knobs(base, group))
-            if all(name.partition("=")[0] in DECISIVE for name in changed):
-                paths = {path for name in changed for path in DECISIVE[name.partition("=")[0]]}
-                mine, theirs = _decisive(cell, paths), _decisive(base, paths)
-            state = "not counted" if not mine and not theirs else "not live" if mine == theirs else "live"
-            option = ", ".join(changed)
-            found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
-    return found
-
-
-def _knobs(cell: Cell, group: str) -> dict[str, str]:
-    knobs = below(cell.ok[0], f"config.{group}")
-    return {k: show(v) for k, v in knobs.items()} | {"": show(cell.first(f"choices.{group}"))}
-
-
-def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """What was set otherwise: the option, or else the knobs of the same option."""
-    if mine[""] != theirs[""]:
-        return [f"{group}={mine['']}"]
-    return [
-        f"{group}.{name}={show(mine.get(name))}"
-        for name in sorted(mine | theirs)
-        if mine.get(name) != theirs.get(name)
-    ]
-
-
-def _counters(cell: Cell, group: str) -> dict[str, Any]:
-    """Counters of a group: the mean over blocks for numbers, the first block's for words."""
-    counters = below(cell.ok[0], f"liveness.{group}")
-    for name in counters:
-        mean = cell.mean(f"liveness.{group}.{name}")
-        counters[name] = round(mean, 9) if mean is not None else counters[name]
-    return counters
-
-
-def _decisive(cell: Cell, paths: set[str]) -> dict[str, Any]:
-    """The counters of these names, those that were counted."""
-    every = {group: _counters(cell, group) for group in {path.partition(".")[0] for path in paths}}
-    parted = [path.partition(".") for path in sorted(paths)]
-    return {name: every[group][name] for group, _, name in parted if name in every[group]}
-
-
-def _listed(counters: dict[str, Any]) -> str:
-    shown = (f"{k} {_counter(v)}" for k, v in sorted(counters.items()))
-    return ", ".join(shown) or "none"
-
-
-def _counter(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() else sig(value, 4)
-    return str(value)

@@ -1,0 +1,349 @@
+"""What the records of an ablation say: each optimisation's effect, with its uncertainty. Reads nothing but records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from minivllm.ablation import statistics
+from minivllm.ablation.design import AGAIN, BASELINE, Chosen, Contrast, Design
+from minivllm.ablation.findings import (
+    Analysis,
+    Attribution,
+    Effect,
+    Factor,
+    Interaction,
+    Togetherness,
+    Verdict,
+)
+from minivllm.ablation.metric import OTHERS, Metric, find_metric
+from minivllm.report.cells import DEVICE, Cell, gather
+from minivllm.report.liveness import liveness
+from minivllm.report.rows import Row, below, number, status_of
+
+Block = tuple[str, int]  # host and block number: within one, ratios are paired
+
+
+def analyse(rows: Sequence[Row]) -> Analysis | None:
+    """The analysis of an ablation's records.
+
+    Args:
+        rows: of `report.rows`, also of other sweeps, which are left out. Of several ablations, and of records of
+            several versions of the code or several devices, the newest is analysed and the rest is noted.
+
+    Returns:
+        None if there is no record of an ablation.
+    """
+    cells = [cell for cell in gather(list(rows)) if cell.first("ablation.design")]
+    if not cells:
+        return None
+    newest = max(cells, key=lambda cell: max(str(r.get("provenance.started_at") or "") for r in cell.rows))
+    kept = [cell for cell in cells if _belongs(cell, newest)]
+    return _Reading(kept, sum(len(cell.rows) for cell in cells if cell not in kept)).analysis()
+
+
+def _belongs(cell: Cell, newest: Cell) -> bool:
+    """Whether both are of one ablation, one code and one device; a record that cannot say belongs to any."""
+    for key in ("sweep", "provenance.code_hash", DEVICE):
+        values = {cell.first(key), newest.first(key)} - {None}
+        if len(values) > 1:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The cells of one ablation by their arms."""
+
+    cells: list[Cell]
+    left_out: int  # records of other ablations, code or devices
+
+    @cached_property
+    def design(self) -> Design:
+        """As recorded."""
+        row = self.cells[0].rows[0]
+        requires = below(row, "ablation.requires")
+        names = row["ablation.optimisations"]
+        return Design(row["ablation.design"], {name: tuple(requires.get(name) or ()) for name in names})
+
+    @cached_property
+    def arms(self) -> dict[Chosen, Cell]:
+        """Without the A/A arm."""
+        return {frozenset(c.first("ablation.on")): c for c in self.cells if c.arm != AGAIN}
+
+    @cached_property
+    def tests(self) -> int:
+        """How many optimisations are tested at once."""
+        return len(self.design.names)
+
+    def analysis(self) -> Analysis:
+        """See `Analysis`."""
+        metric = find_metric(str(self.cells[0].first("ablation.metric")))
+        noise = self._noise(metric)
+        effects, interactions = self._effects(metric, noise), self._interactions(metric)
+        others = [m for name in OTHERS if (m := find_metric(name)) != metric and self._recorded(m)]
+        baseline = self.arms.get(self.design.baseline)
+        return Analysis(
+            design=self.design.kind,
+            sweep=self.cells[0].sweep,
+            baseline=BASELINE,
+            metric=metric.name,
+            direction=metric.direction,
+            effects=effects,
+            others=tuple(effect for m in others for effect in self._effects(m, self._noise(m))),
+            noise=noise,
+            interactions=interactions,
+            attribution=self._attribution(metric),
+            blocks=0 if baseline is None else len(baseline.ok),
+            blocks_needed=statistics.blocks_needed(self.tests),
+            notes=tuple(self._notes(effects, noise, interactions)),
+        )
+
+    def _recorded(self, metric: Metric) -> bool:
+        return any(_values(cell, metric) for cell in self.arms.values())
+
+    # ---- effects
+
+    def _effects(self, metric: Metric, noise: Effect | None) -> tuple[Effect, ...]:
+        read = [self._measured(contrast, metric) for contrast in self.design.contrasts]
+        estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
+        corrected = statistics.holm([e.p_value if e else None for e in estimates])
+        band = _band(noise)
+        found = []
+        for contrast, (pairs, logs), estimate, p_holm in zip(
+            self.design.contrasts, read, estimates, corrected, strict=True
+        ):
+            verdict: Verdict
+            if estimate is None:
+                verdict = "failed"
+            elif not self._live(pairs):
+                verdict = "not live"
+            else:
+                verdict = self._verdict(estimate, p_holm, metric, band)
+            found.append(self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict))
+        return tuple(found)
+
+    def _verdict(
+        self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
+    ) -> Verdict:
+        if p_holm is None or p_holm > statistics.ALPHA:
+            enough = estimate.n >= statistics.blocks_needed(self.tests)
+            return "none" if enough else "too few blocks"
+        logarithm = math.log(estimate.ratio)
+        if abs(logarithm) <= band:
+            return "none"
+        return "faster" if logarithm * metric.better > 0 else "slower"
+
+    def _effect(
+        self,
+        contrast: Contrast,
+        metric: Metric,
+        pairs: int,
+        logs: np.ndarray[Any, Any],
+        estimate: statistics.Estimate | None,
+        p_holm: float | None,
+        verdict: Verdict,
+    ) -> Effect:
+        with_, without = contrast.pairs[0]
+        return Effect(
+            name=contrast.name,
+            metric=metric.name,
+            arm=self.design.label(with_),
+            against=self.design.label(without),
+            pairs=pairs,
+            ratio=estimate.ratio if estimate else None,
+            low=estimate.low if estimate else None,
+            high=estimate.high if estimate else None,
+            p_value=estimate.p_value if estimate else None,
+            p_holm=p_holm,
+            blocks=len(logs),
+            minimum_detectable=statistics.minimum_detectable(logs, self.tests),
+            verdict=verdict,
+            log_ratios=tuple(float(value) for value in logs),
+        )
+
+    def _measured(
+        self, contrast: Contrast, metric: Metric
+    ) -> tuple[list[tuple[Chosen, Chosen]], np.ndarray[Any, Any]]:
+        """The pairs of which both arms have figures, and a mean log-ratio for each block that has them all."""
+        pairs = [pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)]
+        return pairs, self._by_block(
+            [chosen for pair in pairs for chosen in pair],
+            metric,
+            lambda log: float(np.mean([log[with_] - log[without] for with_, without in pairs])),
+        )
+
+    def _by_block(
+        self, arms: Sequence[Chosen], metric: Metric, value: Callable[[dict[Chosen, float]], float]
+    ) -> np.ndarray[Any, Any]:
+        """`value` of the logarithms of the arms' figures, for each block in which all of them have one."""
+        logs = {chosen: self._logs(chosen, metric) for chosen in arms}
+        common = set.intersection(*map(set, logs.values())) if logs else set()
+        return np.array(
+            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)], float
+        )
+
+    def _logs(self, chosen: Chosen, metric: Metric) -> dict[Block, float]:
+        cell = self.arms.get(chosen)
+        return {} if cell is None else _values(cell, metric)
+
+    def _live(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
+        """Whether in any pair some counter of what was changed differs, or nothing counts it."""
+        for with_, without in pairs:
+            cells = self.arms[without], self.arms[with_]
+            if cells[0].cell_id == cells[1].cell_id:
+                continue  # no knob differs at all
+            found = liveness(list(cells))
+            if not found or any(item.verdict != "not live" for item in found):
+                return True
+        return False
+
+    def _noise(self, metric: Metric) -> Effect | None:
+        again = next((cell for cell in self.cells if cell.arm == AGAIN), None)
+        base = self._logs(self.design.baseline, metric)
+        if again is None or not base:
+            return None
+        copies = _values(again, metric)
+        logs = np.array([copies[block] - base[block] for block in sorted(base.keys() & copies.keys())])
+        if not len(logs):
+            return None
+        estimate = statistics.paired(logs)
+        enough = len(logs) >= statistics.blocks_needed(1)
+        verdict: Verdict = "none" if enough else "too few blocks"
+        if estimate.p_value is not None and estimate.p_value <= statistics.ALPHA:
+            verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
+        return Effect(
+            name="A/A",
+            metric=metric.name,
+            arm=AGAIN,
+            against=BASELINE,
+            pairs=1,
+            ratio=estimate.ratio,
+            low=estimate.low,
+            high=estimate.high,
+            p_value=estimate.p_value,
+            p_holm=estimate.p_value,
+            blocks=len(logs),
+            minimum_detectable=statistics.minimum_detectable(logs, 1),
+            verdict=verdict,
+            log_ratios=tuple(float(value) for value in logs),
+        )
+
+    # ---- more than one at a time
+
+    def _interactions(self, metric: Metric) -> tuple[Interaction, ...]:
+        contrasts = self.design.interactions
+        read = []
+        for contrast in contrasts:
+            fours = [
+                four for four in contrast.quadruples if all(self._logs(chosen, metric) for chosen in four)
+            ]
+
+            def excess(log: dict[Chosen, float], fours: Any = fours) -> float:
+                return float(np.mean([log[ab] - log[a] - log[b] + log[o] for ab, a, b, o in fours]))
+
+            read.append(self._by_block([chosen for four in fours for chosen in four], metric, excess))
+        estimates = [statistics.paired(logs) if len(logs) else None for logs in read]
+        corrected = statistics.holm([e.p_value if e else None for e in estimates])
+        found = []
+        for contrast, estimate, p_holm in zip(contrasts, estimates, corrected, strict=True):
+            verdict: Togetherness
+            if estimate is None:
+                verdict = "failed"
+            elif p_holm is None or p_holm > statistics.ALPHA:
+                enough = estimate.n >= statistics.blocks_needed(len(contrasts))
+                verdict = "none" if enough else "too few blocks"
+            else:
+                improved = math.log(estimate.ratio) * metric.better > 0
+                verdict = "more together" if improved else "less together"
+            found.append(
+                Interaction(
+                    contrast.first,
+                    contrast.second,
+                    metric.name,
+                    estimate.ratio if estimate else None,
+                    estimate.low if estimate else None,
+                    estimate.high if estimate else None,
+                    estimate.p_value if estimate else None,
+                    p_holm,
+                    estimate.n if estimate else 0,
+                    verdict,
+                )
+            )
+        return tuple(found)
+
+    def _attribution(self, metric: Metric) -> Attribution | None:
+        if self.design.kind != "factorial":
+            return None
+        arms = self.design.arms
+        weights = self.design.shapley_weights()
+
+        def share(name: str) -> Callable[[dict[Chosen, float]], float]:
+            return lambda log: sum(
+                weight * (log[with_] - log[without]) for (with_, without), weight in weights[name].items()
+            )
+
+        total = self._by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
+        if not len(total):
+            return None
+        factors = []
+        for name in self.design.names:
+            estimate = statistics.paired(self._by_block(arms, metric, share(name)))
+            factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
+        whole = statistics.paired(total)
+        return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)
+
+    # ---- words
+
+    def _notes(
+        self, effects: Sequence[Effect], noise: Effect | None, interactions: Sequence[Interaction]
+    ) -> list[str]:
+        notes = []
+        for found, noun in ((effects, "optimisations"), (interactions, "interactions")):
+            if any(item.verdict == "too few blocks" for item in found):
+                needed = statistics.blocks_needed(len(found))
+                notes.append(
+                    f"A verdict over {len(found)} {noun} needs {needed} blocks: measure.repeats={needed} "
+                    "adds what is missing."
+                )
+        if noise is None:
+            notes.append("There is no A/A arm with figures, so the noise is not known.")
+        elif noise.verdict in ("faster", "slower"):
+            notes.append(
+                "The A/A arm differs from the baseline, of which it is a copy: something besides the "
+                "optimisations changed while measuring, or this is the one time in twenty."
+            )
+        for effect in effects:
+            if effect.verdict == "not live":
+                notes.append(
+                    f"{effect.name} did no work that its counters show, so what is measured is not its effect."
+                )
+        failed = sum(status_of(row) != "ok" for cell in self.cells for row in cell.rows)
+        if failed:
+            notes.append(f"{failed} measurements did not end well; their blocks count for other arms only.")
+        if self.left_out:
+            notes.append(
+                f"{self.left_out} records of other ablations, other code or other devices are left out."
+            )
+        return notes
+
+
+def _values(cell: Cell, metric: Metric) -> dict[Block, float]:
+    """Logarithms of the figure, by host and block; where it is zero or missing there is none."""
+    found = {}
+    for row in cell.ok:
+        value = number(row.get(metric.column))
+        if value is not None and value > 0:
+            found[str(row.get("provenance.host") or ""), int(row.get("block") or 0)] = math.log(value)
+    return found
+
+
+def _band(noise: Effect | None) -> float:
+    """Half-width of the band of logarithms that the A/A arm cannot be told from: its interval, either way."""
+    bounds = [] if noise is None else [noise.low, noise.high]
+    return max((abs(math.log(bound)) for bound in bounds if bound), default=0.0)

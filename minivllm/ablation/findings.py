@@ -1,0 +1,90 @@
+"""What an ablation found: the types that tables, plots and pages are drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["faster", "slower", "none", "not live", "failed", "too few blocks"]
+Togetherness = Literal["more together", "less together", "none", "failed", "too few blocks"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one optimisation does to one metric, in an arm with it against an arm without it.
+
+    A `ratio` is with / without, the geometric mean over blocks: above 1 the metric is larger with it,
+    whichever way is better. Figures are None where there are too few blocks for them, or none.
+    """
+
+    name: str  # of the optimisation
+    metric: str  # "output_tokens_per_s", "ttft_ms.p50", ...
+    arm: str  # with it; in a factorial, the first of the pairs that are averaged
+    against: str  # without it
+    pairs: int  # of arms that are averaged: 1, or more in a factorial
+    ratio: float | None
+    low: float | None  # confidence interval of the ratio
+    high: float | None
+    p_value: float | None  # sign-flip test over blocks
+    p_holm: float | None  # corrected for the number of optimisations
+    blocks: int  # with figures of all arms
+    minimum_detectable: float | None  # fraction: an effect of 0.03 or more would be found with power 0.8
+    verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
+    log_ratios: tuple[float, ...] = ()  # a block each
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """Whether two optimisations together give more or less than the product of what each gives alone."""
+
+    first: str
+    second: str
+    metric: str
+    ratio: float | None  # (both / second) / (first / neither): above 1, together more than the product
+    low: float | None
+    high: float | None
+    p_value: float | None
+    p_holm: float | None  # corrected for the number of interactions
+    blocks: int
+    verdict: Togetherness
+
+
+@dataclass(frozen=True)
+class Factor:
+    """An optimisation's share of the whole change, averaged over the orders of switching all on."""
+
+    name: str
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Shapley values of a factorial, as factors: their product is `total`, all on against all off."""
+
+    metric: str
+    factors: tuple[Factor, ...]
+    total: float
+    low: float | None
+    high: float | None
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that is said of an ablation."""
+
+    design: str  # "leave_one_out" | "add_one_in" | "pairs" | "factorial"
+    sweep: str
+    baseline: str  # name of the arm that the others are changed from
+    metric: str  # of `effects`
+    direction: Literal["higher", "lower"]  # which is better
+    effects: tuple[Effect, ...]  # one an optimisation, in order
+    others: tuple[Effect, ...]  # the same for further metrics, where the records have them
+    noise: Effect | None  # the A/A arm against the baseline, of which it is a copy
+    interactions: tuple[Interaction, ...]  # of pairs and factorial
+    attribution: Attribution | None  # of a factorial whose arms all have figures
+    blocks: int  # of the baseline, those that are ok
+    blocks_needed: int  # for a verdict over so many optimisations
+    notes: tuple[str, ...]  # sentences

@@ -1,0 +1,57 @@
+"""Which figure of a record is compared, and which way is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from minivllm.bench import metrics, record
+from minivllm.errors import BadInput
+
+USUAL = "output_tokens_per_s"
+OTHERS = ("ttft_ms.p50", "itl_ms.p50", "energy.joules_per_output_token")  # told beside the first
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a record.
+
+    Args:
+        name: as in `ablation.metric`: a field below `metrics`, or below `energy` with that word before it.
+        column: of a row of `load_records`.
+        direction: which is better.
+    """
+
+    name: str
+    column: str
+    direction: Literal["higher", "lower"]
+
+    @property
+    def better(self) -> int:
+        """Sign of the logarithm of a ratio that is an improvement."""
+        return 1 if self.direction == "higher" else -1
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of this name.
+
+    Raises:
+        BadInput: no record has such a figure, or neither way is better.
+    """
+    if name == "energy.joules_per_output_token":
+        return Metric(name, name, "lower")
+    group, _, part = name.partition(".")
+    known = {metric.name: metric for metric in metrics.METRICS}
+    parts = _parts(getattr(record.Metrics(), group, None))
+    if group not in known or (part not in parts if parts else bool(part)):
+        names = [*(m.name for m in metrics.METRICS if m.direction), *OTHERS]
+        raise BadInput(f"metric={name}: no such figure in a record; choose from {', '.join(names)}")
+    direction = known[group].direction
+    if direction is None:
+        raise BadInput(f"metric={name}: neither more nor less of it is better, so there is nothing to find")
+    return Metric(name, f"metrics.{name}", direction)
+
+
+def _parts(value: Any) -> list[str]:
+    """Fields of a nested figure, those that are not counts."""
+    return [f.name for f in fields(value) if f.name != "n"] if is_dataclass(value) else []

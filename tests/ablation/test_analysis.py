@@ -1,0 +1,166 @@
+"""From records to verdicts: planted effects are found, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from minivllm.ablation.analysis import analyse
+from minivllm.ablation.design import Design, Kind
+from minivllm.ablation.findings import Analysis, Effect
+from tests.ablation.synthetic import ablation_rows
+
+SIX = {"a": (), "b": ("a",), "c": (), "d": ("a",), "e": (), "f": ()}
+KINDS: tuple[Kind, ...] = ("leave_one_out", "add_one_in", "pairs", "factorial")
+
+
+def analysed(rows: list[dict[str, object]]) -> Analysis:
+    found = analyse(rows)
+    assert found is not None
+    return found
+
+
+def by_name(effects: tuple[Effect, ...]) -> dict[str, Effect]:
+    return {effect.name: effect for effect in effects}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_slowdown_is_found_and_attributed(kind: Kind) -> None:
+    found = analysed(ablation_rows(Design(kind, SIX), {"d": 0.9}))
+    effects = by_name(found.effects)
+    assert {name: effect.verdict for name, effect in effects.items()} == {
+        **dict.fromkeys(SIX, "none"),
+        "d": "slower",
+    }
+    slow = effects["d"]
+    assert slow.low is not None and slow.high is not None and slow.low <= 0.9 <= slow.high
+    assert slow.p_holm is not None and slow.p_holm <= 0.05 and slow.blocks == 8
+    assert found.noise is not None and found.noise.verdict == "none"
+    assert found.blocks_needed == found.blocks == 8
+
+
+def test_every_effect_is_of_one_optimisation_alone() -> None:
+    """Leaving `a` out leaves out what requires it; the arm that it is compared with lacks that as well."""
+    found = by_name(analysed(ablation_rows(Design("leave_one_out", SIX), {"a": 1.5, "b": 2.0})).effects)
+    assert (found["a"].arm, found["a"].against) == ("without b+d", "without a+b+d")
+    assert (found["b"].arm, found["b"].against) == ("baseline", "without b")
+    assert found["a"].ratio == pytest.approx(1.5, rel=0.02)
+    assert found["b"].ratio == pytest.approx(2.0, rel=0.02)
+
+
+def test_further_metrics_have_their_own_direction() -> None:
+    found = analysed(ablation_rows(Design("add_one_in", SIX), {"c": 1.25}))
+    others = {(effect.metric, effect.name): effect for effect in found.others}
+    assert {metric for metric, _ in others} == {"ttft_ms.p50", "itl_ms.p50"}
+    ttft = others["ttft_ms.p50", "c"]
+    assert ttft.verdict == "faster" and ttft.ratio == pytest.approx(0.8, rel=0.02)
+
+
+def test_a_knob_that_does_nothing_is_not_live() -> None:
+    found = analysed(ablation_rows(Design("leave_one_out", SIX), {"c": 0.9, "e": 1.2}, idle=["e"]))
+    effects = by_name(found.effects)
+    assert effects["e"].verdict == "not live" and effects["c"].verdict == "slower"
+    assert any(note.startswith("e did no work") for note in found.notes)
+
+
+def test_a_knob_that_changes_no_setting_is_not_live() -> None:
+    rows = ablation_rows(Design("add_one_in", {"a": ()}), {})
+    for row in rows:
+        row["cell_id"] = "same"
+    assert analysed(rows).effects[0].verdict == "not live"
+
+
+def test_failed_arms_are_told_from_slow_ones() -> None:
+    rows = ablation_rows(Design("leave_one_out", SIX), {"c": 0.9})
+    for row in rows:
+        if row["arm"] == "without c":
+            row["status"] = "oom"
+    found = analysed(rows)
+    failed = by_name(found.effects)["c"]
+    assert failed.verdict == "failed" and failed.ratio is None and failed.blocks == 0
+    assert any("8 measurements did not end well" in note for note in found.notes)
+
+
+def test_a_failed_block_costs_only_that_block() -> None:
+    rows = ablation_rows(Design("leave_one_out", SIX), {"c": 0.9}, blocks=9)
+    rows = [row for row in rows if (row["arm"], row["block"]) != ("without c", 3)]
+    effects = by_name(analysed(rows).effects)
+    assert effects["c"].blocks == 8 and effects["a"].blocks == 9
+
+
+def test_too_few_blocks_say_how_many_are_needed() -> None:
+    found = analysed(ablation_rows(Design("leave_one_out", SIX), {"c": 0.5}, blocks=7))
+    assert {effect.verdict for effect in found.effects} == {"too few blocks"}
+    assert "6 optimisations needs 8 blocks" in found.notes[0]
+
+
+def test_an_effect_within_the_noise_of_the_copy_is_none() -> None:
+    """Significant by itself, but the A/A arm differs from the baseline by more."""
+    rows = ablation_rows(Design("add_one_in", SIX), {"c": 1.01}, noise=1e-5)
+    before = by_name(analysed(rows).effects)["c"]
+    assert before.verdict == "faster"
+    for row in rows:
+        if row["arm"] == "baseline again":
+            row["metrics.output_tokens_per_s"] *= 1.0 + 0.02 * (-1) ** row["block"]
+    after = by_name(analysed(rows).effects)["c"]
+    assert after.ratio == before.ratio and after.p_holm == before.p_holm and after.verdict == "none"
+
+
+def test_a_copy_that_differs_is_said() -> None:
+    rows = ablation_rows(Design("add_one_in", SIX), {})
+    for row in rows:
+        if row["arm"] == "baseline again":
+            row["metrics.output_tokens_per_s"] *= 0.9
+    found = analysed(rows)
+    assert found.noise is not None and found.noise.verdict == "slower"
+    assert any("The A/A arm differs" in note for note in found.notes)
+
+
+def test_interactions() -> None:
+    design, effects, together = Design("pairs", SIX), {"c": 1.3, "e": 1.2}, {("c", "e"): 0.8}
+    found = analysed(ablation_rows(design, effects, blocks=10, together=together))
+    pairs = {(pair.first, pair.second): pair for pair in found.interactions}
+    assert ("a", "b") not in pairs and ("b", "d") in pairs  # b requires a: it never stands alone
+    assert pairs["c", "e"].verdict == "less together"
+    assert pairs["c", "e"].ratio == pytest.approx(0.8, rel=0.03)
+    assert {pair.verdict for two, pair in pairs.items() if two != ("c", "e")} == {"none"}
+    few = analysed(ablation_rows(design, effects, blocks=8, together=together))
+    assert {pair.verdict for pair in few.interactions} == {"too few blocks"}
+    assert [note for note in few.notes if "13 interactions needs 10 blocks" in note] == list(few.notes)
+
+
+def test_factors_multiply_to_the_total() -> None:
+    design = Design("factorial", SIX)
+    rows = ablation_rows(design, {"a": 1.5, "b": 1.2, "e": 0.9}, together={("a", "c"): 1.1, ("c", "e"): 1.3})
+    attribution = analysed(rows).attribution
+    assert attribution is not None and attribution.blocks == 8
+    assert math.prod(f.ratio for f in attribution.factors) == pytest.approx(attribution.total, rel=1e-9)
+    assert attribution.total == pytest.approx(1.5 * 1.2 * 0.9 * 1.1 * 1.3, rel=0.03)
+    factors = {factor.name: factor.ratio for factor in attribution.factors}
+    assert factors["b"] == pytest.approx(1.2, rel=0.02)
+    assert factors["c"] == pytest.approx(math.sqrt(1.1 * 1.3), rel=0.05)  # half of each that it has a part in
+
+
+def test_records_of_older_code_are_left_out() -> None:
+    design = Design("leave_one_out", SIX)
+    old = ablation_rows(design, {"c": 0.5})
+    for row in old:
+        row["provenance.code_hash"] = "old"
+        row["provenance.started_at"] = "2024" + row["provenance.started_at"][4:]
+    found = analysed(old + ablation_rows(design, {"c": 0.9}))
+    assert by_name(found.effects)["c"].ratio == pytest.approx(0.9, rel=0.02)
+    assert any(f"{len(old)} records" in note for note in found.notes)
+
+
+def test_blocks_pair_within_a_host() -> None:
+    rows = ablation_rows(Design("leave_one_out", SIX), {"c": 0.9})
+    for row in rows:
+        if row["arm"] == "without c" and row["block"] == 0:
+            row["provenance.host"] = "there"
+    assert by_name(analysed(rows).effects)["c"].blocks == 7
+
+
+def test_records_of_plain_sweeps_are_no_ablation() -> None:
+    rows = ablation_rows(Design("leave_one_out", SIX), {}, ablation=None)
+    assert analyse(rows) is None
