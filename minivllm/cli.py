@@ -22,6 +22,7 @@ from minivllm.explain import explain, is_config_error
 
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=")
+SWEEPER = "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"
 _exit_code = 0
 _withheld: list[str] = []
 
@@ -118,15 +119,24 @@ def _withhold(arguments: list[str]) -> list[str]:
 
     Hydra composes what does not vary on the default of what does before any sweeper is asked, and would
     refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
-    arm by itself, so it takes the overrides from here.
+    arm by itself, so it takes the overrides from here. A preset is told to both: it may set what is Hydra's.
     """
     _withheld.clear()
-    overrides = get_args_parser().parse_known_args(arguments)[0].overrides
-    other_sweeper = any(argument.startswith("hydra/sweeper=") for argument in overrides)
-    if not {"-m", "--multirun"} & set(arguments) or other_sweeper:
-        return arguments
-    _withheld.extend(argument for argument in overrides if not argument.lstrip("+~").startswith("hydra"))
+    given = get_args_parser().parse_known_args(arguments)[0]
+    kept = [text for text in given.overrides if re.match(r"[+~]*hydra|preset=[\w-]+$", text)]
+    if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
+        _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]
+
+
+def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> bool:
+    """Whether a command with these overrides of Hydra's own, and perhaps a preset, is a sweep of our sweeper."""
+    if not overrides:
+        return multirun
+    with contextlib.suppress(Exception):  # Hydra will say what is wrong
+        node = config.load(overrides, config_dir).hydra
+        return (multirun or str(node.mode) == "RunMode.MULTIRUN") and node.sweeper._target_ == SWEEPER
+    return False
 
 
 def _verbatim(argument: str) -> str:

@@ -42,14 +42,13 @@ class PlanSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep that these overrides describe; its exit code goes to the command line."""
         from minivllm.ablation.plan import product
+        from minivllm.ablation.studies import expand
         from minivllm.ablation.sweep import run_sweep
         from minivllm.cli import note_exit_code, sweep_overrides
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
         loader, master, launcher = self.hydra_context.config_loader, self.config, self.launcher
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(
-            [*arguments, *sweep_overrides()]
-        )
+        parse = OverridesParser.create(config_loader=loader).parse_overrides
 
         def load(overrides: Sequence[str]) -> DictConfig:
             return loader.load_sweep_config(master, list(overrides))
@@ -57,4 +56,5 @@ class PlanSweeper(Sweeper):
         def launch(jobs: Sequence[Sequence[str]]) -> Sequence[Any]:
             return launcher.launch(jobs, initial_job_idx=0)
 
-        note_exit_code(run_sweep(product(parsed), load, launch))
+        sweep = expand(product(parse([*arguments, *sweep_overrides()])), load, parse)
+        note_exit_code(run_sweep(sweep, load, launch))

@@ -48,11 +48,11 @@ def _neutral(override: str) -> bool:
     return key in NEUTRAL or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
 
 
-def product(overrides: Iterable[Override]) -> Sweep:
+def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     """Every combination of the values that the overrides give, later keys varying fastest.
 
     As everywhere in Hydra, a key given twice counts as given last. An arm is named by the values
-    that vary.
+    that vary, and by those of the keys `named`.
 
     Raises:
         BadInput: an override asks for a search over a continuous interval.
@@ -76,6 +76,7 @@ def product(overrides: Iterable[Override]) -> Sweep:
         else:
             choices[key] = [text]
             varying.discard(key)
+    varying.update(named)
     arms = (_arm(list(choices), combination, varying) for combination in itertools.product(*choices.values()))
     return Sweep(tuple(dict.fromkeys(arms)), tuple(settings))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.options.base import Options, knob, require_folder_name
 from minivllm.options.measure import QualityOptions
@@ -18,6 +18,7 @@ class SweepOptions(Options):
     fresh: bool = False
     retry: Literal["failed"] | None = None
     dry_run: bool = False
+    params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
     job: int | None = knob(None, at_least=0)
 
