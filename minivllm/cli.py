@@ -119,18 +119,19 @@ def _withhold(arguments: list[str]) -> list[str]:
 
     Hydra composes what does not vary on the default of what does before any sweeper is asked, and would
     refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
-    arm by itself, so it takes the overrides from here. A preset is told to both: it may set what is Hydra's.
+    arm by itself, so it takes the overrides from here. A preset and an ablation are
+    told to both: they may set what is Hydra's.
     """
     _withheld.clear()
     given = get_args_parser().parse_known_args(arguments)[0]
-    kept = [text for text in given.overrides if re.match(r"[+~]*hydra|preset=[\w-]+$", text)]
+    kept = [text for text in given.overrides if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$", text)]
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]
 
 
 def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> bool:
-    """Whether a command with these overrides of Hydra's own, and perhaps a preset, is a sweep of our sweeper."""
+    """Whether a command with these overrides of Hydra's own, a preset or an ablation, is a sweep of our sweeper."""
     if not overrides:
         return multirun
     with contextlib.suppress(Exception):  # Hydra will say what is wrong

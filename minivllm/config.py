@@ -24,7 +24,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error, nearest, omegaconf_line
-from minivllm.options import GROUPS, OPTIONS, MeasureOptions, RootOptions, RuntimeOptions, option
+from minivllm.options import (
+    GROUPS,
+    OPTIONS,
+    AblationOptions,
+    MeasureOptions,
+    RootOptions,
+    RuntimeOptions,
+    option,
+)
 
 __all__ = [
     "GROUPS",
@@ -41,7 +49,11 @@ __all__ = [
 ]
 
 # Groups whose options are plain settings and name no class.
-TARGETLESS: dict[str, type] = {"runtime": RuntimeOptions, "measure": MeasureOptions}
+TARGETLESS: dict[str, type] = {
+    "runtime": RuntimeOptions,
+    "measure": MeasureOptions,
+    "ablation": AblationOptions,  # there only where it is added
+}
 
 
 def conf_dir() -> Path:
@@ -158,7 +170,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
 
 
 def _check_group(group: str, node: Any, choice: str | None) -> Any:
-    if group not in GROUPS:
+    if group not in GROUPS and group not in TARGETLESS:
         return node  # a group of the user's own, from a folder of theirs
     owner = f"{group}={choice}" if choice else group
     if group in TARGETLESS:

@@ -41,6 +41,7 @@ class PlanSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep that these overrides describe; its exit code goes to the command line."""
+        from minivllm.ablation.arms import ablation
         from minivllm.ablation.plan import product
         from minivllm.ablation.studies import expand
         from minivllm.ablation.sweep import run_sweep
@@ -56,5 +57,6 @@ class PlanSweeper(Sweeper):
         def launch(jobs: Sequence[Sequence[str]]) -> Sequence[Any]:
             return launcher.launch(jobs, initial_job_idx=0)
 
-        sweep = expand(product(parse([*arguments, *sweep_overrides()])), load, parse)
+        overrides = parse([*arguments, *sweep_overrides()])
+        sweep = ablation(overrides, load) or expand(product(overrides), load, parse)
         note_exit_code(run_sweep(sweep, load, launch))

@@ -32,6 +32,11 @@ class Effect:
     verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
 
+    @property
+    def width(self) -> float | None:
+        """Of the interval, relative: high / low - 1."""
+        return None if self.low is None or self.high is None else self.high / self.low - 1
+
 
 @dataclass(frozen=True)
 class Interaction:

@@ -9,7 +9,8 @@ from minivllm.bench import metrics, record
 from minivllm.errors import BadInput
 
 USUAL = "output_tokens_per_s"
-OTHERS = ("ttft_ms.p50", "itl_ms.p50", "energy.joules_per_output_token")  # told beside the first
+ENERGY = "energy.joules_per_output_token"
+OTHERS = ("ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,20 @@ def find_metric(name: str) -> Metric:
     Raises:
         BadInput: no record has such a figure, or neither way is better.
     """
-    if name == "energy.joules_per_output_token":
+    if name == ENERGY:
         return Metric(name, name, "lower")
     group, _, part = name.partition(".")
     known = {metric.name: metric for metric in metrics.METRICS}
     parts = _parts(getattr(record.Metrics(), group, None))
     if group not in known or (part not in parts if parts else bool(part)):
-        names = [*(m.name for m in metrics.METRICS if m.direction), *OTHERS]
-        raise BadInput(f"metric={name}: no such figure in a record; choose from {', '.join(names)}")
+        names = [
+            m.name + (".p50" if isinstance(m, metrics.Distribution) else "")
+            for m in metrics.METRICS
+            if m.direction
+        ]
+        raise BadInput(
+            f"metric={name}: no such figure in a record; choose from {', '.join([*names, ENERGY])}"
+        )
     direction = known[group].direction
     if direction is None:
         raise BadInput(f"metric={name}: neither more nor less of it is better, so there is nothing to find")

@@ -5,14 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Override
 
 from minivllm.bench.identity import NEUTRAL_MEASURE, digest
 from minivllm.errors import BadInput
 
+if TYPE_CHECKING:
+    from minivllm.ablation.arms import Blocks
+
 SETTINGS = "sweep."  # overrides that say how to run the sweep, not what is in it
-NEUTRAL = ("name", "runs_dir", "reports_dir")  # where things go; not part of a sweep's definition
+NEUTRAL = (
+    "name",
+    "runs_dir",
+    "reports_dir",
+    "ablation.max_arms",
+)  # where things go; not part of a sweep's definition
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,7 @@ class Arm:
 
     name: str
     overrides: tuple[str, ...]
+    on: tuple[str, ...] = ()  # of an ablation: its optimisations
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,7 @@ class Sweep:
 
     arms: tuple[Arm, ...]
     settings: tuple[str, ...]  # overrides of the `sweep` node, common to all arms
+    blocks: Blocks | None = None  # of an ablation
 
     def definition(self) -> list[list[str]]:
         """The overrides of every arm, in an order that does not depend on how they were written."""

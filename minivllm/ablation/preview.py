@@ -6,21 +6,24 @@ import contextlib
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minivllm.ablation.sweep import Plan
+from minivllm.ablation.schedule import Plan
 from minivllm.bench import storage
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def show_plan(plan: Plan) -> None:
     """Print what the sweep would do."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     durations = recorded_durations(plan.folder.parent)
     job_of = {m.run_id: index for index, job in enumerate(plan.jobs) for m in job}
-    table = Table("arm", "blocks", "recorded", "to measure", "job", "seconds each")
+    table = Table(Column("arm", overflow="fold"), "blocks", "recorded", "to measure", "job", "seconds each")
     for cell in plan.cells:
         if cell.problem is not None:
             table.add_row(
@@ -34,11 +37,13 @@ def show_plan(plan: Plan) -> None:
             str(len(cell.measurements)),
             str(sum(m.run_id in plan.recorded for m in cell.measurements)),
             str(len(pending)),
-            ", ".join(sorted({str(job_of[m.run_id]) for m in pending})) or "-",
+            _jobs({job_of[m.run_id] for m in pending}),
             f"{known[0]:.0f}" if known else "unknown",
         )
     console = Console()
     console.print(table)
+    if plan.sweep.blocks is not None:
+        _show_design(plan, console)
     todo = [m.cell_id for job in plan.jobs for m in job]
     console.print(
         f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make"
@@ -46,6 +51,47 @@ def show_plan(plan: Plan) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _jobs(numbers: set[int]) -> str:
+    """Which jobs, or from which to which."""
+    if len(numbers) > 2 and max(numbers) - min(numbers) == len(numbers) - 1:
+        return f"{min(numbers)}-{max(numbers)}"
+    return ", ".join(map(str, sorted(numbers))) or "-"
+
+
+def _show_design(plan: Plan, console: Console) -> None:
+    """Which arms are compared for each optimisation, and how many blocks that takes."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from minivllm.ablation.statistics import blocks_needed
+
+    assert plan.sweep.blocks is not None
+    design, metric = plan.sweep.blocks.design, plan.sweep.blocks.metric
+    table = Table(
+        *(Column(name, overflow="fold") for name in ("optimisation", "requires", "with it", "against"))
+    )
+    for contrast in design.contrasts:
+        with_, without = (escape(design.label(chosen)) for chosen in contrast.pairs[0])
+        rest = f" and {len(contrast.pairs) - 1} more pairs" if len(contrast.pairs) > 1 else ""
+        requires = ", ".join(design.requires[contrast.name]) or "-"
+        table.add_row(escape(contrast.name), escape(requires), with_, f"{without}{rest}")
+    console.print(table)
+    k = len(design.names)
+    console.print(
+        f"{design.kind}: {len(design.arms)} arms and a copy of the baseline, in {plan.blocks} shuffled blocks; "
+        f"a verdict on {metric} over {k} optimisation{'' if k == 1 else 's'} needs {blocks_needed(k)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if (target := plan.measure["target_ci"]) is not None:
+        limit = plan.measure["max_repeats"]
+        console.print(
+            f"blocks are added, up to {limit}, until every interval is narrower than {100 * target:.2g} %",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def estimate(todo: list[str], durations: dict[str, float]) -> str:

@@ -3,61 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from minivllm.ablation.plan import Arm, Sweep
+from minivllm.ablation.arms import Load
+from minivllm.ablation.plan import Sweep
+from minivllm.ablation.repeats import more_blocks, too_few
+from minivllm.ablation.schedule import Cell, Plan, compose_arms, make_plan, recorded_status
 from minivllm.bench import identity, storage
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.record import Failure, Record
-from minivllm.config import finish, quoted
+from minivllm.bench.record import Ablation, Failure, Record
+from minivllm.config import quoted
 from minivllm.errors import BadInput
-from minivllm.explain import explain, is_config_error
 
-Load = Callable[[Sequence[str]], DictConfig]
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
 RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
-
-
-@dataclass
-class Cell:
-    """An arm, and what has become of it."""
-
-    arm: Arm
-    config: dict[str, Any] | None = None
-    problem: str | None = None  # why it cannot be measured
-    measurements: list[Measurement] = field(default_factory=list)
-
-
-@dataclass
-class Plan:
-    """A sweep with its records: what there is, and what is still to be measured."""
-
-    name: str
-    folder: Path
-    cells: list[Cell]
-    recorded: dict[str, str]  # run_id -> status
-    jobs: list[list[Measurement]]  # pending measurements; those of a job share one engine
-    warnings: list[str]
-
-    @property
-    def measurements(self) -> list[Measurement]:
-        """Of every cell, recorded or not."""
-        return [measurement for cell in self.cells for measurement in cell.measurements]
-
-    @property
-    def invalid(self) -> list[Cell]:
-        """Cells that cannot be measured."""
-        return [cell for cell in self.cells if cell.problem is not None]
 
 
 def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
@@ -74,99 +38,19 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     Raises:
         BadInput: no arm at all can be measured; nothing has been written then.
     """
-    cells = [_compose(arm, sweep.settings, load) for arm in sweep.arms]
-    _require_one(cells)
+    cells = compose_arms(sweep, load)
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
-    plan = _plan(sweep, cells, first)
+    plan = make_plan(sweep, cells)
     if first["sweep"]["dry_run"]:
         from minivllm.ablation.preview import show_plan
 
         show_plan(plan)
         return 0
     with _only_one(plan):
-        for measurement in plan.measurements:  # under the lock: nobody is replacing them now
-            storage.recover(measurement.path)
-        _look_up(plan, first["sweep"])  # again: another process may have measured in the meantime
-        return _measure(plan, sweep, launch, Path(first["reports_dir"]) / plan.name)
-
-
-# ---- planning
-
-
-def _compose(arm: Arm, settings: Sequence[str], load: Load) -> Cell:
-    """Compose and check one arm by itself, so that a mistake in it is its own."""
-    overrides = [*arm.overrides, *settings]
-    try:
-        return Cell(arm, finish(load(overrides)))
-    except BadInput as error:
-        return Cell(arm, problem=str(error))
-    except Exception as error:
-        if not is_config_error(error):
-            raise
-        return Cell(arm, problem=str(explain(error, overrides, load)))
-
-
-def _require_one(cells: list[Cell]) -> None:
-    """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of it."""
-    if all(cell.problem is not None for cell in cells):
-        prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
-        raise BadInput(f"{prefix}{cells[0].problem}")
-
-
-def _plan(sweep: Sweep, cells: list[Cell], first: dict[str, Any]) -> Plan:
-    from minivllm.tasks.bench import check
-
-    settings = first["sweep"]
-    name = settings["name"] or first["name"] or sweep.hash()
-    root = Path(first["runs_dir"])
-    settled: dict[str, dict[str, Any]] = {}  # model options -> the same with their weights found
-    warnings: dict[str, None] = {}
-    for position, cell in enumerate(cells):
-        if cell.config is None:
-            continue
-        model = json.dumps(cell.config["model"], sort_keys=True)
-        try:
-            config, fingerprint, notes = check(
-                {**cell.config, "model": settled.get(model, cell.config["model"])}
-            )
-        except BadInput as error:
-            cell.problem = str(error)
-            continue
-        settled[model] = config["model"]
-        warnings.update(dict.fromkeys(notes))
-        cell.measurements = identity.expand(config, name, cell.arm.name, root, fingerprint, position)
-    _require_one(cells)
-    plan = Plan(name, root / name, cells, {}, [], list(warnings))
-    _look_up(plan, settings)
-    return plan
-
-
-def _look_up(plan: Plan, settings: dict[str, Any]) -> None:
-    """Fill in what is recorded, and so what is still to be measured."""
-    plan.recorded = {
-        m.run_id: status for m in plan.measurements if (status := recorded_status(m)) is not None
-    }
-    jobs: dict[str, list[Measurement]] = {}
-    for measurement in plan.measurements:
-        status = plan.recorded.get(measurement.run_id)
-        again = settings["fresh"] or (settings["retry"] == "failed" and status != "ok")
-        if status is None or again:
-            jobs.setdefault(identity.engine_id(measurement.config), []).append(measurement)
-    plan.jobs = list(jobs.values())
-
-
-def recorded_status(measurement: Measurement) -> str | None:
-    """Status of the measurement's record; None where there is none (or none that can be read)."""
-    try:
-        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
-        return str(record["status"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-# ---- running
+        _recover(plan)
+        return _measure(plan, launch, Path(first["reports_dir"]) / plan.name)
 
 
 @contextlib.contextmanager
@@ -193,7 +77,14 @@ def _only_one(plan: Plan) -> Iterator[None]:
         lock.release()
 
 
-def _measure(plan: Plan, sweep: Sweep, launch: Launch, report_dir: Path) -> int:
+def _recover(plan: Plan) -> None:
+    """Look up again what is recorded: another process may have measured, or been ended while replacing."""
+    for measurement in plan.measurements:  # under the lock: nobody is replacing them now
+        storage.recover(measurement.path)
+    plan.look_up()
+
+
+def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
     """Launch what is pending; the report comes whatever happens."""
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
@@ -204,22 +95,35 @@ def _measure(plan: Plan, sweep: Sweep, launch: Launch, report_dir: Path) -> int:
         print(f"{skipped} of {len(plan.measurements)} recorded already, skipped")
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    for position, cell in enumerate(plan.cells):
-        _record_invalid(plan, cell, position)
-    path = plan.folder / PLAN
+    if (blocks := plan.sweep.blocks) is not None and (advice := too_few(blocks.design, plan)):
+        print(f"warning: {advice}", file=sys.stderr)
+    for cell in plan.cells:
+        _record_invalid(plan, cell)
+    try:
+        while True:
+            _launch(plan, launch)
+            if (more := more_blocks(plan)) is None:
+                break
+            plan.extend(more)
+            _recover(plan)
+    finally:
+        reported = _report(plan, report_dir)
+    statuses = [recorded_status(measurement) for measurement in plan.measurements]
+    return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+
+
+def _launch(plan: Plan, launch: Launch) -> None:
+    """Write the plan and run the jobs that are pending."""
+    path, sweep = plan.folder / PLAN, plan.sweep
     definition = {
         "arms": [[arm.name, *arm.overrides] for arm in sweep.arms],
         "settings": list(sweep.settings),
     }
     jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
     storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": jobs})
-    try:
-        if jobs:
-            _report_crashes(launch(_job_overrides(plan, path)))
-    finally:
-        reported = _report(plan, report_dir)
-    statuses = [recorded_status(measurement) for measurement in plan.measurements]
-    return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+    plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
+    if jobs:
+        _report_crashes(launch(_job_overrides(plan, path)))
 
 
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
@@ -266,7 +170,7 @@ def _report(plan: Plan, out_dir: Path) -> bool:
     return True
 
 
-def _record_invalid(plan: Plan, cell: Cell, position: int) -> None:
+def _record_invalid(plan: Plan, cell: Cell) -> None:
     """A row for an arm that cannot be measured; and none left of a time when it could not."""
     run = identity.digest(["invalid", sorted(cell.arm.overrides)])
     slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
@@ -284,7 +188,8 @@ def _record_invalid(plan: Plan, cell: Cell, position: int) -> None:
         block=0,
         status="invalid",
         config=config,
-        position=position,
+        position=cell.position,
+        ablation=Ablation(**blocks.record(cell.arm, 0)) if (blocks := plan.sweep.blocks) else None,
         error=Failure("BadInput", cell.problem),
     )
     record.validity.ok = False

@@ -32,6 +32,8 @@ LOAD_GROUPS = ("workload", "arrival")
 NEUTRAL_MEASURE = frozenset(
     (
         "repeats",
+        "target_ci",
+        "max_repeats",
         "timeout_s",
         "isolation",
         "slo",
@@ -193,9 +195,15 @@ def cell_name(config: dict[str, Any]) -> str:
 
 
 def expand(
-    config: dict[str, Any], sweep: str, arm: str, root: str | Path, fingerprint: str, position: int = 0
+    config: dict[str, Any],
+    sweep: str,
+    arm: str,
+    root: str | Path,
+    fingerprint: str,
+    position: int = 0,
+    blocks: int | None = None,
 ) -> list[Measurement]:
-    """The measurements of one cell, one a block (`measure.repeats` of them).
+    """The measurements of one cell, one a block.
 
     Args:
         config: the resolved configuration of the cell.
@@ -204,12 +212,13 @@ def expand(
         root: the folder of all records (`runs_dir`).
         fingerprint: of the checkpoint, from `models.source.resolve`.
         position: of the arm within its sweep.
+        blocks: how many; None is `measure.repeats`.
     """
     cell = cell_id(config, fingerprint)
     device = (config.get("runtime") or {}).get("device") or "auto"
     quality = quality_id(config)
     measurements = []
-    for block in range((config.get("measure") or {}).get("repeats") or 1):
+    for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
         run = run_id(cell, device, arm, block, quality)
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))

@@ -6,6 +6,7 @@ constructor when it is built.
 """
 
 from minivllm.options import model, serving, tasks, workload
+from minivllm.options.ablation import AblationOptions
 from minivllm.options.base import GROUPS, OPTIONS, Options, knob, option
 from minivllm.options.measure import MeasureOptions, QualityOptions, RuntimeOptions
 from minivllm.options.root import RootOptions
@@ -13,6 +14,7 @@ from minivllm.options.root import RootOptions
 __all__ = [
     "GROUPS",
     "OPTIONS",
+    "AblationOptions",
     "MeasureOptions",
     "Options",
     "QualityOptions",

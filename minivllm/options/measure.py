@@ -86,6 +86,8 @@ class MeasureOptions(Options):
     group = "measure"
     warmup_requests: Literal["auto"] | int = knob("auto", at_least=0)
     repeats: int = knob(1, at_least=1)
+    target_ci: float | None = knob(None, above=0)
+    max_repeats: int = knob(40, at_least=1)
     prefix_cache: Literal["cold", "warm"] = "cold"
     seed: int = knob(0, at_least=0)
     timeout_s: float = knob(1800, above=0)
@@ -96,6 +98,11 @@ class MeasureOptions(Options):
     roofline: bool = True
     memory_limit_gb: float | None = knob(None, above=0)
     telemetry_interval_s: float = knob(0.2, at_least=0.01)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_ci is not None and self.max_repeats < self.repeats:
+            raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ IGNORED = {
     "task",
     "preset",
     "ablation",
+    "optimisations",
 }
 CHOICE_ORDER = (
     "model",

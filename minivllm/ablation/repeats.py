@@ -1,0 +1,83 @@
+"""How many blocks: those that a verdict needs, and, with `measure.target_ci`, those that a narrow interval needs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from minivllm.ablation.design import Design
+from minivllm.bench.storage import RECORD
+
+if TYPE_CHECKING:
+    from minivllm.ablation.schedule import Plan
+    from minivllm.report.rows import Row
+
+
+def too_few(design: Design, plan: Plan) -> str | None:
+    """What to say where the planned blocks cannot give a verdict however large the effects are."""
+    from minivllm.ablation.statistics import blocks_needed
+
+    needed = blocks_needed(len(design.names))
+    most = plan.measure["max_repeats"] if plan.measure["target_ci"] else plan.blocks
+    if most >= needed:
+        return None
+    return (
+        f"a verdict over {len(design.names)} optimisations needs {needed} blocks, and {most} are planned: "
+        f"measure.repeats={needed} adds what is missing"
+    )
+
+
+def more_blocks(plan: Plan) -> int | None:
+    """How many blocks the plan should have, of which all that it has are recorded; None if it has enough.
+
+    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, or there are
+    `measure.max_repeats`. A width is high / low - 1. Only the plan's own records count, so that a resumed sweep
+    decides as an undisturbed one would.
+    """
+    target, limit = plan.measure["target_ci"], plan.measure["max_repeats"]
+    if target is None:
+        return None
+    widths = _widths(plan)
+    known = [width for width in widths if width is not None]
+    if not widths:  # nothing has figures
+        return None
+    widest = max(known) if len(known) == len(widths) else None
+    told = "none yet" if widest is None else f"{100 * widest:.2g} %"
+    state = f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
+    if widest is not None and widest <= target:
+        print(f"{state}: done")
+        return None
+    if plan.blocks >= limit:
+        print(f"{state}: ended at measure.max_repeats={limit}")
+        return None
+    # An interval's width goes with one over the root of the number of blocks; never more than double at once.
+    wanted = 2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
+    more = min(max(wanted, plan.blocks + 1), 2 * plan.blocks, limit)
+    print(f"{state}: {more - plan.blocks} more")
+    return more
+
+
+def _widths(plan: Plan) -> list[float | None]:
+    """Relative widths: of an ablation's effects, else of each cell's own mean; None where there is no interval."""
+    from minivllm.ablation import statistics
+    from minivllm.ablation.analysis import analyse
+    from minivllm.ablation.metric import USUAL, find_metric
+    from minivllm.bench.records import flatten, read_records
+    from minivllm.report.rows import number, status_of
+
+    recorded = [m.path for m in plan.measurements if (m.path / RECORD).exists()]
+    rows: list[Row] = [flatten(record) for record in read_records(recorded)] if recorded else []
+    if plan.sweep.blocks is not None:
+        analysis = analyse(rows)
+        effects = analysis.effects if analysis else ()
+        return [effect.width for effect in effects if effect.ratio is not None]
+    column = find_metric(USUAL).column
+    widths = []
+    for cell in plan.cells:
+        values = [
+            number(row.get(column)) for row in rows if row["arm"] == cell.arm.name and status_of(row) == "ok"
+        ]
+        logs = [math.log(value) for value in values if value]
+        if logs:
+            widths.append(statistics.paired(logs).width)
+    return widths

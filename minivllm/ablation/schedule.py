@@ -1,0 +1,166 @@
+"""Which measurements a sweep has, which of them are still to be made, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from minivllm.ablation.arms import Load, compose
+from minivllm.ablation.plan import Arm, Sweep
+from minivllm.bench import identity, storage
+from minivllm.bench.measurement import Measurement
+from minivllm.errors import BadInput
+
+
+@dataclass
+class Cell:
+    """An arm, and what has become of it."""
+
+    arm: Arm
+    position: int  # within the sweep
+    config: dict[str, Any] | None = None
+    fingerprint: str = ""  # of the weights
+    problem: str | None = None  # why it cannot be measured
+    measurements: list[Measurement] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """A sweep with its records: what there is, and what is still to be measured."""
+
+    name: str
+    folder: Path
+    sweep: Sweep
+    cells: list[Cell]
+    settings: dict[str, Any]  # the `sweep` node
+    measure: dict[str, Any]  # the `measure` node of the first arm that has one
+    warnings: list[str]
+    blocks: int = 0  # of every cell; 0 before `extend`: what each cell's own measure.repeats says
+    recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
+    jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
+    launched: set[str] = field(default_factory=set)  # run_ids that this process has had measured
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """Of every cell, recorded or not."""
+        return [measurement for cell in self.cells for measurement in cell.measurements]
+
+    @property
+    def invalid(self) -> list[Cell]:
+        """Cells that cannot be measured."""
+        return [cell for cell in self.cells if cell.problem is not None]
+
+    def extend(self, blocks: int | None = None) -> None:
+        """Give every cell so many blocks; None is its `measure.repeats`."""
+        for cell in self.cells:
+            if cell.problem is None and cell.config is not None:
+                cell.measurements = identity.expand(
+                    cell.config,
+                    self.name,
+                    cell.arm.name,
+                    self.folder.parent,
+                    cell.fingerprint,
+                    cell.position,
+                    blocks,
+                )
+        self.blocks = max((len(cell.measurements) for cell in self.cells), default=0)
+        if (blocks_of := self.sweep.blocks) is not None:
+            for block in range(self.blocks):
+                order = blocks_of.order((cell.arm.name for cell in self.cells), block)
+                for cell in self.cells:
+                    if block < len(cell.measurements):
+                        about = blocks_of.record(cell.arm, order.index(cell.arm.name))
+                        cell.measurements[block] = replace(cell.measurements[block], ablation=about)
+
+    def look_up(self) -> None:
+        """Fill in what is recorded, and so what is still to be measured.
+
+        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation share
+        one with their block, in its order: the host that takes a job measures a whole block.
+        """
+        self.recorded = {
+            m.run_id: status for m in self.measurements if (status := recorded_status(m)) is not None
+        }
+        jobs: dict[Any, list[Measurement]] = {}
+        for measurement in self.measurements:
+            status = self.recorded.get(measurement.run_id)
+            anew = self.settings["fresh"] or (self.settings["retry"] == "failed" and status != "ok")
+            if status is None or (anew and measurement.run_id not in self.launched):
+                shared = measurement.block if self.sweep.blocks else identity.engine_id(measurement.config)
+                jobs.setdefault(shared, []).append(measurement)
+        self.jobs = list(jobs.values())
+        if self.sweep.blocks is not None:
+            self.jobs = [sorted(jobs[block], key=_order) for block in sorted(jobs)]
+
+
+def _order(measurement: Measurement) -> int:
+    """Within its block."""
+    return int(measurement.ablation["order"]) if measurement.ablation else 0
+
+
+def compose_arms(sweep: Sweep, load: Load) -> list[Cell]:
+    """Compose and check every arm by itself, so that a mistake in it is its own.
+
+    Raises:
+        BadInput: not one can be measured.
+    """
+    cells = []
+    for position, arm in enumerate(sweep.arms):
+        try:
+            cells.append(Cell(arm, position, compose([*arm.overrides, *sweep.settings], load)))
+        except BadInput as error:
+            cells.append(Cell(arm, position, problem=str(error)))
+    _require_one(cells)
+    return cells
+
+
+def _require_one(cells: Sequence[Cell]) -> None:
+    """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of it."""
+    if all(cell.problem is not None for cell in cells):
+        prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
+        raise BadInput(f"{prefix}{cells[0].problem}")
+
+
+def make_plan(sweep: Sweep, cells: list[Cell]) -> Plan:
+    """The plan of arms that are composed, with what is recorded of it.
+
+    Raises:
+        BadInput: not one arm can be measured.
+    """
+    from minivllm.tasks.bench import check
+
+    first = next(cell.config for cell in cells if cell.config is not None)
+    name = first["sweep"]["name"] or first["name"] or sweep.hash()
+    settled: dict[str, dict[str, Any]] = {}  # model options -> the same with their weights found
+    warnings: dict[str, None] = {}
+    for cell in cells:
+        if cell.config is None:
+            continue
+        model = json.dumps(cell.config["model"], sort_keys=True)
+        try:
+            cell.config, cell.fingerprint, notes = check(
+                {**cell.config, "model": settled.get(model, cell.config["model"])}
+            )
+        except BadInput as error:
+            cell.problem = str(error)
+            continue
+        settled[model] = cell.config["model"]
+        warnings.update(dict.fromkeys(notes))
+    _require_one(cells)
+    folder = Path(first["runs_dir"]) / name
+    plan = Plan(name, folder, sweep, cells, first["sweep"], first["measure"], list(warnings))
+    plan.extend()
+    plan.look_up()
+    return plan
+
+
+def recorded_status(measurement: Measurement) -> str | None:
+    """Status of the measurement's record; None where there is none (or none that can be read)."""
+    try:
+        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        return str(record["status"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,47 @@
+"""The knobs of `ablation`: which optimisations are measured, and in which design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minivllm.options.base import Options, knob
+
+
+@dataclass(frozen=True)
+class AblationOptions(Options):
+    """ablation."""
+
+    group = "ablation"
+    design: Literal["leave_one_out", "add_one_in", "pairs", "factorial"] = "leave_one_out"
+    metric: str = "output_tokens_per_s"
+    baseline: list[str] = field(default_factory=list)
+    optimisations: dict[str, Any] = field(default_factory=dict)
+    only: list[str] = field(default_factory=list)
+    max_arms: int = knob(64, at_least=2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.optimisations:
+            raise self.bad(
+                "optimisations", "names nothing to measure, e.g. {fused: {overrides: [attention=sdpa]}}"
+            )
+        for name, entry in self.optimisations.items():
+            wrong = not isinstance(entry, dict) or set(entry) - {"overrides", "requires"}
+            if (
+                wrong
+                or not _texts(entry.get("overrides"))
+                or not _texts(entry.get("requires", []), empty=True)
+            ):
+                raise self.bad(
+                    "optimisations",
+                    f"is wrong at {name}: it takes overrides: [key=value, ...] and requires: [...]",
+                )
+        for name in self.only:
+            if name not in self.optimisations:
+                raise self.bad("only", f"names {name}; choose from {', '.join(self.optimisations)}")
+
+
+def _texts(value: Any, empty: bool = False) -> bool:
+    """Whether a value is a list of text."""
+    return isinstance(value, list) and all(isinstance(v, str) for v in value) and (empty or bool(value))
