@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from minivllm.assembly import build_engine
+from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.roofline import model_costs
@@ -24,7 +25,7 @@ from minivllm.errors import BadInput
 from minivllm.models.weights import Progress
 
 
-class MinivllmEngine:
+class MinivllmEngine(Adapter):
     """Adapter of `Engine` to `BenchEngine`; listens to its events for step records and first steps.
 
     Args:
@@ -44,6 +45,7 @@ class MinivllmEngine:
             )
         begin = time.monotonic()
         self.engine: Engine = build_engine(config, progress)
+        self.tokenizer = self.engine.tokenizer
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float] = {}
@@ -154,16 +156,6 @@ class MinivllmEngine:
                 "kv_bytes_per_token": float(kv.bytes_per_token),
             },
         }
-
-    def text(self, token_ids: list[int]) -> str | None:
-        """See BenchEngine."""
-        return None if self.engine.tokenizer is None else self.engine.tokenizer.decode(token_ids)
-
-    def encode(self, text: str) -> list[int]:
-        """See BenchEngine."""
-        if self.engine.tokenizer is None:
-            raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
-        return self.engine.tokenizer.encode(text)
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine."""

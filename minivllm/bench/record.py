@@ -222,11 +222,15 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
     What is in a model's folder is told by the fingerprint within `cell_id`, a text's content by `reference_id`.
     """
-    for group, keys in (("model", ("path", "weights")), ("quality", ("text",))):
+    places = (("model", ("path", "weights")), ("quality", ("text",)), ("engine", ("python",)))
+    for group, keys in places:
         node = config.get(group)
         if not isinstance(node, dict):
             continue
-        places = {key: node[key] for key in keys if isinstance(node.get(key), str)}
-        named = {key: Path(place).name for key, place in places.items() if place.startswith(("/", "~"))}
+        named = {
+            key: Path(node[key]).name
+            for key in keys
+            if isinstance(node.get(key), str) and node[key].startswith(("/", "~"))
+        }
         config = {**config, group: {**node, **named}} if named else config
     return config

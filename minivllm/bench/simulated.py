@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+from minivllm.bench.adapter import Adapter
 from minivllm.bench.clock import VirtualClock
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.lazy_prompt import LazyPrompt
@@ -108,7 +109,7 @@ class SimulatedRequest(Request):
         return "length" if tokens.length >= self.max_num_tokens else None
 
 
-class SimulatedEngine:
+class SimulatedEngine(Adapter):
     """Plans every step with the real scheduler, then lets the time pass that the step would have taken.
 
     No weights are loaded and torch is not imported. Answers go on to `max_tokens`.
@@ -190,20 +191,12 @@ class SimulatedEngine:
 
     def submit(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        length, longest = len(prompt_token_ids), self.info.max_model_len
-        if request_id in self._requests:
-            raise BadInput(f"request {request_id} is already being served; choose another id")
-        if not 1 <= length < longest:
-            raise BadInput(
-                f"request {request_id}: a prompt of {length} tokens does not fit the context of {longest}, "
-                "with room for an answer; change its length or model.max_model_len"
-            )
-        allowed = longest - length
+        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
         request = SimulatedRequest(
             request_id,
             SimulatedTokens(prompt_token_ids, self._num_added),
             params,
-            length + min(params.max_tokens or allowed, allowed),
+            len(prompt_token_ids) + wanted,
             self.clock.now(),
         )
         self.scheduler.add(request)
@@ -313,16 +306,6 @@ class SimulatedEngine:
             "cache": {**counts["cache"], "block_size": float(self.cache.block_size)},
             "engine": {"steps": float(self._num_steps), "steps_a_row": float(self._stride)},
         }
-
-    def text(self, token_ids: list[int]) -> str | None:
-        """See BenchEngine."""
-        return None if self.tokenizer is None else self.tokenizer.decode(token_ids)
-
-    def encode(self, text: str) -> list[int]:
-        """See BenchEngine."""
-        if self.tokenizer is None:
-            raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
-        return self.tokenizer.encode(text)
 
     def close(self) -> None:
         """See BenchEngine."""

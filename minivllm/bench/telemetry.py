@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from minivllm.bench.gpu import NullGpu
 
 Row = dict[str, Any]
 FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
+FAMILY_EVERY_S = 1.0
 # The roofline probe's own memory is not the run's.
 UNCOUNTED_PHASES = ("probing", "quality")
 
 
 class Telemetry:
-    """A thread that samples a worker and its GPU until stopped.
+    """A thread that samples a worker, whatever it has started, and its GPU until stopped.
 
     Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's own
     timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water mark),
-    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, and `gpu_*` readings.
+    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, and `gpu_*` readings. Memory and
+    CPU are the worker's and its descendants' together: some engines compute in a process of their own.
 
     Args:
         pid: the worker.
@@ -45,11 +48,9 @@ class Telemetry:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._process: psutil.Process | None = None
+        self._family = Family(pid)
         self._last: tuple[float, float, float] | None = None  # time, worker's CPU seconds, everybody's
         self._frequency: tuple[float, float | None] = (float("-inf"), None)
-        with suppress(psutil.Error):
-            self._process = psutil.Process(pid)
 
     def start(self) -> Telemetry:
         """Begin sampling."""
@@ -80,28 +81,24 @@ class Telemetry:
         return row
 
     def _row(self) -> Row:
-        if self._process is None:
-            raise psutil.NoSuchProcess(self._pid)
         now = time.monotonic()
-        with self._process.oneshot():
-            rss = self._process.memory_info().rss
-            times = self._process.cpu_times()
-        worker, total = times.user + times.system, _busy_seconds()
+        usage = self._family.usage(now)
+        worker, total = usage.cpu_s, _busy_seconds()
         worker_percent = other_percent = None
         if self._last is not None and now > self._last[0]:
             span = now - self._last[0]
-            worker_percent = 100 * (worker - self._last[1]) / span
+            worker_percent = max(0.0, 100 * (worker - self._last[1]) / span)  # a process may have ended
             other_percent = max(0.0, 100 * (total - self._last[2]) / span - worker_percent)
         self._last = (now, worker, total)
         return {
             "t_s": now,
             "phase": self.phase,
-            "rss": rss,
-            "rss_peak": _high_water_mark(self._pid),
+            "rss": usage.rss,
+            "rss_peak": usage.rss_peak,
             "cpu_worker_percent": worker_percent,
             "cpu_other_percent": other_percent,
             "cpu_mhz": self._cpu_mhz(now),
-            **self._gpu.sample(self._pid),
+            **self._gpu.sample({self._pid, *usage.pids}),
         }
 
     def _cpu_mhz(self, now: float) -> float | None:
@@ -118,6 +115,55 @@ class Telemetry:
             return [
                 row for row in self._rows if row["t_s"] >= since and (until is None or row["t_s"] <= until)
             ]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its descendants use at one moment."""
+
+    pids: tuple[int, ...]
+    rss: int  # bytes, summed: pages that they share count more than once
+    rss_peak: int | None  # the sum of each one's own peak, so an upper bound
+    cpu_s: float  # CPU seconds of those alive
+
+
+class Family:
+    """A process and its descendants.
+
+    Args:
+        pid: the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._members: list[psutil.Process] = []
+        self._looked_s = float("-inf")
+
+    def usage(self, now: float) -> Usage:
+        """What they use. Descendants are looked for once a second: that takes a walk over all processes.
+
+        Raises:
+            psutil.Error: the process itself is gone.
+        """
+        if not self._members or now - self._looked_s >= FAMILY_EVERY_S:
+            head = self._members[0] if self._members else psutil.Process(self._pid)
+            self._members = [head, *head.children(recursive=True)]
+            self._looked_s = now
+        pids, rss, peaks, cpu_s = [], 0, [], 0.0
+        for index, member in enumerate(self._members):
+            try:
+                with member.oneshot():
+                    times = member.cpu_times()
+                    rss += member.memory_info().rss
+            except psutil.Error:
+                if index == 0:
+                    raise
+                continue
+            cpu_s += times.user + times.system
+            pids.append(member.pid)
+            if (mark := _high_water_mark(member.pid)) is not None:
+                peaks.append(mark)
+        return Usage(tuple(pids), rss, sum(peaks) or None, cpu_s)
 
 
 def _busy_seconds() -> float:
@@ -137,17 +183,25 @@ def _high_water_mark(pid: int | str) -> int | None:
 
 
 def own_peak_rss() -> int | None:
-    """Peak resident bytes of this process."""
-    return _high_water_mark("self")
+    """Peak resident bytes of this process, and of those that it has started, each one's own."""
+    marks = [_high_water_mark("self"), *map(_high_water_mark, _descendants())]
+    return sum(mark for mark in marks if mark is not None) or None
 
 
 def reset_own_peak_rss() -> bool:
-    """Restart this process's high-water mark at its present size; False where that is not allowed."""
+    """Restart those high-water marks at their present size; False where that is not allowed."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        for pid in ("self", *_descendants()):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
         return False
     return True
+
+
+def _descendants() -> list[int]:
+    with suppress(psutil.Error):
+        return [process.pid for process in psutil.Process().children(recursive=True)]
+    return []
 
 
 def peak(rows: list[Row], column: str) -> int | None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.tokenizer import Tokenizer
-from minivllm.errors import BadInput
 from minivllm.peers.honoured import ALL, Honoured, Knobs
 from minivllm.peers.pretrained import import_transformers, load
 
@@ -127,7 +127,7 @@ class _Batch:
         self._turns += 1
 
 
-class TransformersEngine:
+class TransformersEngine(Adapter):
     """Static batching, as transformers' users have it: the next batch starts when the last answer is done.
 
     `poll` starts a batch of what is waiting. `generate` runs in a thread of its own, and a streamer passes
@@ -150,7 +150,7 @@ class TransformersEngine:
         self._transformers = import_transformers()
         begin = time.monotonic()
         self._loaded = load(config, attn_implementation)
-        self._tokenizer = Tokenizer.load(self._loaded.source.folder)
+        self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._batch_size = batch_size
         self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)
         self.info.warnings.append(STEP_NOTE)
@@ -171,19 +171,7 @@ class TransformersEngine:
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        length, limit, vocab = len(prompt_token_ids), self.info.max_model_len, self.info.vocab_size
-        if request_id in self._ids:
-            raise BadInput(f"request {request_id} is already being served; choose another id")
-        if not prompt_token_ids:
-            raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
-        if length >= limit:
-            raise BadInput(
-                f"request {request_id}: the prompt has {length} tokens and the context is {limit}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
-            )
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
-            raise BadInput(f"request {request_id}: prompt token ids must be in [0, {vocab})")
-        wanted = min(params.max_tokens or limit, limit - length)
+        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._ids)
         self._ids.add(request_id)
         self.waiting.append(_Request(request_id, prompt_token_ids, wanted, params))
 
@@ -306,16 +294,6 @@ class TransformersEngine:
             },
             "batching": {"largest_batch": float(self._largest_batch)},
         }
-
-    def text(self, token_ids: list[int]) -> str | None:
-        """See BenchEngine."""
-        return None if self._tokenizer is None else self._tokenizer.decode(token_ids)
-
-    def encode(self, text: str) -> list[int]:
-        """See BenchEngine."""
-        if self._tokenizer is None:
-            raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
-        return self._tokenizer.encode(text)
 
     def close(self) -> None:
         """See BenchEngine."""

@@ -121,7 +121,7 @@ def test_runs_differ_by_arm_block_code_and_environment(monkeypatch: pytest.Monke
     monkeypatch.setattr(identity, "code_hash", lambda: "new code")
     others.append(identity.run_id("cell", "cpu", "arm", 0))
     monkeypatch.undo()
-    monkeypatch.setattr(identity, "environment_hash", lambda device: "new driver")
+    monkeypatch.setattr(identity, "environment_hash", lambda *place: "new driver")
     others.append(identity.run_id("cell", "cpu", "arm", 0))
     assert len({base, *others}) == 6
 

@@ -15,7 +15,7 @@ from minivllm.bench.provenance import environment, provenance, thread_count, usa
 from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
-    "git_sha", "dirty_hash", "code_hash", "command", "packages", "device", "driver", "clocks", "power_limit",
+    "git_sha", "dirty_hash", "code_hash", "command", "packages", "peer_packages", "device", "driver", "clocks", "power_limit",
     "cpu", "threads", "seed", "started_at", "host",
 }  # fmt: skip
 

@@ -215,8 +215,8 @@ def test_abort_and_reset_leave_nothing() -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
-        ([], 5, "a prompt of 0 tokens does not fit"),
-        ([1] * 2048, 5, "a prompt of 2048 tokens does not fit the context of 2048"),
+        ([], 5, "has an empty prompt"),
+        ([1] * 2048, 5, "the prompt has 2048 tokens and the context is 2048"),
         ([1] * 900, 900, "may grow to 1799 cached tokens"),
     ],
 )

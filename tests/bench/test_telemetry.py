@@ -37,6 +37,24 @@ def test_a_busy_child_is_told_from_the_rest() -> None:
     assert telemetry.rows(begin, begin) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_worker_starts_counts_with_it() -> None:
+    grown = "x = bytearray(100 << 20); import sys; print(flush=True); sys.stdin.read()"
+    alone = own_peak_rss()
+    child = subprocess.Popen(
+        [sys.executable, "-c", grown], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "\n"
+        row, together = Telemetry(os.getpid(), NullGpu()).sample(), own_peak_rss()
+    finally:
+        child.communicate()
+    after = Telemetry(os.getpid(), NullGpu()).sample()
+    assert row is not None and after is not None and alone is not None and together is not None
+    assert row["rss"] - after["rss"] > 90 << 20 and row["rss_peak"] - after["rss_peak"] > 90 << 20
+    assert together - alone > 90 << 20
+
+
 def test_the_limit_counts_except_while_probing() -> None:
     telemetry = Telemetry(os.getpid(), NullGpu(), memory_limit=1)
     telemetry.phase = "probing"
@@ -57,11 +75,11 @@ def test_a_worker_that_is_gone_gives_no_row() -> None:
 
 
 def test_gpu_readings_and_what_a_driver_lacks() -> None:
-    row = Gpu(FakeNVML(), None).sample(pid=42)
+    row = Gpu(FakeNVML(), None).sample({42, 43})
     assert row["gpu_power_w"] == 300 and row["gpu_memory_used"] == 400 and row["gpu_process_memory"] == 300
     assert row["gpu_processes"] == 2 and row["gpu_utilisation"] == 97 and row["gpu_sm_mhz"] == 1500
     broken = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")
-    row = Gpu(FakeNVML(broken), None).sample(pid=42)
+    row = Gpu(FakeNVML(broken), None).sample({42, 43})
     assert row["gpu_power_w"] is None and row["gpu_memory_used"] is None and row["gpu_process_memory"] is None
     described = Gpu(FakeNVML(), None).describe()
     assert (
@@ -80,7 +98,7 @@ def test_telemetry_rows_hold_the_gpu() -> None:
 def test_a_run_on_the_cpu_has_no_gpu() -> None:
     gpu = open_gpu("cpu")
     assert not gpu.present and "cpu" in str(gpu.reason)
-    assert gpu.sample(1) == {} and gpu.describe() == {} and gpu.energy_joules() is None
+    assert gpu.sample({1}) == {} and gpu.describe() == {} and gpu.energy_joules() is None
 
 
 def test_hidden_gpus_stay_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
