@@ -141,7 +141,8 @@ class SimulatedEngine(Adapter):
     ) -> None:
         source = resolve(config["model"], allow_random=True)[1]
         model = ModelConfig.from_dict(source.config)
-        costs, weight_bytes = architecture_costs(model, config["quant"])
+        cache = build(config["cache"])
+        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype)
         self.step_times: StepTimes
         if steps is not None:
             self.step_times = fit_records(steps, config)
@@ -154,17 +155,21 @@ class SimulatedEngine(Adapter):
             )
         policy = build(config["batching"])
         longest = config["model"].get("max_model_len") or model.max_position_embeddings
-        layout = build(config["cache"]).layout(
+        layout = cache.layout(
             bytes_per_token=costs["kv_bytes_per_token"],
             available_bytes=UNLIMITED if memory_gb is None else int(memory_gb * 1e9) - weight_bytes,
             max_model_len=longest,
             max_num_seqs=policy.max_num_seqs,
         )
-        layout = policy.preemption.fit(layout)
+        layout = policy.on_full.fit(layout)
         self.clock = VirtualClock()
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, EventBus(), self.clock.now)
         block_bytes = layout.block_size * costs["kv_bytes_per_token"]
+        self._kv = {
+            "kv_dtype": costs["dtype"] if cache.kv_dtype == "auto" else cache.kv_dtype,
+            "kv_bytes_per_token": float(costs["kv_bytes_per_token"]),
+        }
         self._host_ms_per_block = 0.0 if host_gb_s is None else block_bytes / host_gb_s / 1e6
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self.tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
@@ -303,7 +308,7 @@ class SimulatedEngine(Adapter):
         counts = since(self._base, self._counters())
         return {
             "batching": {**counts["batching"], "largest_batch": float(self._largest_batch)},
-            "cache": {**counts["cache"], "block_size": float(self.cache.block_size)},
+            "cache": {**counts["cache"], "block_size": float(self.cache.block_size), **self._kv},
             "engine": {"steps": float(self._num_steps), "steps_a_row": float(self._stride)},
         }
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from minivllm.bench.records import read_records
 from minivllm.bench.roofline import BYTES, model_costs
 from minivllm.bench.storage import STEPS
+from minivllm.cache.manager import token_bytes
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 
@@ -127,10 +128,12 @@ class RooflineTimes:
         )
 
 
-def architecture_costs(config: ModelConfig, quant: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def architecture_costs(
+    config: ModelConfig, quant: dict[str, Any], kv_dtype: str = "auto"
+) -> tuple[dict[str, Any], int]:
     """The costs of a model that is not there, counted from its architecture.
 
-    Linear layers take what the method stores, embedding and head its dtype.
+    Linear layers take what the method stores, embedding and head its dtype, keys and values what `kv_dtype` says.
 
     Returns:
         As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all weights.
@@ -147,7 +150,15 @@ def architecture_costs(config: ModelConfig, quant: dict[str, Any]) -> tuple[dict
     streamed = int((plain + in_experts) * stored) + table * BYTES[dtype]
     idle = 0 if config.tie_word_embeddings else table * BYTES[dtype]
     params = plain + in_experts + table
-    costs = model_costs(vars(config), params, streamed, dtype, expert_bytes=int(in_experts * stored))
+    costs = model_costs(
+        vars(config),
+        params,
+        streamed,
+        dtype,
+        expert_bytes=int(in_experts * stored),
+        kv_bytes_per_token=config.num_layers
+        * token_bytes(config.num_kv_heads, config.head_dim, BYTES[dtype], kv_dtype),
+    )
     return {**costs, "experts": experts}, streamed + idle
 
 
@@ -179,7 +190,7 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
     if steps < LEAST_STEPS:
         raise BadInput(
             f"engine.steps={place}: {used} of {len(records)} records there have the same "
-            f"{', '.join(SAME)}, with {steps} steps; at least {LEAST_STEPS} are needed: "
+            f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps; at least {LEAST_STEPS} are needed: "
             "measure a few cells of this model with engine=minivllm first"
         )
     coefficients, error = fit(
@@ -190,7 +201,12 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
 
 def _identity(config: dict[str, Any]) -> dict[str, Any]:
     parts = {group: dict(config.get(group) or {}) for group in SAME}
-    return {**parts, "model": {k: v for k, v in parts["model"].items() if k not in SETTLED}}
+    return {
+        **parts,
+        "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},
+        # What else the cache does changes no step.
+        "kv_dtype": (config.get("cache") or {}).get("kv_dtype", "auto"),
+    }
 
 
 def _measured(record: dict[str, Any]) -> bool:

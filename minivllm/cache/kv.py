@@ -11,7 +11,7 @@ from torch import Tensor
 from minivllm.attention.base import AttentionSpec
 from minivllm.cache.compression import SCALE_DTYPE, compress, expand
 from minivllm.cache.disk import DiskFile
-from minivllm.cache.manager import CacheLayout, Transfers
+from minivllm.cache.manager import CacheLayout, Transfers, token_bytes
 
 STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
 
@@ -30,9 +30,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype, kv_dtype: str = "auto") -> int:
     """Bytes of keys and values, and of their scales, that one token takes over all layers."""
-    heads = sum(2 * spec.num_kv_heads for spec in specs)
-    elements = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
-    return elements * dtype.itemsize if kv_dtype == "auto" else elements + heads * SCALE_DTYPE.itemsize
+    return sum(token_bytes(spec.num_kv_heads, spec.head_dim, dtype.itemsize, kv_dtype) for spec in specs)
 
 
 class KVCache:

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from minivllm.engine.step import ScheduledRequest
 
 
+SCALE_BYTES = 4  # of the scale of a compressed head of a token, in float32
+
+
+def token_bytes(kv_heads: int, head_dim: int, dtype_bytes: int, kv_dtype: str) -> int:
+    """Bytes that one token's keys and values take in one layer, with their scales.
+
+    Args:
+        kv_heads: heads of the keys; the values have as many.
+        head_dim: numbers in each.
+        dtype_bytes: bytes of a number in the model's dtype.
+        kv_dtype: as in CachePolicy.
+    """
+    head = head_dim * dtype_bytes if kv_dtype == "auto" else head_dim + SCALE_BYTES
+    return 2 * kv_heads * head
+
+
 @dataclass(frozen=True)
 class CacheLayout:
     """How the cache's memory is cut up, and what is done with it."""
@@ -99,12 +115,8 @@ class CacheManager:
         self.layout = layout
         self.block_size = layout.block_size
         self.prefix = PrefixIndex(layout.block_size) if layout.prefix_caching else None
-        if self.prefix is None:
-            self.pool = BlockPool(layout.num_blocks)
-        else:
-            self.pool = BlockPool(
-                layout.num_blocks, self.prefix.by_block.__contains__, lambda block: self._forget(block)
-            )
+        cached = {} if self.prefix is None else self.prefix.by_block
+        self.pool = BlockPool(layout.num_blocks, cached.__contains__, self._forget)
         self.counters = CacheCounters()
         self.tiers: OffloadTiers | None = None
         if self.prefix is not None and layout.offload_slots:

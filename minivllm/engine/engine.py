@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -17,6 +17,7 @@ from minivllm.cache.manager import CacheManager, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
+from minivllm.engine.intake import Intake
 from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
@@ -80,7 +81,6 @@ class Engine:
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.max_model_len = loaded.max_model_len
-        self.seed = seed
         self.batch_invariant = batch_invariant
         self.events = EventBus()
         specs = loaded.model.attention_specs
@@ -95,19 +95,26 @@ class Engine:
                 f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) turns keys by the prompt's "
                 "length, so prompts of different lengths share nothing; use cache.prefix_caching=false"
             )
-        layout = policy.preemption.fit(layout)
+        layout = policy.on_full.fit(layout)
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
         self.cache = CacheManager(layout, self.kv.disk)
         self.scheduler = Scheduler(policy, self.cache, self.events)
+        self.intake = Intake(
+            loaded.config.vocab_size,
+            self.max_model_len,
+            loaded.config.eos_token_ids,
+            tokenizer is not None,
+            seed,
+            self.scheduler.now,
+        )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
         self.decoding = SamplerCounters()
         self._requests: dict[str, Request] = {}
         self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}
-        self._num_added = 0
         self._last_step_end: float | None = None
 
     @property
@@ -135,23 +142,13 @@ class Engine:
             BadInput: the prompt is empty, too long or holds unknown ids; the request can never fit;
                 stop strings without a tokenizer.
         """
-        self._check(request_id, prompt_token_ids, params)
-        request = self._make(request_id, prompt_token_ids, params)
-        for index in range(1, max(params.n, params.beam_width)):
-            seed = None if params.seed is None else (params.seed + index) % 2**63
-            sibling = self._make(
-                f"{request_id}.{index}", prompt_token_ids, replace(params, seed=seed, prompt_logprobs=None)
-            )
-            sibling.parent = request
-            request.siblings.append(sibling)
-        if params.beam_width > 1:
-            beams = [request, *request.siblings]
-            for beam in beams:
-                beam.fellows = beams
-            self.scheduler.add(request)
-            self._requests[request_id], self._searches[request_id] = request, BeamSearch(beams)
-            return request
+        if request_id in self._requests:
+            raise BadInput(f"request {request_id} is already being served; choose another id")
+        request = self.intake.request(request_id, prompt_token_ids, params)
         self.scheduler.add(request)
+        if request.fellows:
+            self._requests[request_id], self._searches[request_id] = request, BeamSearch([*request.fellows])
+            return request
         for one in (request, *request.siblings):
             self._requests[one.request_id] = one
             if self.tokenizer is not None and (detokenize or params.stop):
@@ -159,41 +156,6 @@ class Engine:
                     self.tokenizer, params.stop, prompt_token_ids
                 )
         return request
-
-    def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
-        allowed = self.max_model_len - len(prompt)
-        seed = params.seed if params.seed is not None else hash((self.seed, self._num_added)) & (2**63 - 1)
-        self._num_added += 1
-        return Request(
-            request_id,
-            prompt,
-            params,
-            max_num_tokens=len(prompt) + min(params.max_tokens or allowed, allowed),
-            seed=seed,
-            eos_token_ids=self.loaded.config.eos_token_ids,
-            arrival_s=self.scheduler.now(),
-        )
-
-    def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        if request_id in self._requests:
-            raise BadInput(f"request {request_id} is already being served; choose another id")
-        if not prompt:
-            raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
-        if len(prompt) >= self.max_model_len:
-            raise BadInput(
-                f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
-            )
-        self._check_ids(f"request {request_id}: prompt token ids", prompt)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            self._check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
-        if params.stop and self.tokenizer is None:
-            raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
-
-    def _check_ids(self, what: str, token_ids: Sequence[int]) -> None:
-        vocab = self.loaded.config.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab:
-            raise BadInput(f"{what} must be in [0, {vocab})")
 
     def abort(self, request_id: str) -> None:
         """End a request early, and samples of it that have not started; unknown and finished ones are ignored."""
@@ -363,7 +325,7 @@ class Engine:
             raise BadInput(
                 f"logits of {len(token_ids)} tokens: give 1 to {self.max_model_len}, the context's length"
             )
-        self._check_ids("logits: token ids", token_ids)
+        self.intake.check_ids("logits: token ids", token_ids)
         request = Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0)
         if self.cache.footprint(len(token_ids)) > self.cache.capacity_tokens:
             raise BadInput(

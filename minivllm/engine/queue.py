@@ -41,6 +41,11 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return self._requests[self._heap[0]]
 
+    def in_order(self) -> Iterator[Request]:
+        """The most urgent request, again and again: whoever takes it out gets the next one."""
+        while self:
+            yield self.peek()
+
     def front(self) -> Iterator[Request]:
         """A few requests, the three most urgent among them: the first levels of the heap."""
         return (self._requests[rank] for rank in self._heap[:7] if rank in self._requests)

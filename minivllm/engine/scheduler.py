@@ -113,7 +113,7 @@ class Scheduler:
                     f"are {self.cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
                     "(with cache=contiguous, cache.num_sequences)"
                 )
-        self.policy.preemption.check(request, self.cache)
+        self.policy.on_full.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
         request.rank = (due + request.params.priority * self.policy.aging_s, self._num_added)
@@ -216,7 +216,7 @@ class Scheduler:
             if not cache.is_fetched(request):  # it keeps its place; those running go on
                 step.wake_at_s = now + DISK_POLL_S
                 return
-            if not policy.preemption.may_admit(request, self.running, cache):
+            if not policy.on_full.may_admit(request, self.running, cache):
                 self.num_held += 1
                 return
             count = 0
@@ -320,7 +320,7 @@ class Scheduler:
         request.siblings += beams
         # Where it waits for its fellows nothing is left to compute; then the last token is computed again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        self.policy.preemption.preempt(request, self.cache)
+        self.policy.on_full.preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)

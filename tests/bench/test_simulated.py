@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm.assembly import build_engine
 from minivllm.bench import metrics
 from minivllm.bench.arrivals import Offline, Poisson
 from minivllm.bench.driver import RequestTrace, drive
@@ -232,6 +233,26 @@ def test_memory_is_the_machines_that_is_simulated() -> None:
         engine("engine.memory_gb=0.01")
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> None:
+    knobs = [f"cache.kv_dtype={kv_dtype}", "cache.num_blocks=4", "cache.swap_space_gb=0.001"]
+    knobs.append("batching.preemption=swap")
+    simulated, real = engine(*knobs), build_engine(compose(knobs))
+    try:
+        counters = simulated.liveness()["cache"]
+        assert counters["kv_bytes_per_token"] == real.kv.bytes_per_token
+        assert counters["kv_dtype"] == ("bfloat16" if kv_dtype == "auto" else kv_dtype)
+        assert simulated.cache.layout == real.cache.layout  # as many host slots
+        assert simulated.step_times(1, 1, 0, 10_000, 0.0) == pytest.approx(  # type: ignore[attr-defined]
+            1
+            + 1e3
+            * (simulated.step_times.costs["streamed_weight_bytes"] + 10_000 * real.kv.bytes_per_token)
+            / 20e9  # type: ignore[attr-defined]
+        )
+    finally:
+        real.close()
+
+
 def test_it_says_what_it_needs() -> None:
     with pytest.raises(
         BadInput, match=r"set engine\.steps=RUNS .* or engine\.bandwidth_gb_s and engine\.tflops"
@@ -378,9 +399,12 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005)
     assert "800 steps of 2 records" in fitted.describe() and "0.2 requests" in fitted.describe()
     with pytest.raises(
-        BadInput, match=r"0 of 4 records there have the same model, quant, attention, runtime"
+        BadInput,
+        match=r"0 of 4 records there have the same model, quant, attention, runtime and cache.kv_dtype",
     ):
         fit_records(str(tmp_path / "runs"), compose(["quant=nf4"]))
+    with pytest.raises(BadInput, match="0 of 4 records"):
+        fit_records(str(tmp_path / "runs"), compose(["cache.kv_dtype=int8"]))
     with pytest.raises(BadInput, match="no such file or folder"):
         fit_records(str(tmp_path / "none"), wanted)
 

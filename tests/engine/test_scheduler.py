@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
-        if policy.preemption.name != "swap":
+        if policy.on_full.name != "swap":
             host_slots = 0
         sinks, window, between = (count * block_size for count in kept)
         total = sinks + window + between
@@ -106,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
             or n > self.policy.max_num_samples
             or (
-                self.policy.preemption.name == "reserve"
+                self.policy.on_full.name == "reserve"
                 and n * -(-held // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
             )
         ):
@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.keeps
         needed = -(-longest // size)
-        if self.policy.preemption.name == "reserve":
+        if self.policy.on_full.name == "reserve":
             needed *= width
         elif keeps:
             needed += (width - 1) * (needed - len(prompt) // size)
@@ -169,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert part.num_tokens >= 1
             assert part.start == part.request.num_computed_tokens
             assert part.request not in plan.preempted
-        if self.policy.preemption.name == "reserve":
+        if self.policy.on_full.name == "reserve":
             assert not plan.preempted
         self.machine.carry_out(plan)
         clock.time_s = max(clock.time_s + 0.001, plan.wake_at_s or 0.0)

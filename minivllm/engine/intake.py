@@ -1,0 +1,95 @@
+"""What becomes of a prompt before it is served: checked, and made a request, with all its samples or beams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.errors import BadInput
+
+
+class Intake:
+    """Checks prompts and makes requests of them.
+
+    Args:
+        vocab_size: token ids are below it.
+        max_model_len: the context's length.
+        eos_token_ids: end an output.
+        makes_text: whether there is a tokenizer.
+        seed: seeds of requests that bring none are derived from it.
+        now: the scheduler's clock, seconds.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...],
+        makes_text: bool,
+        seed: int,
+        now: Callable[[], float],
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.makes_text = makes_text
+        self.seed = seed
+        self.now = now
+        self._num_made = 0
+
+    def request(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
+        """A request with its `siblings`: the further samples of `params.n`, or the further beams of a search (all of
+        them are then `fellows`).
+
+        Raises:
+            BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a tokenizer.
+        """
+        self._check(request_id, prompt, params)
+        request = self._make(request_id, prompt, params)
+        for index in range(1, max(params.n, params.beam_width)):
+            seed = None if params.seed is None else (params.seed + index) % 2**63
+            sibling = self._make(
+                f"{request_id}.{index}", prompt, replace(params, seed=seed, prompt_logprobs=None)
+            )
+            sibling.parent = request
+            request.siblings.append(sibling)
+        if params.beam_width > 1:
+            beams = [request, *request.siblings]
+            for beam in beams:
+                beam.fellows = beams
+        return request
+
+    def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
+        allowed = self.max_model_len - len(prompt)
+        seed = params.seed if params.seed is not None else hash((self.seed, self._num_made)) & (2**63 - 1)
+        self._num_made += 1
+        return Request(
+            request_id,
+            prompt,
+            params,
+            max_num_tokens=len(prompt) + min(params.max_tokens or allowed, allowed),
+            seed=seed,
+            eos_token_ids=self.eos_token_ids,
+            arrival_s=self.now(),
+        )
+
+    def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        if not prompt:
+            raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
+        if len(prompt) >= self.max_model_len:
+            raise BadInput(
+                f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
+                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
+            )
+        self.check_ids(f"request {request_id}: prompt token ids", prompt)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self.check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
+        if params.stop and not self.makes_text:
+            raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+
+    def check_ids(self, what: str, token_ids: Sequence[int]) -> None:
+        """Raises BadInput unless the model knows all these ids."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise BadInput(f"{what} must be in [0, {self.vocab_size})")
