@@ -1,4 +1,7 @@
-"""The metrics: one class each, with its unit, direction and formula; the glossary prints itself from them.
+"""The metrics: one class each, with its unit, direction, formula and an example; the glossary prints itself from them.
+
+The examples are of two requests that are due at 100 s at an engine which serves one at a time. a has a prompt of 3
+tokens, and its output tokens come at 101, 102, 102 and 103 s; b has a prompt of 5, and its come at 104 and 105 s.
 
 Only completed requests (ended by "stop" or "length" with at least one token) are measured; the validity
 gate flags a measurement in which others occur. Times of one request are clock seconds:
@@ -7,7 +10,6 @@ scheduled, started (first step), t_1 ... t_n (when each output token became avai
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -22,7 +24,7 @@ from minivllm.bench.window import Run, Span
 class Metric(ABC):
     """One entry of the record's `metrics`: `name` is its field there.
 
-    A metric's docstring says what it is and, after `Formula:`, how it is computed.
+    A metric's docstring says what it is, after `Formula:` how it is computed, and after `Example:` a case by hand.
     """
 
     name: ClassVar[str]
@@ -53,6 +55,7 @@ class TTFT(Distribution):
     """Time to first token: how long a caller waits for a sign of life, queueing included.
 
     Formula: 1000 (t_1 - scheduled), a sample a request.
+    Example: a 101 - 100 s, b 104 - 100 s: 1000 and 4000 ms, mean 2500.
     """
 
     name = "ttft_ms"
@@ -67,6 +70,7 @@ class ITL(Distribution):
     Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t') / k;
     of those that come with the first token, each after it gives a sample of 0. Pooled over requests,
     so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1).
+    Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000: mean 750.
     """
 
     name = "itl_ms"
@@ -88,6 +92,7 @@ class TPOT(Distribution):
     """Time per output token after the first, one figure a request; requests of one token have none.
 
     Formula: (E2E - TTFT) / (n - 1) = 1000 (t_n - t_1) / (n - 1).
+    Example: a 2000 / 3 = 666.7 ms, b 1000 / 1: mean 833.333.
     """
 
     name = "tpot_ms"
@@ -101,6 +106,7 @@ class E2E(Distribution):
     """End-to-end latency: from when a request was due to its last token.
 
     Formula: 1000 (t_n - scheduled).
+    Example: a 103 - 100 s, b 105 - 100 s: 3000 and 5000 ms, mean 4000.
     """
 
     name = "e2e_ms"
@@ -113,6 +119,7 @@ class Queue(Distribution):
     """The part of TTFT before a request's first step, where the engine says when that was.
 
     Formula: 1000 (started - scheduled).
+    Example: a starts at once, b at 103: 0 and 3000 ms, mean 1500.
     """
 
     name = "queue_ms"
@@ -145,6 +152,7 @@ class OutputThroughput(Rate):
     """Output tokens per second.
 
     Formula: output tokens / (last token - first arrival).
+    Example: 6 tokens in the 5 s from 100 to 105: 1.2.
     """
 
     name = "output_tokens_per_s"
@@ -158,6 +166,7 @@ class TotalThroughput(Rate):
     """Prompt and output tokens per second; a prompt counts when its first output token arrives.
 
     Formula: (prompt tokens + output tokens) / (last token - first arrival).
+    Example: 3 + 5 prompt tokens and 6 of output in 5 s: 2.8.
     """
 
     name = "total_tokens_per_s"
@@ -172,6 +181,7 @@ class RequestThroughput(Rate):
     """Completed requests per second; a request counts when its last token arrives.
 
     Formula: completed requests / (last token - first arrival).
+    Example: 2 requests in 5 s: 0.4.
     """
 
     name = "requests_per_s"
@@ -186,6 +196,7 @@ class Goodput(Metric):
 
     Formula: requests with TTFT <= slo.ttft_ms, TPOT <= slo.tpot_ms and E2E <= slo.e2e_ms, of those
     that are set, / (last token - first arrival). A request of one token meets any TPOT.
+    Example: with slo.ttft_ms=2000 a alone counts: 1 in 5 s, 0.2.
     """
 
     name = "goodput_requests_per_s"
@@ -208,6 +219,7 @@ class Duration(Metric):
     """Length of the measured window.
 
     Formula: last token - first arrival.
+    Example: from 100 to 105 s: 5.
     """
 
     name = "duration_s"
@@ -222,6 +234,7 @@ class NumRequests(Metric):
     """Requests that completed.
 
     Formula: number of requests that ended by "stop" or "length" with at least one token.
+    Example: a and b: 2.
     """
 
     name = "num_requests"
@@ -235,6 +248,7 @@ class InputTokens(Metric):
     """Prompt tokens of the completed requests, counted as ids.
 
     Formula: sum of prompt lengths.
+    Example: 3 + 5: 8.
     """
 
     name = "input_tokens"
@@ -248,6 +262,7 @@ class OutputTokens(Metric):
     """Output tokens of the completed requests, counted as ids.
 
     Formula: sum of output lengths.
+    Example: 4 + 2: 6.
     """
 
     name = "output_tokens"
@@ -263,6 +278,7 @@ class Steady(Metric):
     Formula: as the three throughputs, over the span from when the running requests first number
     min(max_num_seqs, concurrency or number of requests) to when the last request leaves the queue; null
     if that never happens, or if nothing waits any more once the batch is full.
+    Example: full from 100 s (room for one), nothing waits from 103: 3 s, and in them a's 4 tokens: 1.33333 a second.
     """
 
     name = "steady"
@@ -319,23 +335,6 @@ def percentiles(samples: Sequence[float]) -> Percentiles:
     values = np.asarray(samples, dtype=np.float64)
     known = {f"p{p}": float(np.percentile(values, p)) for p in (50, 90, 95, 99) if n * (100 - p) >= 100}
     return Percentiles(mean=float(values.mean()), n=n, **known)
-
-
-def glossary() -> list[dict[str, str | None]]:
-    """Name, unit, direction, description and formula of every metric, from its class."""
-    entries = []
-    for metric in METRICS:
-        description, _, formula = inspect.cleandoc(metric.__doc__ or "").partition("Formula:")
-        entries.append(
-            {
-                "name": metric.name,
-                "unit": metric.unit,
-                "direction": metric.direction,
-                "description": " ".join(description.split()),
-                "formula": " ".join(formula.split()),
-            }
-        )
-    return entries
 
 
 def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[dict[str, Any]]:

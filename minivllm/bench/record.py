@@ -98,9 +98,11 @@ class Roofline:
     matrix_flops_per_s: float | None = None
     matrix_dtype: str | None = None
     decode_bytes: float | None = None  # over all pure decode steps of the window
+    decode_flops: float | None = None
     decode_s: float | None = None
     mbu: float | None = None
-    prefill_flops: float | None = None  # over all pure prefill steps
+    prefill_bytes: float | None = None  # over all pure prefill steps
+    prefill_flops: float | None = None
     prefill_s: float | None = None
     mfu: float | None = None
     fits_cache: bool | None = None  # the streamed bytes fit the last-level cache, so MBU may exceed 1

@@ -20,6 +20,9 @@ Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
     prefill flops = sum over pure prefill steps of flops_per_token * tokens + attention flops of the causal pairs
     MFU           = prefill flops / seconds of those steps / measured matrix rate
 
+Decode flops and prefill bytes are counted alike, so that flops / bytes is the arithmetic intensity of each
+kind of step (Williams, Waterman and Patterson 2009).
+
 A pure decode step computes one token of each of its requests and no prompt token; a pure prefill step
 computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine counts them
 (`experts_run` of a step). For one that does not, they are taken to be those of one token, a lower bound.
@@ -129,28 +132,31 @@ def usage(
     decode = [s for s in steps if not s["num_prefill_tokens"] and s["num_tokens"]]
     prefill = [s for s in steps if s["num_prefill_tokens"] and s["num_prefill_tokens"] == s["num_tokens"]]
     if decode:
-        streamed, per_token = costs["streamed_weight_bytes"], costs["kv_bytes_per_token"]
-        one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
-        result.decode_bytes = float(
-            sum(
-                streamed + per_token * s["context_tokens"] + one * s.get("experts_run", least) for s in decode
-            )
-        )
+        result.decode_bytes = sum(_bytes(costs, step) for step in decode)
+        result.decode_flops = sum(_flops(costs, step) for step in decode)
         result.decode_s = sum(map(_milliseconds, decode)) / 1000
         if result.decode_s and probes.bandwidth_bytes_per_s:
             result.mbu = result.decode_bytes / result.decode_s / probes.bandwidth_bytes_per_s
         if cache_bytes is not None:
             result.fits_cache = result.decode_bytes / len(decode) <= cache_bytes
     if prefill:
-        result.prefill_flops = sum(_prefill_flops(costs, step) for step in prefill)
+        result.prefill_bytes = sum(_bytes(costs, step) for step in prefill)
+        result.prefill_flops = sum(_flops(costs, step) for step in prefill)
         result.prefill_s = sum(map(_milliseconds, prefill)) / 1000
         if result.prefill_s and probes.matrix_flops_per_s:
             result.mfu = result.prefill_flops / result.prefill_s / probes.matrix_flops_per_s
     return result
 
 
-def _prefill_flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
-    """Operations of a pure prefill step, from below where the step does not count its own pairs.
+def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
+    """Bytes that a step has to move: the weights that it streams and the keys and values of its context."""
+    one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
+    cached = costs["kv_bytes_per_token"] * step["context_tokens"]
+    return float(costs["streamed_weight_bytes"] + cached + one * step.get("experts_run", least))
+
+
+def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
+    """Operations of a step that only decodes or only prefills, from below where it does not count its own pairs.
 
     `context_tokens` is the sum of the sequences' lengths after the step. Requests of equal shares are
     assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs.

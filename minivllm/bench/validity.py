@@ -15,6 +15,16 @@ LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to su
 WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
 MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10  # longest stretch without a telemetry sample: the greater of the two
 OTHERS_PERCENT = 20.0  # of one core, used by other processes
+CLOCK_RANGE = 0.1  # of the greatest clock within the window
+THROTTLED_SHARE = 0.05  # of the samples; a single one may be the end of something else
+# Bits of NVML's clocks event reasons. Those of the hardware protecting itself make a slower machine of it.
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+POWER_CAP = 0x04
 NAMED = 3  # examples named in a sentence
 
 
@@ -27,7 +37,6 @@ def check(
     roofline: Roofline | None = None,
     telemetry_rows: Sequence[Mapping[str, Any]] | None = None,
     telemetry_interval_s: float = 0.2,
-    other_processes: Sequence[str] = (),
 ) -> Validity:
     """Judge one measurement.
 
@@ -39,7 +48,6 @@ def check(
         roofline: with MBU and MFU.
         telemetry_rows: samples with `t_s` on the driver's clock; None leaves them for `check_telemetry`.
         telemetry_interval_s: seconds between samples, as set.
-        other_processes: descriptions of heavy processes that ran beside; noted.
     """
     reasons = [
         *_counts(traces, workload),
@@ -53,8 +61,6 @@ def check(
         *_limit_notes(roofline or Roofline()),
         *_energy_notes(energy, metrics),
     ]
-    if other_processes:
-        notes.append(f"other processes were busy: {_examples(other_processes)}")
     validity = Validity(not reasons, reasons, notes)
     if telemetry_rows is not None and metrics.duration_s is not None:
         start = min(trace.scheduled_s for trace in traces)
@@ -74,7 +80,8 @@ def check_telemetry(
     """Judge the samples of a measured window.
 
     Args:
-        rows: with `t_s` in seconds of the clock of `start_s`, and `cpu_other_percent` (100 is one core).
+        rows: with `t_s` in seconds of the clock of `start_s`, `cpu_other_percent` (100 is one core), and what
+            else of `Telemetry`'s columns the machine offers.
         start_s: the window's start.
         end_s: the window's end.
         interval_s: seconds between samples, as set.
@@ -96,7 +103,44 @@ def check_telemetry(
         notes.append(
             f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"
         )
+    reasons += _slowdowns(inside)
+    notes += [*_power_cap(inside), *_neighbours(inside), *_clocks(inside)]
     return Validity(not reasons, reasons, notes)
+
+
+def _readings(rows: Sequence[Mapping[str, Any]], column: str) -> list[Any]:
+    return [row[column] for row in rows if row.get(column) is not None]
+
+
+def _slowdowns(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A GPU that protects itself is not the GPU that the record names."""
+    flags = _readings(rows, "gpu_throttle_reasons")
+    for bit, name in SLOWDOWNS.items():
+        share = sum(bool(flag & bit) for flag in flags) / len(flags) if flags else 0.0
+        if share > THROTTLED_SHARE:
+            yield f"the GPU was throttled in {100 * share:.0f} % of the samples: {name}"
+
+
+def _power_cap(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Reaching the power limit is how a loaded GPU runs, but the figures are then those of that limit."""
+    flags = _readings(rows, "gpu_throttle_reasons")
+    share = sum(bool(flag & POWER_CAP) for flag in flags) / len(flags) if flags else 0.0
+    if share > THROTTLED_SHARE:
+        yield f"the GPU was held at its power limit in {100 * share:.0f} % of the samples"
+
+
+def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Processes with a context on the GPU, the worker's own among them."""
+    most = max(_readings(rows, "gpu_processes"), default=0)
+    if most > 1:
+        yield f"{most - 1} other processes were on the GPU" if most > 2 else "another process was on the GPU"
+
+
+def _clocks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for column, name in (("gpu_sm_mhz", "GPU"), ("gpu_memory_mhz", "GPU memory"), ("cpu_mhz", "CPU")):
+        clocks = _readings(rows, column)
+        if clocks and max(clocks) - min(clocks) > CLOCK_RANGE * max(clocks):
+            yield f"the {name} clock changed within the window, from {min(clocks):.0f} to {max(clocks):.0f} MHz"
 
 
 def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:

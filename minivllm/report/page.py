@@ -69,7 +69,7 @@ def page(rows: list[Row], cells: list[Cell], plots: list[Plot], out_dir: Path, u
     """The page as HTML; `out_dir` is where it will lie, for its links to the records."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from minivllm.bench.metrics import glossary
+    from minivllm.bench.glossary import glossary
 
     environment = Environment(
         loader=PackageLoader("minivllm.report"),

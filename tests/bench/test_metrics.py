@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm.bench import record
 from minivllm.bench.arrivals import Arrival, Concurrency, Offline
 from minivllm.bench.driver import RequestTrace, drive, full_batch
-from minivllm.bench.metrics import METRICS, compute, glossary, percentiles, request_rows
+from minivllm.bench.glossary import FIGURES, glossary
+from minivllm.bench.metrics import METRICS, compute, percentiles, request_rows
 from minivllm.bench.record import Metrics, Percentiles, Window
 from minivllm.bench.workloads import Workload
 from minivllm.engine.params import SamplingParams
@@ -210,9 +213,29 @@ def test_request_rows_count_from_the_origin() -> None:
 def test_every_field_of_the_record_has_a_metric_with_a_formula() -> None:
     assert [metric.name for metric in METRICS] == [item.name for item in fields(Metrics)]
     for entry in glossary():
-        assert entry["description"] and entry["formula"] and entry["unit"], entry
+        words = [entry[key] for key in ("description", "formula", "example", "unit")]
+        assert all(words), entry
         assert entry["direction"] in ("lower", "higher", None)
-        assert "Formula" not in f"{entry['description']}{entry['formula']}"
+        assert "Formula" not in " ".join(map(str, words)) and "Example" not in " ".join(map(str, words))
+
+
+def test_the_examples_are_the_figures_of_the_scripted_engine() -> None:
+    metrics, _ = queue_of_two(ttft_ms=2000)
+    for entry in glossary()[: len(METRICS)]:
+        value = getattr(metrics, str(entry["name"]))
+        if isinstance(value, Percentiles):
+            value = value.mean
+        elif isinstance(value, Window):
+            value = value.output_tokens_per_s
+        numbers = re.findall(r"[\d.]*\d", str(entry["example"]))
+        assert f"{value:.6g}" in numbers, entry
+
+
+def test_figures_outside_the_metrics_are_fields_of_the_record() -> None:
+    for figure in FIGURES:
+        group, _, name = figure.name.partition(".")
+        cls = getattr(record, group.capitalize())
+        assert name in {item.name for item in fields(cls)}, figure.name
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.integers(1, 20))

@@ -46,10 +46,12 @@ def test_decode_bytes_and_mbu() -> None:
     ]
     result = usage(COSTS, steps, Roofline(bandwidth_bytes_per_s=10e6), cache_bytes=3999)
     assert result.decode_bytes == 2 * 2000 + 128 * 62
+    # The body of 4 tokens, 62 pairs of a query and a cached token, and the head of 4 rows.
+    assert result.decode_flops == 1600 * 4 + 256 * 62 + 400 * 4
     assert result.decode_s == pytest.approx(0.004)
     assert result.mbu == pytest.approx((4000 + 128 * 62) / 0.004 / 10e6)
     assert result.fits_cache is False  # 5968 bytes a step
-    assert result.prefill_flops is None and result.mfu is None
+    assert result.prefill_flops is None and result.prefill_bytes is None and result.mfu is None
     assert usage(COSTS, steps, Roofline(), cache_bytes=6000).fits_cache is True
 
 
@@ -79,6 +81,7 @@ def test_prefill_flops_and_mfu() -> None:
     result = usage(COSTS, steps, Roofline(matrix_flops_per_s=1e9))
     flops = 1600 * 6 + 256 * 21 + 400 * 2  # the head: one row a step
     assert result.prefill_flops == flops
+    assert result.prefill_bytes == 2 * 2000 + 128 * (4 + 6)
     assert result.mfu == pytest.approx(flops / 0.004 / 1e9)
     assert result.mbu is None and result.fits_cache is None
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minivllm.bench.arrivals import Concurrency, Offline
 from minivllm.bench.driver import RequestTrace, drive
+from minivllm.bench.gpu import Gpu
 from minivllm.bench.metrics import compute
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.validity import check, check_telemetry, merge
 from minivllm.bench.workloads import Workload
 from minivllm.engine.params import SamplingParams
+from tests.bench.fake_nvml import FakeNVML
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 Measured = tuple[list[RequestTrace], Workload, Metrics]
@@ -165,11 +168,6 @@ def test_energy_notes() -> None:
     ]
 
 
-def test_other_processes_are_noted() -> None:
-    validity = check(*measured(), other_processes=["make (pid 7, 180 %)"])
-    assert validity == Validity(True, [], ["other processes were busy: make (pid 7, 180 %)"])
-
-
 def samples(*times: float, other: float = 0.0) -> list[dict[str, float]]:
     return [{"t_s": time, "cpu_other_percent": other} for time in times]
 
@@ -191,6 +189,57 @@ def test_busy_neighbours_are_noted_from_telemetry() -> None:
     assert seen == Validity(True, [], ["other processes used 150 % of a core on average during the window"])
     assert check_telemetry(samples(1, 2, 3, other=5.0), 1, 3).notes == []
     assert check_telemetry([{"t_s": 1.5, "cpu_other_percent": None}], 1, 2).notes == []
+
+
+def seen_on_a_gpu(*changes: dict[str, Any]) -> Validity:
+    """What the gate says of samples of a fake GPU, after `changes` of its readings, one a sample."""
+    nvml, rows = FakeNVML(), []
+    nvml.readings["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=42, usedGpuMemory=300)]
+    for i, change in enumerate(changes):
+        nvml.readings.update(change)
+        rows.append({"t_s": 1.0 + 0.1 * i, "cpu_other_percent": 0.0, **Gpu(nvml, None).sample(pid=42)})
+    return check_telemetry(rows, 1.0, 1.0 + 0.1 * len(rows))
+
+
+def test_a_quiet_gpu_is_not_remarked_on() -> None:
+    assert seen_on_a_gpu(*[{}] * 20) == Validity(True, [], [])
+
+
+@pytest.mark.parametrize(
+    ("bits", "name"), [(0x08, "hardware slowdown"), (0x40 | 0x04, "hardware thermal slowdown")]
+)
+def test_a_gpu_that_protects_itself_is_not_valid(bits: int, name: str) -> None:
+    throttled = {"nvmlDeviceGetCurrentClocksThrottleReasons": bits}
+    seen = seen_on_a_gpu(*[{}] * 15, *[throttled] * 5)
+    assert only_reason(seen) == f"the GPU was throttled in 25 % of the samples: {name}"
+    once = seen_on_a_gpu(*[{}] * 39, throttled)
+    assert once.ok
+
+
+def test_the_power_limit_is_noted() -> None:
+    seen = seen_on_a_gpu({}, *[{"nvmlDeviceGetCurrentClocksThrottleReasons": 0x04}] * 3)
+    assert seen == Validity(True, [], ["the GPU was held at its power limit in 75 % of the samples"])
+
+
+def test_other_processes_on_the_gpu_are_noted() -> None:
+    own, other = SimpleNamespace(pid=42, usedGpuMemory=300), SimpleNamespace(pid=7, usedGpuMemory=9)
+    both = {"nvmlDeviceGetComputeRunningProcesses": [own, other]}
+    assert seen_on_a_gpu({}, both, {}).notes == ["another process was on the GPU"]
+    three = {"nvmlDeviceGetComputeRunningProcesses": [own, other, other]}
+    assert seen_on_a_gpu(three, {}).notes == ["2 other processes were on the GPU"]
+
+
+def test_clock_changes_are_noted() -> None:
+    changed = seen_on_a_gpu({}, {"nvmlDeviceGetClockInfo": 1300})
+    assert changed.ok and changed.notes == [
+        "the GPU clock changed within the window, from 1300 to 1500 MHz",
+        "the GPU memory clock changed within the window, from 1300 to 1500 MHz",
+    ]
+    assert seen_on_a_gpu({}, {"nvmlDeviceGetClockInfo": 1450}).notes == []
+    cpu = [{"t_s": 1.0 + i, "cpu_mhz": mhz} for i, mhz in enumerate((2600.0, None, 1900.0))]
+    assert check_telemetry(cpu, 1.0, 3.5).notes == [
+        "the CPU clock changed within the window, from 1900 to 2600 MHz"
+    ]
 
 
 def test_merge() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench.metrics import glossary
+from minivllm.bench.glossary import glossary
 from minivllm.bench.record import Percentiles, Validity
 from minivllm.errors import BadInput
 from minivllm.report import build_report
