@@ -29,7 +29,7 @@ from minivllm.bench.driver import drive
 from minivllm.bench.engine import BenchEngine, EngineOutput
 from minivllm.bench.engines import MinivllmEngine
 from minivllm.bench.provenance import provenance
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 from minivllm.config import build, compose
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import BlocksChanged, EventBus, StepPlanned, StepTimed

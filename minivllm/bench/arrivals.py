@@ -6,19 +6,21 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from minivllm.bench.workloads import WorkloadRequest
+from minivllm.bench.checks import at_least_one, positive
+from minivllm.bench.workload import WorkloadRequest
 from minivllm.errors import BadInput
 
 ARRIVAL_STREAM = 0xA331  # keeps arrival noise apart from workload noise drawn with the same seed
 
 
 class Arrival:
-    """An arrival process.
+    """An arrival process, of requests that follow no other: of a talk, its first turn.
 
     Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine does.
     Closed loop: at most `concurrency` requests are in flight, and a request is due the moment its slot
-    becomes free; the schedule is then not used.
+    becomes free; the schedule is then not used. A talk keeps its slot while its user thinks.
     """
 
     concurrency: int | None = None
@@ -37,7 +39,7 @@ class Offline(Arrival):
 
 
 class Concurrency(Arrival):
-    """Closed loop: `concurrency` clients, each sending its next request when its last one has ended.
+    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last one has ended.
 
     Args:
         concurrency: requests in flight.
@@ -47,9 +49,25 @@ class Concurrency(Arrival):
     """
 
     def __init__(self, concurrency: int = 8) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise BadInput(f"arrival.concurrency={concurrency!r} must be a whole number of at least 1")
-        self.concurrency = concurrency
+        self.concurrency = at_least_one("arrival.concurrency", concurrency)
+
+
+class Constant(Arrival):
+    """Open loop: requests at equal distances, the first at 0.
+
+    Args:
+        rate: requests per second.
+
+    Raises:
+        BadInput: the rate is not a finite number above 0.
+    """
+
+    def __init__(self, rate: float = 2.0) -> None:
+        self.rate = positive("arrival.rate", rate)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds."""
+        return [i / self.rate for i in range(n)]
 
 
 class Poisson(Arrival):
@@ -63,15 +81,71 @@ class Poisson(Arrival):
     """
 
     def __init__(self, rate: float = 2.0) -> None:
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-            raise BadInput(f"arrival.rate={rate!r} must be a finite number of requests per second above 0")
-        self.rate = float(rate)
+        self.rate = positive("arrival.rate", rate)
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds; the same seed gives the same times."""
-        gaps = np.random.default_rng([ARRIVAL_STREAM, seed]).exponential(1 / self.rate, size=n)
-        gaps[:1] = 0.0
-        return [float(time) for time in np.cumsum(gaps)]
+        return _after(_generator(seed).exponential(1 / self.rate, size=n))
+
+
+class Gamma(Arrival):
+    """Open loop: gamma-distributed gaps, which may come in bursts; the first request comes at 0.
+
+    Args:
+        rate: mean arrivals per second.
+        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less comes in
+            bursts, more is more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
+
+    Raises:
+        BadInput: a knob is not a finite number above 0.
+    """
+
+    def __init__(self, rate: float = 2.0, burstiness: float = 0.5) -> None:
+        self.rate = positive("arrival.rate", rate)
+        self.burstiness = positive("arrival.burstiness", burstiness)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds; the same seed gives the same times."""
+        scale = 1 / (self.rate * self.burstiness)
+        return _after(_generator(seed).gamma(self.burstiness, scale, size=n))
+
+
+class Ramp(Arrival):
+    """Open loop: a Poisson process whose rate goes in a straight line from one value to another.
+
+    A process of rate 1 with its time stretched (Cinlar 1975): its k-th arrival, at S_k, comes here when
+    the rate has added up to S_k.
+
+    Args:
+        start_rate: arrivals per second at the start.
+        end_rate: the same at the end, and from there on.
+        duration_s: how long the ramp takes; None is as long as the requests are expected to last.
+
+    Raises:
+        BadInput: a knob is not a finite number above 0.
+    """
+
+    def __init__(
+        self, start_rate: float = 1.0, end_rate: float = 8.0, duration_s: float | None = None
+    ) -> None:
+        self.start_rate = positive("arrival.start_rate", start_rate)
+        self.end_rate = positive("arrival.end_rate", end_rate)
+        self.duration_s = None if duration_s is None else positive("arrival.duration_s", duration_s)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds; the same seed gives the same times."""
+        mean_rate = (self.start_rate + self.end_rate) / 2
+        duration_s = n / mean_rate if self.duration_s is None else self.duration_s
+        expected = mean_rate * duration_s  # arrivals within the ramp
+        slope = (self.end_rate - self.start_rate) / duration_s if n else 0.0
+        times = []
+        for count in _after(_generator(seed).exponential(size=n)):
+            if count > expected:
+                times.append(duration_s + (count - expected) / self.end_rate)
+            else:  # the time t at which start_rate t + slope t² / 2 reaches count
+                root = math.sqrt(max(0.0, self.start_rate**2 + 2 * slope * count))
+                times.append(2 * count / (self.start_rate + root))
+        return times
 
 
 class Replay(Arrival):
@@ -87,13 +161,7 @@ class Replay(Arrival):
     replays = True  # needs a workload with times of its own
 
     def __init__(self, rate_scale: float = 1.0) -> None:
-        if (
-            isinstance(rate_scale, bool)
-            or not isinstance(rate_scale, int | float)
-            or not 0 < rate_scale < math.inf
-        ):
-            raise BadInput(f"arrival.rate_scale={rate_scale!r} must be a finite number above 0")
-        self.rate_scale = float(rate_scale)
+        self.rate_scale = positive("arrival.rate_scale", rate_scale)
 
     def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
         """The requests' times, divided by the factor.
@@ -105,6 +173,16 @@ class Replay(Arrival):
         if len(times) < len(requests):
             raise BadInput(NO_TIMES)
         return [time / self.rate_scale for time in times]
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng([ARRIVAL_STREAM, seed])
+
+
+def _after(gaps: NDArray[np.float64]) -> list[float]:
+    """Times from the gaps before them; the first request comes at 0."""
+    gaps[:1] = 0.0
+    return [float(time) for time in np.cumsum(gaps)]
 
 
 NO_TIMES = "arrival=replay needs a workload whose requests have times of their own: use workload=trace"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 from typing import cast
@@ -13,7 +13,8 @@ from typing import cast
 from minivllm.bench.arrivals import Arrival, Concurrency
 from minivllm.bench.clock import ClockProtocol
 from minivllm.bench.engine import BenchEngine, EngineOutput
-from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.bench.talks import Talks
+from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 
@@ -74,8 +75,9 @@ def drive(
     """Run every request of a workload and trace it. Single-threaded.
 
     A request's scheduled time is the arrival process's in an open loop, however late the driver gets
-    round to submitting it, and the moment its slot became free in a closed loop. All tokens of one
-    `EngineOutput` share the time at which `poll` returned them.
+    round to submitting it, and the moment its slot became free in a closed loop; a later turn's is the end
+    of the answer before it plus think time. All tokens of one `EngineOutput` share the time at which `poll`
+    returned them.
 
     Args:
         engine: answers on the same clock as `clock`.
@@ -91,7 +93,7 @@ def drive(
 
     Returns:
         A trace for each request, in the workload's order. A request that the engine refuses
-        (BadInput) or aborts has the reason in its trace.
+        (BadInput) or aborts has the reason in its trace, and so have the later turns of its talk.
 
     Raises:
         BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
@@ -111,7 +113,8 @@ def warm_up(
 ) -> float | None:
     """Run requests of the workload with short outputs, as many at a time as the measurement will.
 
-    The caller resets the engine afterwards: the prompts are those that will be measured.
+    The caller resets the engine afterwards: the prompts are those that will be measured. Of a talk it is the
+    first turn's; the others' are not known yet.
 
     Args:
         num_requests: how many; None is one full batch, 0 none.
@@ -119,13 +122,14 @@ def warm_up(
     Returns:
         Seconds that it took, or None where nothing was run.
     """
-    batch = full_batch(engine.info.max_num_seqs, arrival, len(workload))
+    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_talks)
     count = batch if num_requests is None else num_requests
     if count == 0 or not workload.requests:
         return None
+    openings = [request for request in workload.requests if request.follows is None]
     requests = tuple(
         replace(request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
-        for i, request in enumerate(islice(cycle(workload.requests), count))
+        for i, request in enumerate(islice(cycle(openings), count))
     )
     params = replace(params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests)))
     start = clock.now()
@@ -134,14 +138,13 @@ def warm_up(
 
 
 def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
-    """Most requests that can run at once."""
+    """Most requests that can run at once; of a talk it is one turn (`Workload.num_talks`)."""
     return min(max_num_seqs, num_requests, arrival.concurrency or num_requests)
 
 
-def prompt_for(engine: BenchEngine, request: WorkloadRequest) -> list[int]:
+def prompt_for(engine: BenchEngine, token_ids: Sequence[int]) -> list[int]:
     """The prompt as the engine takes it: a list, but for simulations, which never look at the tokens."""
-    ids = request.prompt_token_ids
-    return list(ids) if engine.info.clock is None else cast("list[int]", ids)
+    return list(token_ids) if engine.info.clock is None else cast("list[int]", token_ids)
 
 
 def request_seed(seed: int, index: int) -> int:
@@ -168,21 +171,20 @@ class _Drive:
                 f"decoding.n={params.n}: a measurement takes one completion a request; set decoding.n=1"
             )
         base_seed = seed if params.seed is None else params.seed
+        requests = workload.requests
         self.engine, self.clock, self.on_progress = engine, clock, on_progress
-        self.requests = workload.requests
-        self.submissions = [
-            (
-                request.request_id,
-                prompt_for(engine, request),
-                _params(params, request, request_seed(base_seed, i)),
-            )
-            for i, request in enumerate(workload.requests)
-        ]
+        self.requests = requests
+        self.index = {request.request_id: i for i, request in enumerate(requests)}
+        self.params = [_params(params, r, request_seed(base_seed, i)) for i, r in enumerate(requests)]
+        self.talks = Talks(requests, simulated=engine.info.clock is not None)
+        self.prompts = {i: prompt_for(engine, self.talks.prompt(i)) for i in self.talks.openings}
         self.concurrency = arrival.concurrency
-        self.due = _checked(arrival.due(workload.requests, seed), len(workload))
+        openings = [requests[i] for i in self.talks.openings]
+        self.due = _checked(arrival.due(openings, seed), len(openings))
+        self.begun = 0  # talks
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
-        self.traces: list[RequestTrace] = []
+        self.traces: dict[int, RequestTrace] = {}  # by the request's place in the workload
         self.open: dict[str, RequestTrace] = {}
         self.output_tokens = 0
 
@@ -195,7 +197,7 @@ class _Drive:
         next_report = start if self.on_progress else math.inf
         while now < deadline:
             self.submit_due(now)
-            next_due = self.next_due()
+            next_due = min(self.opening_due(), self.talks.next_due())
             if self.open:
                 outputs = poll(min(next_due - now, deadline - now, PATIENCE_S))
                 now = clock.now()
@@ -211,30 +213,35 @@ class _Drive:
                 next_report = now + PROGRESS_INTERVAL_S
         self.give_up(now)
         self.report(now - start)
-        return self.traces
+        return [self.traces[i] for i in range(len(self.requests))]
 
-    def next_due(self) -> float:
-        """When the next request is due; infinite if none is, or if it waits for a slot."""
-        if self.concurrency is not None or len(self.traces) == len(self.due):
+    def opening_due(self) -> float:
+        """When the next talk is due; infinite if none is, or if it waits for a slot."""
+        if self.begun == len(self.due):
             return math.inf
-        return self.due[len(self.traces)]
+        if self.concurrency is None:
+            return self.due[self.begun]
+        return self.free_slots[0] if self.free_slots else math.inf
 
     def submit_due(self, now: float) -> None:
-        """Submit whatever is due by `now`."""
-        total = len(self.submissions)
-        if self.concurrency is None:
-            while len(self.traces) < total and self.due[len(self.traces)] <= now:
-                self.submit(self.due[len(self.traces)])
-        else:
-            while len(self.traces) < total and self.free_slots:
-                self.submit(self.free_slots.popleft())
+        """Submit whatever is due by `now`, in the order of the times at which it was."""
+        while (opening := self.opening_due()) <= now or self.talks.next_due() <= now:
+            if self.talks.next_due() <= opening:
+                scheduled_s, turn = self.talks.pop()
+                self.submit(turn, prompt_for(self.engine, self.talks.prompt(turn)), scheduled_s)
+                continue
+            if self.concurrency is not None:
+                self.free_slots.popleft()
+            index = self.talks.openings[self.begun]
+            self.begun += 1
+            self.submit(index, self.prompts.pop(index), opening)
 
-    def submit(self, scheduled_s: float) -> None:
-        request_id, prompt, params = self.submissions[len(self.traces)]
+    def submit(self, index: int, prompt: list[int], scheduled_s: float) -> None:
+        request_id = self.requests[index].request_id
         trace = RequestTrace(request_id, len(prompt), scheduled_s, submitted_s=self.clock.now())
-        self.traces.append(trace)
+        self.traces[index] = trace
         try:
-            self.engine.submit(request_id, prompt, params)
+            self.engine.submit(request_id, prompt, self.params[index])
         except BadInput as refusal:
             trace.error = str(refusal)
             self.finish(trace, "refused", self.clock.now())
@@ -270,24 +277,42 @@ class _Drive:
 
     def finish(self, trace: RequestTrace, reason: str, now: float) -> None:
         trace.finish_reason, trace.finished_s = reason, now
+        index = self.index[trace.request_id]
+        if reason in COMPLETED:
+            if self.talks.answered(index, trace.token_ids, now):
+                return
+        else:
+            for turn in self.talks.broken_off(index):
+                error = f"never asked, since {trace.request_id} was not answered: {trace.error}"
+                self.traces[turn] = self.never(turn, now, error)
+                self.traces[turn].finish_reason, self.traces[turn].finished_s = reason, now
         if self.concurrency is not None:
             self.free_slots.append(now)
+
+    def never(self, index: int, scheduled_s: float, error: str) -> RequestTrace:
+        """The trace of a request that was not submitted."""
+        request = self.requests[index]
+        return RequestTrace(request.request_id, len(request.stand_in), scheduled_s, error=error)
 
     def give_up(self, now: float) -> None:
         """Mark what the deadline cut off."""
         for trace in self.open.values():
             trace.error = f"not finished after {self.deadline_s:g} s: {len(trace.token_ids)} tokens came"
-        for request in self.requests[len(self.traces) :]:
-            scheduled = now if self.concurrency is not None else self.due[len(self.traces)]
-            error = f"not submitted within {self.deadline_s:g} s"
-            self.traces.append(
-                RequestTrace(request.request_id, len(request.prompt_token_ids), scheduled, error=error)
-            )
+        scheduled = (
+            {} if self.concurrency is not None else dict(zip(self.talks.openings, self.due, strict=True))
+        )
+        while self.talks.next_due() < math.inf:
+            due, turn = self.talks.pop()
+            scheduled[turn] = due
+        for index in range(len(self.requests)):
+            if index not in self.traces:
+                error = f"not submitted within {self.deadline_s:g} s"
+                self.traces[index] = self.never(index, scheduled.get(index, now), error)
 
     def report(self, elapsed_s: float) -> None:
         if self.on_progress:
             done = len(self.traces) - len(self.open)
-            self.on_progress(Progress(done, len(self.submissions), self.output_tokens, elapsed_s))
+            self.on_progress(Progress(done, len(self.requests), self.output_tokens, elapsed_s))
 
 
 def _params(params: SamplingParams, request: WorkloadRequest, seed: int) -> SamplingParams:

@@ -89,6 +89,14 @@ def _content(path: Any) -> Any:
     return path
 
 
+def _with_content(knobs: dict[str, Any]) -> dict[str, Any]:
+    """A workload's knobs with what its files hold, at whatever depth there is a `path`."""
+    return {
+        key: _with_content(value) if isinstance(value, dict) else _content(value) if key == "path" else value
+        for key, value in knobs.items()
+    }
+
+
 def _steps_content(place: str) -> Any:
     """What the recorded steps below a place hold, which tells a simulation apart better than their name."""
     try:
@@ -113,8 +121,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     }
     model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
     parts["model"] = {**model, "fingerprint": fingerprint}
-    if "path" in parts.get("workload", {}):
-        parts["workload"] = {**parts["workload"], "path": _content(parts["workload"]["path"])}
+    if parts.get("workload"):
+        parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):
         parts["engine"] = {**parts["engine"], "steps": _steps_content(str(parts["engine"]["steps"]))}
     parts["engine"] = {k: v for k, v in parts.get("engine", {}).items() if k not in NEUTRAL_ENGINE}

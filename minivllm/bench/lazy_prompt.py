@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import overload
 
 import numpy as np
 
 WORD = 1 << 64
+ANSWERS = 1 << 64  # where the positions of simulated answers begin, beyond those of any prompt
+LONGEST_ANSWER = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,46 @@ class LazyPrompt(Sequence[int]):
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         ids: list[int] = ((x ^ (x >> np.uint64(31))) % np.uint64(self.vocab_size)).tolist()
         return ids
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPrompt(Sequence[int]):
+    """Pieces one after the other: what was said in the earlier turns of a talk, and the new one.
+
+    Args:
+        pieces: token ids each, or a stretch of `answer_positions` where nothing is computed.
+    """
+
+    pieces: tuple[Sequence[int], ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+
+def runs_of(prompt: Sequence[int]) -> tuple[Sequence[int], ...]:
+    """A prompt by stretches that are equal where its tokens are; ranges of positions wherever it has them."""
+    if isinstance(prompt, LazyPrompt):
+        return prompt.runs
+    if isinstance(prompt, JoinedPrompt):
+        return tuple(chain.from_iterable(map(runs_of, prompt.pieces)))
+    return (prompt if isinstance(prompt, range) else tuple(prompt),)
+
+
+def answer_positions(request_id: str, length: int = LONGEST_ANSWER) -> range:
+    """Positions of a simulated answer, which nobody shares but the later turns of its talk."""
+    number = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
+    start = ANSWERS + number * LONGEST_ANSWER
+    return range(start, start + length)
 
 
 def joined(runs: Sequence[range]) -> tuple[range, ...]:

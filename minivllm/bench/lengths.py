@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minivllm.bench.text_file import read_lines
 from minivllm.errors import BadInput
 
 # What each distribution needs, and what it may have besides.
@@ -17,9 +20,10 @@ PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "uniform": (("min", "max"), ()),
     "normal": (("mean", "std"), ("min", "max")),
     "lognormal": (("mean", "std"), ("min", "max")),
+    "empirical": ((), ("values", "weights", "path")),
 }
 LONGEST = 2**31 - 1
-NAMES = ("value", "mean", "std", "min", "max")
+NAMES = ("value", "mean", "std", "min", "max", "values", "weights", "path")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Lengths:
 
     `fixed` is `value`; `uniform` takes every length from `min` to `max`, both included; `normal` and
     `lognormal` have the given `mean` and `std` in tokens before they are rounded and clipped to
-    [`min`, `max`] (1 and unbounded where not given).
+    [`min`, `max`] (1 and unbounded where not given); `empirical` draws from `values`, each as often as its
+    entry in `weights` says beside the others (all alike where not given).
     """
 
     distribution: str
@@ -37,12 +42,15 @@ class Lengths:
     std: float | None = None
     min: int | None = None
     max: int | None = None
+    values: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
 
     @classmethod
     def parse(cls, knob: str, spec: int | Mapping[str, Any]) -> Lengths:
         """Read a length knob: a whole number, or a mapping with `distribution` and its parameters.
 
-        Parameters that are None count as not given, so that an option file can show them all.
+        Parameters that are None count as not given, so that an option file can show them all. An empirical
+        length has its `values` there, or in the file `path`, one a line.
 
         Raises:
             BadInput: naming `knob` and what is wrong with it.
@@ -74,6 +82,8 @@ class Lengths:
                 raise BadInput(f"{knob}.{key}={given[key]!r} must be a number of tokens, at least {least:g}")
         if "min" in given and "max" in given and given["min"] > given["max"]:
             raise BadInput(f"{knob}.min={given['min']} is above {knob}.max={given['max']}")
+        if name == "empirical":
+            return cls(name, **_sample(knob, **given))
         return cls(name, **given)
 
     def sample(self, rng: np.random.Generator, n: int) -> list[int]:
@@ -83,6 +93,9 @@ class Lengths:
         if self.distribution == "uniform":
             assert self.min is not None and self.max is not None
             return [int(length) for length in rng.integers(self.min, self.max, size=n, endpoint=True)]
+        if self.distribution == "empirical":
+            shares = np.array(self.weights) / math.fsum(self.weights) if self.weights else None
+            return [int(length) for length in rng.choice(self.values, size=n, p=shares)]
         assert self.mean is not None and self.std is not None
         if self.distribution == "normal":
             drawn = rng.normal(self.mean, self.std, size=n)
@@ -95,7 +108,42 @@ class Lengths:
     @property
     def longest(self) -> int | None:
         """The greatest length that can be drawn; None if there is no bound."""
+        if self.distribution == "empirical":
+            return max(self.values)
         return self.value if self.distribution == "fixed" else self.max
+
+
+def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None) -> dict[str, Any]:
+    """Values and weights of an empirical length, checked."""
+    if (values is None) == (path is None):
+        raise BadInput(f"{knob}: an empirical length needs values or path, one of them")
+    if path is not None:
+        values = _read(knob, Path(str(path)).expanduser())
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise BadInput(f"{knob}.values={values!r} must be a list of lengths, at least one")
+    for value in values:
+        _tokens(f"{knob}.values", value)
+    if weights is None:
+        return {"values": tuple(values)}
+    if (
+        not isinstance(weights, Sequence)
+        or len(weights) != len(values)
+        or not all(_is_number(weight) and 0 <= weight < math.inf for weight in weights)
+        or not 0 < math.fsum(weights) < math.inf
+    ):
+        raise BadInput(f"{knob}.weights={weights!r} must be {len(values)} numbers, none negative, not all 0")
+    return {"values": tuple(values), "weights": tuple(map(float, weights))}
+
+
+def _read(knob: str, path: Path) -> list[int]:
+    """A length a line; blank lines are skipped."""
+    lengths = []
+    for number, line in enumerate(read_lines(f"{knob}.path", path), start=1):
+        if line.strip():
+            if not re.fullmatch("[0-9]{1,10}", line.strip()):
+                raise BadInput(f"{path}:{number}: {line.strip()!r:.40} is not a number of tokens")
+            lengths.append(_tokens(f"{path}:{number}", int(line)))
+    return lengths
 
 
 def _tokens(knob: str, value: Any) -> int:

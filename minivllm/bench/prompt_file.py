@@ -1,49 +1,104 @@
-"""Reading a JSONL file of prompts."""
+"""Reading a file of prompts: JSON lines, or the conversations that ShareGPT's users shared."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.text_file import not_text, read_bytes
 from minivllm.errors import BadInput
 
+FORMATS = ("auto", "jsonl", "sharegpt")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 LENGTH_KEYS = ("max_tokens", "output_len")
+USERS, ASSISTANTS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One line's request: text or token ids, never both; `where` is the file and line number for messages."""
+    """One request: text or token ids, never both; `where` is the file and line number for messages.
+
+    `answer` is what somebody was answered, as ShareGPT has it: the output shall be as long.
+    """
 
     where: str
     text: str | None
     token_ids: tuple[int, ...] | None
     max_tokens: int | None
+    answer: str | None = None
 
 
-def read_prompt_file(path: Path, limit: int | None = None) -> list[PromptLine]:
-    """Parse a file of JSON objects, one a line, up to `limit` of them; blank lines are skipped.
+def read_prompt_file(path: Path, format: str = "auto") -> Iterator[PromptLine]:
+    """Parse a file of prompts.
+
+    Args:
+        path: the file.
+        format: jsonl (JSON objects, one a line; blank lines are skipped), sharegpt (one JSON list of
+            conversations, see `parse_conversation`), or auto, which tells by the first character.
 
     Raises:
-        BadInput: naming the file and, where one is to blame, the line number.
+        BadInput: naming the file and, where one is to blame, the line number or the conversation's.
     """
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"workload.path={path}: there is no such file") from None
-    except OSError as error:
-        raise BadInput(f"workload.path={path} cannot be read: {error.strerror or error}") from error
-    lines: list[PromptLine] = []
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if limit is not None and len(lines) == limit:
-            break
+    raw = read_bytes("workload.path", path)
+    if format == "sharegpt" or (format == "auto" and raw.lstrip()[:1] == b"["):
+        yield from _conversations(raw, path)
+        return
+    empty = True
+    for number, line in enumerate(raw.split(b"\n"), start=1):
         if line.strip():
-            lines.append(parse_line(line, f"{path}:{number}"))
-    if not lines:
+            empty = False
+            yield parse_line(line, f"{path}:{number}")
+    if empty:
         raise BadInput(f"workload.path={path} holds no prompts")
-    return lines
+
+
+def _conversations(raw: bytes, path: Path) -> Iterator[PromptLine]:
+    try:
+        talks = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_text(path, error) from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(talks, list) or not talks:
+        raise BadInput(f"{path}: a ShareGPT file is one JSON list of conversations, at least one")
+    for number, talk in enumerate(talks, start=1):
+        if (line := parse_conversation(talk, f"{path}: conversation {number}")) is not None:
+            yield line
+
+
+def parse_conversation(talk: Any, where: str) -> PromptLine | None:
+    """One conversation of a ShareGPT file: the first turn of its user, and what that was answered.
+
+    Returns:
+        The request; None where no answer follows, or one of them is blank.
+
+    Raises:
+        BadInput: starting with `where`.
+    """
+    turns = talk.get("conversations") if isinstance(talk, dict) else None
+    if not isinstance(turns, list):
+        raise BadInput(f'{where}: must be a JSON object with "conversations", a list')
+    said = []
+    for i, turn in enumerate(turns):
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("from", "value")):
+            raise BadInput(
+                f'{where}: conversations[{i}] must be an object with "from" and "value", both text'
+            )
+        said.append((turn["from"], turn["value"]))
+    first = next((i for i, (who, _) in enumerate(said) if who in USERS), len(said))
+    if first + 1 >= len(said) or said[first + 1][0] not in ASSISTANTS:
+        return None
+    question, answer = said[first][1], said[first + 1][1]
+    if not question.strip() or not answer.strip():
+        return None
+    return PromptLine(
+        where, _text(question, f"{where}: its question"), None, None, _text(answer, f"{where}: its answer")
+    )
 
 
 def parse_line(line: bytes, where: str) -> PromptLine:

@@ -28,6 +28,14 @@ def source_text() -> str:
     return "\n".join(inspect.getsource(importlib.import_module(name)) for name in FALLBACK_MODULES)
 
 
+@cache
+def _line_starts() -> list[int]:
+    """Where the lines of `source_text()` begin that are not blank, and the first."""
+    text = source_text()
+    breaks = (i for i, character in enumerate(text) if character == "\n")
+    return [0, *(i + 1 for i in breaks if text[i + 1 : i + 2].strip())]
+
+
 def draw_prompts(
     lengths: list[int], encode: Encode | None, vocab_size: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
@@ -41,11 +49,7 @@ def draw_prompts(
     """
     if encode is None:
         return [tuple(int(token) for token in rng.integers(0, vocab_size, size=length)) for length in lengths]
-    text = source_text()
-    starts = [
-        0,
-        *(i + 1 for i, character in enumerate(text) if character == "\n" and text[i + 1 : i + 2].strip()),
-    ]
+    text, starts = source_text(), _line_starts()
     prompts = []
     for length in lengths:
         # Lines that leave room before the end of the text; long prompts begin anywhere and wrap round.

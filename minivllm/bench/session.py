@@ -31,7 +31,7 @@ from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
 from minivllm.bench.roofline import last_level_cache, probe, usage
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 from minivllm.config import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
@@ -184,7 +184,7 @@ class Session:
         wanted = config["measure"].get("warmup_requests", "auto")
         warmed = 0 if virtual else None if wanted == "auto" else int(wanted)
         if config["measure"].get("prefix_cache") == "warm":  # every prompt has been seen
-            warmed = max(warmed or 0, len(workload))
+            warmed = max(warmed or 0, workload.num_talks)
         first_batch = warm_up(engine, workload, arrival, params, clock, warmed, seed)
         engine.reset()
         gc.collect()
@@ -207,7 +207,7 @@ class Session:
         self._refuse_late(traces)
 
         info, steps = engine.info, engine.steps()
-        max_running = full_batch(info.max_num_seqs, arrival, len(workload))
+        max_running = full_batch(info.max_num_seqs, arrival, workload.num_talks)
         record = self._record(
             measurement,
             workload_hash=workload.hash,
@@ -225,7 +225,7 @@ class Session:
         record.validity = validity.check(
             traces, workload, record.metrics, energy=energy, roofline=record.roofline
         )
-        record.validity.notes += [*info.warnings, *self._notes]
+        record.validity.notes += [*info.warnings, *self._notes, *workload.notes]
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
@@ -280,7 +280,7 @@ class Session:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(workload.requests, key=lambda request: request.length)
         fitted = replace(params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
-        self._offer(longest.request_id, prompt_for(self.engine, longest), fitted)
+        self._offer(longest.request_id, prompt_for(self.engine, longest.stand_in), fitted)
 
     def _offer(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         """Raise BadInput if the engine can never serve the request."""

@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.bench.adapter import Adapter
 from minivllm.bench.clock import VirtualClock
 from minivllm.bench.engine import EngineInfo, EngineOutput
-from minivllm.bench.lazy_prompt import LazyPrompt
+from minivllm.bench.lazy_prompt import answer_positions, runs_of
 from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.step_times import RooflineTimes, StepTimes, architecture_costs, fit_records
 from minivllm.cache.manager import CacheManager
@@ -24,8 +24,6 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.source import resolve
 
-OUTPUTS = 1 << 64  # where the positions of answers begin, beyond those of any prompt
-LONGEST_OUTPUT = 1 << 32
 IDLE_S = 1e-3  # how far time goes on where there is nothing to do and nobody says for how long
 UNLIMITED = 1 << 60
 TOKEN = (0,)
@@ -43,15 +41,14 @@ class SimulatedTokens(Sequence[Any]):
 
     Args:
         prompt: the prompt.
-        number: of the request; no two answers share one.
+        request_id: of the request; no two answers share one.
     """
 
     __slots__ = ("_runs", "_starts", "length")
 
-    def __init__(self, prompt: Sequence[int], number: int) -> None:
-        start = OUTPUTS + number * LONGEST_OUTPUT
-        runs: tuple[Sequence[int], ...] = prompt.runs if isinstance(prompt, LazyPrompt) else (tuple(prompt),)
-        self._runs = (*runs, range(start, start + LONGEST_OUTPUT))
+    def __init__(self, prompt: Sequence[int], request_id: str) -> None:
+        runs = runs_of(prompt)
+        self._runs = (*runs, answer_positions(request_id))
         self._starts = [0]
         for run in runs:
             self._starts.append(self._starts[-1] + len(run))
@@ -187,7 +184,6 @@ class SimulatedEngine(Adapter):
         )
         self._step_rows = step_rows
         self._requests: dict[str, SimulatedRequest] = {}
-        self._num_added = 0
         self._rows: list[tuple[float, ...]]
         self._stride: int  # of the steps that get a row
         self._num_steps: int
@@ -199,13 +195,12 @@ class SimulatedEngine(Adapter):
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
         request = SimulatedRequest(
             request_id,
-            SimulatedTokens(prompt_token_ids, self._num_added),
+            SimulatedTokens(prompt_token_ids, request_id),
             params,
             len(prompt_token_ids) + wanted,
             self.clock.now(),
         )
         self.scheduler.add(request)
-        self._num_added += 1
         self._requests[request_id] = request
 
     def abort(self, request_id: str) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.text_file import read_lines
 from minivllm.errors import BadInput
 
 FORMATS = ("azure", "mooncake", "burstgpt")
@@ -32,8 +33,9 @@ class TraceRow:
     hash_ids: tuple[int, ...] = ()  # of the prompt's blocks, where the trace has them
 
 
-def read_trace(path: Path, format: str = "auto") -> list[TraceRow]:
-    """The requests of a trace, by time; those without a prompt or an answer (failed ones) are left out.
+def read_trace(path: Path, format: str = "auto") -> tuple[list[TraceRow], int]:
+    """The requests of a trace, by time, and the number of those left out because they have no prompt or no
+    answer: they failed when the trace was taken.
 
     Args:
         path: a CSV file as Azure (Splitwise, Patel et al. 2024) or BurstGPT (Wang et al. 2024) publish them,
@@ -43,12 +45,7 @@ def read_trace(path: Path, format: str = "auto") -> list[TraceRow]:
     Raises:
         BadInput: naming the file and, where one is to blame, the line number.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise BadInput(f"workload.path={path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"workload.path={path} cannot be read as text: {error}") from error
+    lines = read_lines("workload.path", path)
     if format == "auto":
         format = _detect(path, lines)
     raw = _jsonl(path, lines) if format == "mooncake" else _table(path, lines, format)
@@ -56,11 +53,12 @@ def read_trace(path: Path, format: str = "auto") -> list[TraceRow]:
     if not rows:
         raise BadInput(f"workload.path={path} holds no requests")
     first = rows[0].time_s
-    return [
+    answered = [
         TraceRow(row.line, row.time_s - first, row.input_tokens, row.output_tokens, row.hash_ids)
         for row in rows
         if row.input_tokens and row.output_tokens
     ]
+    return answered, len(rows) - len(answered)
 
 
 def _detect(path: Path, lines: list[str]) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from minivllm.bench.checks import at_least_one, check_fits, not_negative, one_of, positive
+from minivllm.bench.files import TOO_LONG
 from minivllm.bench.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.prompts import Encode
-from minivllm.bench.trace_file import TraceRow, read_trace
-from minivllm.bench.workloads import Decode, Workload, WorkloadRequest, at_least_one, refuse_length
+from minivllm.bench.trace_file import FORMATS, TraceRow, read_trace
+from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.bench.workloads import Decode
 from minivllm.errors import BadInput
 
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
 STRETCH = 1 << 32  # of it that each line of the trace has for itself
-LENGTH_ADVICE = "lower workload.length_scale, or raise model.max_model_len"
+TRACE_ADVICE = (
+    "lower workload.length_scale, raise model.max_model_len, or leave it out with workload.too_long=skip"
+)
 
 
 class Trace:
@@ -28,6 +32,7 @@ class Trace:
         path: the trace's file.
         format: azure, mooncake, burstgpt or auto (see `read_trace`).
         num_requests: the first so many of the slice; None takes all.
+        too_long: what to do with a request that the context cannot hold: error, or skip.
         length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
         start_s: where the slice of the trace begins, seconds after its first request.
         duration_s: length of the slice; None goes on to the end.
@@ -44,8 +49,9 @@ class Trace:
     def __init__(
         self,
         path: str | None = None,
-        format: str = "auto",
         num_requests: int | None = None,
+        too_long: str = "error",
+        format: str = "auto",
         length_scale: float = 1.0,
         start_s: float = 0.0,
         duration_s: float | None = None,
@@ -54,21 +60,16 @@ class Trace:
     ) -> None:
         if not path:
             raise BadInput("workload=trace needs a trace: set workload.path=TRACE.csv (see docs/traces.md)")
-        self.path, self.format, self.ignore_eos = Path(path).expanduser(), format, ignore_eos
+        self.path, self.ignore_eos = Path(path).expanduser(), ignore_eos
         self.num_requests = (
             None if num_requests is None else at_least_one("workload.num_requests", num_requests)
         )
+        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
+        self.format = one_of("workload.format", format, ("auto", *FORMATS))
         self.block_tokens = at_least_one("workload.block_tokens", block_tokens)
-        self.length_scale, self.start_s = _number("length_scale", length_scale), start_s
-        self.duration_s = None if duration_s is None else _number("duration_s", duration_s)
-
-    def longest(self) -> int | None:
-        """Most tokens of prompt and answer together.
-
-        Raises:
-            BadInput: the trace is missing or a line is wrong.
-        """
-        return max(sum(self._lengths(row)) for row in self._rows())
+        self.length_scale = positive("workload.length_scale", length_scale)
+        self.start_s = not_negative("workload.start_s", start_s)
+        self.duration_s = None if duration_s is None else positive("workload.duration_s", duration_s)
 
     def check_lengths(self, max_model_len: int) -> None:
         """Read the trace and fail early, before any engine is built, on a request that cannot be served.
@@ -76,11 +77,7 @@ class Trace:
         Raises:
             BadInput: the trace is missing, a line is wrong, or a request is longer than the context.
         """
-        for row in self._rows():
-            prompt_len, output_len = self._lengths(row)
-            if prompt_len + output_len > max_model_len:
-                where = f"{self.path}:{row.line}"
-                refuse_length(where, "the request", prompt_len, output_len, max_model_len, LENGTH_ADVICE)
+        self._rows(max_model_len)
 
     def generate(
         self,
@@ -95,25 +92,44 @@ class Trace:
         Raises:
             BadInput: as `check_lengths`; or a line's hash ids do not cover its prompt.
         """
-        self.check_lengths(max_model_len)
         requests = []
-        for i, row in enumerate(self._rows()):
+        rows, notes = self._rows(max_model_len)
+        for i, row in enumerate(rows):
             prompt_len, output_len = self._lengths(row)
             prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), vocab_size, seed)
             due_s = row.time_s - self.start_s
             requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s))
-        return Workload(tuple(requests))
+        return Workload(tuple(requests), tuple(notes))
 
-    def _rows(self) -> list[TraceRow]:
-        """The slice."""
+    def _rows(self, max_model_len: int) -> tuple[list[TraceRow], list[str]]:
+        """The slice, and what was left out of it."""
         end = math.inf if self.duration_s is None else self.start_s + self.duration_s
-        rows = [row for row in read_trace(self.path, self.format) if self.start_s <= row.time_s < end]
+        known, failed = read_trace(self.path, self.format)
+        rows: list[TraceRow] = []
+        skipped = 0
+        for row in known:
+            if not self.start_s <= row.time_s < end:
+                continue
+            if len(rows) == self.num_requests:
+                break
+            lengths = self._lengths(row)
+            if self.skips and sum(lengths) > max_model_len:
+                skipped += 1
+                continue
+            check_fits(f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE)
+            rows.append(row)
         if not rows:
             raise BadInput(
                 f"workload.path={self.path} has no request from workload.start_s={self.start_s:g} on"
                 + ("" if self.duration_s is None else f" within workload.duration_s={self.duration_s:g}")
+                + (f" that the context of {max_model_len} holds" if skipped else "")
             )
-        return rows[: self.num_requests]
+        what = "workload=trace: {} requests {} left out, "
+        notes = [f"{what.format(failed, 'of the file were')}they failed when the trace was taken"] * bool(
+            failed
+        )
+        notes += [f"{what.format(skipped, 'were')}longer than the context of {max_model_len}"] * bool(skipped)
+        return rows, notes
 
     def _lengths(self, row: TraceRow) -> tuple[int, int]:
         scale = self.length_scale
@@ -138,9 +154,3 @@ class Trace:
             if k == blocks - 1:
                 end = prompt_len  # rounding may have left a token over
             yield range(block * spacing, block * spacing + end - start)
-
-
-def _number(knob: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise BadInput(f"workload.{knob}={value!r} must be a finite number above 0")
-    return float(value)

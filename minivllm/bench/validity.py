@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.bench.driver import RequestTrace
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 
 LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
 LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
@@ -160,13 +160,13 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
     if empty:
         yield f"{len(empty)} of {len(traces)} requests produced no token ({_examples(empty)})"
     wrong_prompts, wrong_outputs = [], []
+    said = {trace.request_id: trace.input_tokens + len(trace.token_ids) for trace in traces}
     for trace in traces:
         request = asked[trace.request_id]
         got, wanted = len(trace.token_ids), request.max_tokens
-        if trace.input_tokens != len(request.prompt_token_ids):
-            wrong_prompts.append(
-                f"{trace.request_id}: {trace.input_tokens} of {len(request.prompt_token_ids)}"
-            )
+        prompt_len = len(request.prompt_token_ids) + said.get(request.follows or "", 0)
+        if trace.submitted_s is not None and trace.input_tokens != prompt_len:
+            wrong_prompts.append(f"{trace.request_id}: {trace.input_tokens} of {prompt_len}")
         if trace.completed and (got > wanted or (request.ignore_eos and got < wanted)):
             wrong_outputs.append(f"{trace.request_id}: {got} of {wanted}")
     if wrong_prompts:

@@ -1,4 +1,4 @@
-"""The knobs of `workload` and `arrival`: what is asked, and when."""
+"""The knobs of `workload`: what is asked."""
 
 from __future__ import annotations
 
@@ -11,88 +11,135 @@ from minivllm.options.base import Options, knob, option
 Length = int | dict[str, Any]
 
 
-@option("minivllm.bench.workloads.Smoke")
+def _uniform(low: int, high: int) -> dict[str, Any]:
+    return {"distribution": "uniform", "min": low, "max": high}
+
+
+def _lognormal(mean: int, std: int, low: int, high: int) -> dict[str, Any]:
+    return {"distribution": "lognormal", "mean": mean, "std": std, "min": low, "max": high}
+
+
+CHAT_INPUT_LEN, CHAT_OUTPUT_LEN = _uniform(64, 256), _uniform(32, 128)
+LONG_INPUT_LEN, LONG_OUTPUT_LEN = _uniform(8192, 32768), _uniform(64, 256)
+SUMMARIZE_INPUT_LEN, SUMMARIZE_OUTPUT_LEN = _lognormal(1024, 384, 256, 1792), _lognormal(96, 32, 32, 192)
+CODE_INPUT_LEN, CODE_OUTPUT_LEN = _lognormal(1152, 384, 128, 1792), _lognormal(24, 32, 1, 192)
+TURN_INPUT_LEN, TURN_OUTPUT_LEN = _uniform(16, 64), _uniform(32, 96)
+
+
+def _length(default: int | dict[str, Any]) -> Any:
+    return knob(factory=lambda: dict(default) if isinstance(default, dict) else default, at_least=1)
+
+
 @dataclass(frozen=True)
-class SmokeOptions(Options):
-    """workload=smoke."""
+class SyntheticOptions(Options):
+    """What every workload of drawn lengths has."""
 
     group = "workload"
-    num_requests: int = knob(16, at_least=1)
-    input_len: Length = knob(64, at_least=1)
-    output_len: Length = knob(32, at_least=1)
+    num_requests: int = knob(32, at_least=1)
+    input_len: Length = _length(64)
+    output_len: Length = _length(32)
     ignore_eos: bool = True
+
+
+@option("minivllm.bench.workloads.Smoke")
+@dataclass(frozen=True)
+class SmokeOptions(SyntheticOptions):
+    """workload=smoke."""
+
+    num_requests: int = knob(16, at_least=1)
 
 
 @option("minivllm.bench.workloads.Chat")
 @dataclass(frozen=True)
-class ChatWorkloadOptions(Options):
+class ChatWorkloadOptions(SyntheticOptions):
     """workload=chat."""
 
+    input_len: Length = _length(CHAT_INPUT_LEN)
+    output_len: Length = _length(CHAT_OUTPUT_LEN)
+
+
+@option("minivllm.bench.workloads.LongDocument")
+@dataclass(frozen=True)
+class LongDocumentOptions(SyntheticOptions):
+    """workload=long_document."""
+
+    num_requests: int = knob(16, at_least=1)
+    input_len: Length = _length(LONG_INPUT_LEN)
+    output_len: Length = _length(LONG_OUTPUT_LEN)
+
+
+@option("minivllm.bench.workloads.Summarize")
+@dataclass(frozen=True)
+class SummarizeOptions(SyntheticOptions):
+    """workload=summarize."""
+
+    input_len: Length = _length(SUMMARIZE_INPUT_LEN)
+    output_len: Length = _length(SUMMARIZE_OUTPUT_LEN)
+
+
+@option("minivllm.bench.workloads.Code")
+@dataclass(frozen=True)
+class CodeOptions(SyntheticOptions):
+    """workload=code."""
+
+    input_len: Length = _length(CODE_INPUT_LEN)
+    output_len: Length = _length(CODE_OUTPUT_LEN)
+
+
+@option("minivllm.bench.shared_prefix.SharedPrefix")
+@dataclass(frozen=True)
+class SharedPrefixOptions(SyntheticOptions):
+    """workload=shared_prefix."""
+
+    num_prefixes: int = knob(2, at_least=1)
+    prefix_len: Length = _length(256)
+    depth: int = knob(2, at_least=1)
+    branching: int = knob(4, at_least=1)
+
+
+@option("minivllm.bench.multi_turn.MultiTurn")
+@dataclass(frozen=True)
+class MultiTurnOptions(Options):
+    """workload=multi_turn."""
+
     group = "workload"
-    num_requests: int = knob(32, at_least=1)
-    input_len: Length = knob(factory=lambda: {"distribution": "uniform", "min": 64, "max": 256}, at_least=1)
-    output_len: Length = knob(factory=lambda: {"distribution": "uniform", "min": 32, "max": 128}, at_least=1)
+    num_conversations: int = knob(8, at_least=1)
+    turns: Length = _length(4)
+    input_len: Length = _length(TURN_INPUT_LEN)
+    output_len: Length = _length(TURN_OUTPUT_LEN)
+    think_s: float = knob(0.5, at_least=0)
+    think: Literal["fixed", "exponential"] = "exponential"
     ignore_eos: bool = True
 
 
-@option("minivllm.bench.workloads.File")
 @dataclass(frozen=True)
-class FileOptions(Options):
-    """workload=file."""
+class FromFileOptions(Options):
+    """What every workload that is read from a file has."""
 
     group = "workload"
     path: str | None = None
     num_requests: int | None = knob(None, at_least=1)
+    too_long: Literal["error", "skip"] = "error"
+
+
+@option("minivllm.bench.files.File")
+@dataclass(frozen=True)
+class FileOptions(FromFileOptions):
+    """workload=file."""
+
+    format: Literal["auto", "jsonl", "sharegpt"] = "auto"
     output_len: int = knob(128, at_least=1)
     ignore_eos: bool = False
 
 
 @option("minivllm.bench.traces.Trace")
 @dataclass(frozen=True)
-class TraceOptions(Options):
+class TraceOptions(FromFileOptions):
     """workload=trace."""
 
-    group = "workload"
-    path: str | None = None
     format: Literal["auto", "azure", "mooncake", "burstgpt"] = "auto"
-    num_requests: int | None = knob(None, at_least=1)
     length_scale: float = knob(1.0, above=0)
     start_s: float = knob(0.0, at_least=0)
     duration_s: float | None = knob(None, above=0)
     block_tokens: int = knob(512, at_least=1)
     ignore_eos: bool = True
-
-
-@option("minivllm.bench.arrivals.Offline")
-@dataclass(frozen=True)
-class OfflineOptions(Options):
-    """arrival=offline."""
-
-    group = "arrival"
-
-
-@option("minivllm.bench.arrivals.Concurrency")
-@dataclass(frozen=True)
-class ConcurrencyOptions(Options):
-    """arrival=concurrency."""
-
-    group = "arrival"
-    concurrency: int = knob(8, at_least=1)
-
-
-@option("minivllm.bench.arrivals.Poisson")
-@dataclass(frozen=True)
-class PoissonOptions(Options):
-    """arrival=poisson."""
-
-    group = "arrival"
-    rate: float = knob(2.0, above=0)
-
-
-@option("minivllm.bench.arrivals.Replay")
-@dataclass(frozen=True)
-class ReplayOptions(Options):
-    """arrival=replay."""
-
-    group = "arrival"
-    rate_scale: float = knob(1.0, above=0)

@@ -79,7 +79,7 @@ def _run_lone(config: dict[str, Any]) -> int:
         raise
     finally:
         if not refused:
-            _report(measurements, Path(config.get("reports_dir") or "reports") / name)
+            report(measurements, Path(config.get("reports_dir") or "reports") / name)
     return code
 
 
@@ -135,7 +135,7 @@ def _fresh_name(root: Path) -> str:
             raise BadInput(f"runs_dir={root}: no folder for records can be made ({error})") from None
 
 
-def _report(measurements: Sequence[Measurement], out_dir: Path) -> None:
+def report(measurements: Sequence[Measurement], out_dir: Path) -> None:
     """Summary table and report of whatever has been recorded; a failure here hides nothing before it."""
     from minivllm.bench.storage import RECORD
 

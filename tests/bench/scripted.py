@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.bench.engine import EngineInfo, EngineOutput
-from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 

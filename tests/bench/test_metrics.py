@@ -15,7 +15,7 @@ from minivllm.bench.driver import RequestTrace, drive, full_batch
 from minivllm.bench.glossary import FIGURES, glossary
 from minivllm.bench.metrics import METRICS, compute, percentiles, request_rows
 from minivllm.bench.record import Metrics, Percentiles, Window
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 

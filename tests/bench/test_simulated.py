@@ -21,8 +21,8 @@ from minivllm.bench import metrics
 from minivllm.bench.arrivals import Offline, Poisson
 from minivllm.bench.driver import RequestTrace, drive
 from minivllm.bench.identity import cell_id
-from minivllm.bench.lazy_prompt import LazyPrompt
-from minivllm.bench.simulated import OUTPUTS, SimulatedEngine, SimulatedTokens
+from minivllm.bench.lazy_prompt import LazyPrompt, answer_positions
+from minivllm.bench.simulated import SimulatedEngine, SimulatedTokens
 from minivllm.bench.step_times import (
     FEATURES,
     RooflineTimes,
@@ -32,7 +32,7 @@ from minivllm.bench.step_times import (
     nonnegative_least_squares,
 )
 from minivllm.bench.storage import write_parquet
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 from minivllm.config import build, compose
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
@@ -267,10 +267,10 @@ def test_it_says_what_it_needs() -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 12), st.data())
 def test_simulated_tokens_are_cut_like_a_list(parts: list[int], answers: int, data: st.DataObject) -> None:
     runs = tuple(range(100 * i, 100 * i + n) for i, n in enumerate(parts))
-    tokens = SimulatedTokens(LazyPrompt(runs, 50, 0), number=3)
+    tokens = SimulatedTokens(LazyPrompt(runs, 50, 0), "c")
     start = tokens.length
     tokens.length += answers
-    plain = [p for run in runs for p in run] + [OUTPUTS + (3 << 32) + i for i in range(answers)]
+    plain = [p for run in (*runs, answer_positions("c", answers)) for p in run]
     assert len(tokens) == len(plain) == start + answers
     assert list(tokens) == plain and tokens[-1] == plain[-1]
     a = data.draw(st.integers(0, len(plain)))
@@ -282,16 +282,16 @@ def test_simulated_tokens_are_cut_like_a_list(parts: list[int], answers: int, da
 
 
 def test_slices_are_equal_where_tokens_are() -> None:
-    def of(runs: list[range], number: int) -> SimulatedTokens:
-        tokens = SimulatedTokens(LazyPrompt(tuple(runs), 50, 0), number)
+    def of(runs: list[range], request_id: str) -> SimulatedTokens:
+        tokens = SimulatedTokens(LazyPrompt(tuple(runs), 50, 0), request_id)
         tokens.length += 20
         return tokens
 
-    a, b = of([range(0, 40)], 0), of([range(0, 40)], 1)
+    a, b = of([range(0, 40)], "a"), of([range(0, 40)], "b")
     assert a[16:32] == b[16:32] and hash(a[16:32]) == hash(b[16:32])
     assert a[32:48] != b[32:48]  # the answer has begun
-    assert of([range(0, 20), range(60, 90)], 2)[:16] == a[:16] != of([range(7, 40)], 3)[:16]
-    plain = SimulatedTokens([5, 6, 7], 4)
+    assert of([range(0, 20), range(60, 90)], "c")[:16] == a[:16] != of([range(7, 40)], "d")[:16]
+    plain = SimulatedTokens([5, 6, 7], "e")
     assert plain[0:2] == (5, 6) and plain[1] == 6
 
 

@@ -15,7 +15,8 @@ from minivllm.bench.driver import drive
 from minivllm.bench.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.trace_file import read_trace
 from minivllm.bench.traces import Trace
-from minivllm.bench.workloads import Smoke, Workload
+from minivllm.bench.workload import Workload
+from minivllm.bench.workloads import Smoke
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
@@ -79,15 +80,15 @@ def generate(path: Path, vocab_size: int = 1000, seed: int = 0, **knobs: Any) ->
 )
 def test_the_published_formats(tmp_path: Path, text: str, format: str, rows: list[tuple[Any, ...]]) -> None:
     path = write(tmp_path, text)
-    read = read_trace(path)
-    assert read == read_trace(path, format)
+    read, failed = read_trace(path)
+    assert (read, failed) == read_trace(path, format) and failed == text.count(",0,")
     assert [(r.input_tokens, r.output_tokens) for r in read] == [row[1:] for row in rows]
     assert [r.time_s for r in read] == pytest.approx([row[0] for row in rows], abs=1e-6)
 
 
 def test_requests_come_in_order_of_time(tmp_path: Path) -> None:
     text = "Timestamp,Request tokens,Response tokens\n9,1,1\n4,2,2\n9,3,3\n"
-    read = read_trace(write(tmp_path, text))
+    read, _ = read_trace(write(tmp_path, text))
     assert [(r.line, r.time_s, r.input_tokens) for r in read] == [(3, 0, 2), (2, 5, 1), (4, 5, 3)]
 
 
@@ -122,7 +123,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such file"):
         read_trace(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="cannot be read as text"):
+    with pytest.raises(BadInput, match="binary:1: not UTF-8, so it cannot be read as text"):
         read_trace(tmp_path / "binary")
     with pytest.raises(BadInput, match=r"set workload\.path="):
         Trace()
@@ -130,13 +131,10 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["azure", "burstgpt", "mooncake"])
 def test_another_format_than_the_file_has_is_one_line(tmp_path: Path, format: str) -> None:
-    for text in (AZURE, BURSTGPT, MOONCAKE):
+    texts = {"azure": AZURE, "burstgpt": BURSTGPT, "mooncake": MOONCAKE}
+    del texts[format]
+    for text in texts.values():
         path = write(tmp_path, text)
-        if (
-            read_trace(path) == []
-            or text == {"azure": AZURE, "burstgpt": BURSTGPT, "mooncake": MOONCAKE}[format]
-        ):
-            continue
         with pytest.raises(BadInput, match=r"trace:1: ") as error:
             read_trace(path, format)
         assert "\n" not in str(error.value)
@@ -148,11 +146,13 @@ def test_any_damage_is_rows_or_one_line(tmp_path_factory: Any, text: str, at: in
     path = tmp_path_factory.mktemp("damage") / "trace"
     path.write_text(text[:at] + damage + text[at:], encoding="utf-8", errors="replace")
     try:
-        rows = read_trace(path)
+        rows, failed = read_trace(path)
     except BadInput as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
-        assert all(row.time_s >= 0 and row.input_tokens > 0 and row.output_tokens > 0 for row in rows)
+        assert failed >= 0 and all(
+            row.time_s >= 0 and row.input_tokens > 0 and row.output_tokens > 0 for row in rows
+        )
 
 
 # ---- the workload
@@ -200,12 +200,29 @@ def test_slices_and_limits(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_early(tmp_path: Path) -> None:
     path = write(tmp_path, AZURE)
-    assert Trace(str(path)).longest() == 879 + 55
     with pytest.raises(BadInput, match=r"trace:4: the request has 879 prompt \+ 55 output.*length_scale"):
         Trace(str(path)).check_lengths(933)
     Trace(str(path)).check_lengths(934)
     with pytest.raises(BadInput, match=r"trace:1: 1000 prompt tokens are 4 blocks .*has 2 hash ids"):
         generate(write(tmp_path, MOONCAKE), block_tokens=256)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    work = generate(write(tmp_path, BURSTGPT), too_long="skip", num_requests=2, start_s=1.0)
+    assert lengths(work) == [(1087, 230), (417, 276)]
+    assert work.notes == (
+        "workload=trace: 1 requests of the file were left out, they failed when the trace was taken",
+    )
+    skipping = Trace(str(tmp_path / "trace"), too_long="skip", num_requests=2)
+    skipping.check_lengths(700)
+    work = skipping.generate(None, 9, 700, 0)
+    assert lengths(work) == [(472, 18), (417, 276)] and [r.due_s for r in work.requests] == [0, 113]
+    assert work.notes[1] == "workload=trace: 1 requests were left out, longer than the context of 700"
+    with pytest.raises(BadInput, match=r"from workload\.start_s=0 on that the context of 20 holds"):
+        skipping.check_lengths(20)
+    for knob, value in (("format", "csv"), ("too_long", "cut")):
+        with pytest.raises(BadInput, match=rf"workload\.{knob}='{value}' must be one of"):
+            Trace("somewhere", **{knob: value})
 
 
 def test_a_workload_of_lazy_prompts_is_content_addressed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from minivllm.bench.gpu import Gpu
 from minivllm.bench.metrics import compute
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.validity import check, check_telemetry, merge
-from minivllm.bench.workloads import Workload
+from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.fake_nvml import FakeNVML
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload

@@ -16,10 +16,20 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minivllm.bench.lengths import Lengths
-from minivllm.bench.prompt_file import PromptLine, parse_line, read_prompt_file
-from minivllm.bench.workloads import Chat, File, Smoke, Workload
+from minivllm.bench.arrivals import Concurrency
+from minivllm.bench.driver import drive
+from minivllm.bench.files import File
+from minivllm.bench.lengths import NAMES, Lengths
+from minivllm.bench.multi_turn import MultiTurn
+from minivllm.bench.prompt_file import PromptLine, parse_conversation, parse_line, read_prompt_file
+from minivllm.bench.shared_prefix import SharedPrefix
+from minivllm.bench.traces import Trace
+from minivllm.bench.workload import Workload
+from minivllm.bench.workloads import Chat, Code, LongDocument, Smoke, Summarize, Synthetic
+from minivllm.config import build, compose
+from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
+from tests.bench.scripted import ScriptedClock
 
 CONF = Path(__file__).parents[2] / "conf" / "workload"
 
@@ -73,14 +83,55 @@ def test_lengths_stay_within_their_bounds(kind: str, mean: float, std: float, lo
     assert min(unbounded.sample(np.random.default_rng(0), 50)) >= 1
 
 
+def test_empirical_lengths_are_drawn_from_their_values(tmp_path: Path) -> None:
+    drawn = draw({"distribution": "empirical", "values": [5, 9, 9, 700]})
+    assert set(drawn) == {5, 9, 700}
+    assert drawn.count(9) / len(drawn) == pytest.approx(0.5, abs=0.02)
+    drawn = draw({"distribution": "empirical", "values": [5, 9, 7], "weights": [1, 3, 0]})
+    assert drawn.count(9) / len(drawn) == pytest.approx(0.75, abs=0.02) and set(drawn) == {5, 9}
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(b"\xef\xbb\xbf12\r\n\r\n 40 \r\n12")
+    lengths = Lengths.parse("x", {"distribution": "empirical", "path": str(path)})
+    assert lengths.values == (12, 40, 12) and lengths.longest == 40
+    path.write_text("12\n12.5\n")
+    with pytest.raises(BadInput, match=r"lengths.txt:2: '12.5' is not a number of tokens"):
+        Lengths.parse("x", {"distribution": "empirical", "path": str(path)})
+
+
+@given(st.binary(max_size=60))
+@example(b"9" * 5000)
+@example(b"\xc2\xb2")
+def test_any_file_is_lengths_or_a_line_of_advice(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("lengths") / "f"
+    path.write_bytes(data)
+    try:
+        lengths = Lengths.parse("x", {"distribution": "empirical", "path": str(path)})
+    except BadInput as error:
+        assert str(path) in str(error) or "x.values=[]" in str(error)
+        assert "\n" not in str(error)
+    else:
+        assert all(value >= 1 for value in lengths.values)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ({"distribution": "empirical"}, "an empirical length needs values or path, one of them"),
+        ({"distribution": "empirical", "values": [1], "path": "x"}, "values or path, one of them"),
+        ({"distribution": "empirical", "values": []}, r"input_len.values=\[\] must be a list of lengths"),
+        ({"distribution": "empirical", "values": "12"}, "input_len.values='12' must be a list"),
+        ({"distribution": "empirical", "values": [3, 0]}, "input_len.values=0 must be a whole number"),
+        ({"distribution": "empirical", "values": [3], "weights": [0]}, "input_len.weights=.* not all 0"),
+        ({"distribution": "empirical", "values": [3, 4], "weights": [1]}, "must be 2 numbers"),
+        ({"distribution": "empirical", "values": [3], "max": 4}, "an? empirical length has no max"),
+        ({"distribution": "empirical", "path": "nowhere"}, "input_len.path=nowhere: there is no such file"),
         (0, "input_len=0 must be a whole number"),
         (1.5, "input_len=1.5 must be a whole number"),
         (True, "input_len=True"),
         ("64", "input_len='64'"),
-        ({}, "input_len.distribution=None must be one of fixed, uniform, normal, lognormal"),
+        ({}, "input_len.distribution=None must be one of fixed, uniform, normal, lognormal, empirical"),
         ({"distribution": "zipf"}, "input_len.distribution='zipf'"),
         ({"distribution": ["uniform"]}, r"input_len.distribution=\['uniform'\]"),
         ({"distribution": "uniform", "min": 3}, "a uniform length also needs max"),
@@ -171,19 +222,6 @@ def test_the_seed_makes_the_workload() -> None:
     assert Chat().generate(encode, 256, 384, seed=2).hash != first.hash
 
 
-@pytest.mark.parametrize(
-    ("workload", "longest"),
-    [
-        (Smoke(), 96),
-        (Chat(), 384),
-        (Chat(input_len=10), 138),
-        (Chat(input_len={"distribution": "normal", "mean": 5, "std": 2}), None),
-    ],
-)
-def test_longest_is_known_from_the_knobs(workload: Smoke | Chat, longest: int | None) -> None:
-    assert workload.longest() == longest
-
-
 def test_a_request_beyond_the_context_says_the_numbers() -> None:
     with pytest.raises(BadInput, match=r"64 prompt \+ 32 output = 96 tokens, and the context holds 95"):
         Smoke().check_lengths(95)
@@ -204,15 +242,90 @@ def test_a_wrong_number_of_requests_is_named(number: Any) -> None:
         Smoke(num_requests=number)
 
 
-@pytest.mark.parametrize("cls", [Smoke, Chat, File])
-def test_option_files_show_every_knob_with_its_default(cls: type[Smoke | Chat | File]) -> None:
+OPTIONS = [Smoke, Chat, LongDocument, Summarize, Code, SharedPrefix, MultiTurn, File, Trace]
+
+
+@pytest.mark.parametrize("cls", OPTIONS, ids=lambda cls: cls.name)
+def test_option_files_show_every_knob_with_its_default(cls: Any) -> None:
     options = yaml.safe_load((CONF / f"{cls.name}.yaml").read_text())
-    assert options.pop("_target_") == f"minivllm.bench.workloads.{cls.__name__}"
+    assert options.pop("_target_") == f"{cls.__module__}.{cls.__name__}"
     for name, value in options.items():
         if isinstance(value, dict):
+            assert {"distribution", *NAMES} == set(value)
             options[name] = {key: item for key, item in value.items() if item is not None}
     knobs = inspect.signature(cls).parameters
     assert options == {name: parameter.default for name, parameter in knobs.items()}
+
+
+def test_there_is_an_option_file_for_every_workload() -> None:
+    assert sorted(file.stem for file in CONF.glob("*.yaml")) == sorted(cls.name for cls in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "cls", [Smoke, Chat, Summarize, Code, SharedPrefix, MultiTurn], ids=lambda cls: cls.name
+)
+def test_the_embedded_models_context_holds_what_it_is_asked(cls: Any) -> None:
+    cls().check_lengths(2048)
+    work = cls().generate(encode, 256, 2048, seed=0, decode=decode)
+    assert max(request.length for request in work.requests) <= 2048
+    assert all(request.text == decode(list(request.prompt_token_ids)) for request in work.requests)
+
+
+@pytest.mark.parametrize("cls", OPTIONS[:7], ids=lambda cls: cls.name)
+def test_lengths_can_be_set_in_every_synthetic_workload(cls: Any) -> None:
+    shorter = {"prefix_len": 5} if cls is SharedPrefix else {}
+    work = cls(input_len=30, output_len=3, **shorter).generate(None, 100, 200, seed=0)
+    own = {len(request.prompt_token_ids) for request in work.requests}
+    assert own == {40 if cls is SharedPrefix else 30} and {r.max_tokens for r in work.requests} == {3}
+    with pytest.raises(BadInput, match=rf"workload={cls.name}: .*the context holds 20"):
+        cls(input_len=30, output_len=3, **shorter).check_lengths(20)
+
+
+def test_what_the_workloads_are_like() -> None:
+    def lengths(workload: Synthetic) -> tuple[list[int], list[int]]:
+        requests = workload.generate(None, 9, 40_000, seed=0).requests
+        return [len(r.prompt_token_ids) for r in requests], [r.max_tokens for r in requests]
+
+    inputs, outputs = lengths(LongDocument(num_requests=200))
+    assert min(inputs) < 9000 and max(inputs) > 32000 and min(inputs) >= 8192 and max(inputs) <= 32768
+    inputs, outputs = lengths(Summarize(num_requests=2000))
+    assert statistics.mean(inputs) / statistics.mean(outputs) == pytest.approx(10, abs=1.5)
+    inputs, outputs = lengths(Code(num_requests=2000))
+    assert 12 < statistics.median(outputs) < 16 < statistics.mean(outputs) - 4
+    assert statistics.median(inputs) > 50 * statistics.median(outputs)
+
+
+# ---- shared prefixes
+
+
+def test_a_tree_of_prefixes_is_shared_token_for_token() -> None:
+    tree = SharedPrefix(200, input_len=8, num_prefixes=2, prefix_len=16, depth=3, branching=3)
+    prompts = [request.prompt_token_ids for request in tree.generate(None, 5000, 100, seed=0).requests]
+    assert {len(prompt) for prompt in prompts} == {3 * 16 + 8}
+    for level, nodes in ((1, 2), (2, 6), (3, 18)):
+        assert len({tuple(prompt[: 16 * level]) for prompt in prompts}) == nodes
+    assert len({tuple(prompt[48:]) for prompt in prompts}) == 200
+
+
+def test_prefixes_of_drawn_lengths_are_shared_too() -> None:
+    sizes = {"distribution": "uniform", "min": 3, "max": 40}
+    flat = SharedPrefix(60, input_len=1, num_prefixes=3, prefix_len=sizes, depth=1)
+    work = flat.generate(encode, 256, 100, seed=4)
+    assert len({tuple(r.prompt_token_ids[:-1]) for r in work.requests}) == 3
+    assert work == flat.generate(encode, 256, 100, seed=4) != flat.generate(encode, 256, 100, seed=5)
+    with pytest.raises(BadInput, match=r"workload=shared_prefix: .*lower workload\.prefix_len"):
+        flat.check_lengths(72)
+    flat.check_lengths(73)
+
+
+def test_the_cache_computes_a_shared_prefix_once() -> None:
+    """The first request computes 64 + 16 tokens, each later one 16: whole blocks of 16, since none covers a prompt."""
+    config = compose(["runtime.device=cpu", "quant=fp32", "cache.prefix_caching=true"])
+    engine = build(config["engine"], config=config)
+    work = SharedPrefix(5, 16, 2, True, num_prefixes=1, prefix_len=64, depth=1).generate(None, 4000, 2048, 0)
+    drive(engine, work, Concurrency(1), SamplingParams(), ScriptedClock())
+    assert engine.liveness()["cache"]["prefix_tokens_reused"] == 4 * 64
+    engine.close()
 
 
 # ---- storage
@@ -343,19 +456,99 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such file"):
         File(str(tmp_path / "none.jsonl")).check_lengths(100)
     with pytest.raises(BadInput, match="cannot be read"):
-        File(str(tmp_path)).longest()
+        File(str(tmp_path)).check_lengths(100)
     with pytest.raises(BadInput, match="holds no prompts"):
-        File(str(prompt_file(tmp_path, "", " "))).longest()
+        File(str(prompt_file(tmp_path, "", " "))).check_lengths(100)
 
 
 def test_early_checks_of_a_file(tmp_path: Path) -> None:
     ids = prompt_file(
         tmp_path, '{"prompt_token_ids": [1, 2, 3]}', '{"prompt_token_ids": [1], "max_tokens": 9}'
     )
-    assert File(str(ids), output_len=2).longest() == 10
+    File(str(ids), output_len=2).check_lengths(10)
     with pytest.raises(BadInput, match=r"prompts.jsonl:2: the request has 1 prompt [+] 9 output = 10"):
         File(str(ids), output_len=2).check_lengths(9)
-    assert File(str(prompt_file(tmp_path, '{"prompt": "a"}'))).longest() is None
+    File(str(prompt_file(tmp_path, '{"prompt": "a"}')), output_len=9).check_lengths(9)  # not known yet
+
+
+TALK = {
+    "id": "x",
+    "conversations": [
+        {"from": "system", "value": "be kind"},
+        {"from": "human", "value": "hi there"},
+        {"from": "gpt", "value": "hello"},
+        {"from": "human", "value": "and now?"},
+    ],
+}
+
+
+def share_gpt(folder: Path, *talks: Any, newline: str = "\n") -> str:
+    path = folder / "sharegpt.json"
+    path.write_bytes(json.dumps(talks, indent=1).replace("\n", newline).encode())
+    return str(path)
+
+
+def test_a_share_gpt_file_gives_questions_and_lengths(tmp_path: Path) -> None:
+    asked = {
+        "conversations": [{"from": "user", "value": "why?"}, {"from": "assistant", "value": "because so"}]
+    }
+    unanswered = {"conversations": [{"from": "human", "value": "hello?"}]}
+    begun = {"conversations": [{"from": "gpt", "value": "as I said"}, {"from": "gpt", "value": "x"}]}
+    path = share_gpt(tmp_path, TALK, unanswered, begun, {"conversations": []}, asked, newline="\r\n")
+    work = File(path).generate(encode, 256, 100, seed=0)
+    assert [(r.text, r.max_tokens, r.ignore_eos) for r in work.requests] == [
+        ("hi there", 5, False),
+        ("why?", 10, False),
+    ]
+    assert work == File(path, format="sharegpt").generate(encode, 256, 100, seed=0)
+    assert len(File(path, num_requests=1, ignore_eos=True).generate(encode, 256, 100, seed=0)) == 1
+    File(path).check_lengths(100)
+
+
+def test_what_is_too_long_can_be_left_out_and_is_counted(tmp_path: Path) -> None:
+    long = {"conversations": [{"from": "human", "value": "x" * 95}, {"from": "gpt", "value": "y" * 6}]}
+    path = share_gpt(tmp_path, long, TALK, TALK)
+    with pytest.raises(
+        BadInput,
+        match=r"conversation 1: the request has 95 prompt .*or leave it out with workload\.too_long=skip",
+    ):
+        File(path).generate(encode, 256, 100, seed=0)
+    work = File(path, too_long="skip", num_requests=1).generate(encode, 256, 100, seed=0)
+    assert [r.text for r in work.requests] == ["hi there"]
+    assert work.notes == ("workload=file: 1 requests were left out, longer than the context of 100",)
+    with pytest.raises(BadInput, match="no request that can be used: 3 are longer than the context of 9"):
+        File(path, too_long="skip").generate(encode, 256, 9, seed=0)
+    ids = prompt_file(tmp_path, '{"prompt_token_ids": [1, 2, 3]}', '{"prompt_token_ids": [1]}')
+    File(str(ids), too_long="skip", output_len=1, num_requests=1).check_lengths(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[\n1,\n", r"sharegpt.json:3: not valid JSON"),
+        ("[]", "a ShareGPT file is one JSON list of conversations, at least one"),
+        ("[3]", 'conversation 1: must be a JSON object with "conversations"'),
+        ('[{"conversations": 4}]', 'conversation 1: must be a JSON object with "conversations"'),
+        (
+            '[{"conversations": []}, {"conversations": [{"from": "gpt"}]}]',
+            r"conversation 2: conversations\[0\] must be",
+        ),
+        ("[\n" + "[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_wrong_share_gpt_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "sharegpt.json").write_text(text)
+    with pytest.raises(BadInput, match=message) as error:
+        File(str(tmp_path / "sharegpt.json")).check_lengths(100)
+    assert str(tmp_path / "sharegpt.json") in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_format_can_be_forced(tmp_path: Path) -> None:
+    path = prompt_file(tmp_path, '{"prompt": "a"}')
+    with pytest.raises(BadInput, match="a ShareGPT file is one JSON list"):
+        File(str(path), format="sharegpt").check_lengths(200)
+    with pytest.raises(BadInput, match=r"workload\.format='csv' must be one of auto, jsonl, sharegpt"):
+        File(str(path), format="csv")
 
 
 @given(st.binary(max_size=200))
@@ -395,8 +588,33 @@ def test_any_object_is_a_request_or_a_line_of_advice(row: dict[str, Any]) -> Non
         assert parsed.max_tokens is None or parsed.max_tokens >= 1
 
 
+talks = st.recursive(
+    st.none() | st.text(max_size=5) | st.sampled_from(["human", "gpt"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["conversations", "from", "value"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    talks
+    | st.fixed_dictionaries(
+        {"conversations": st.lists(st.fixed_dictionaries({"from": talks, "value": talks}))}
+    )
+)
+def test_any_conversation_is_a_request_nothing_or_a_line_of_advice(talk: Any) -> None:
+    try:
+        parsed = parse_conversation(json.loads(json.dumps(talk)), "f: conversation 1")
+    except BadInput as error:
+        assert str(error).startswith("f: conversation 1: ") and "\n" not in str(error)
+    else:
+        assert parsed is None or (parsed.text and parsed.answer)
+
+
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=5))
 def test_text_prompts_come_back_unchanged(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = prompt_file(tmp_path_factory.mktemp("f"), *(json.dumps({"prompt": text}) for text in texts))
-    lines = read_prompt_file(path)
+    lines = list(read_prompt_file(path))
     assert lines == [PromptLine(f"{path}:{i}", text, None, None) for i, text in enumerate(texts, start=1)]

@@ -15,7 +15,7 @@ from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.arrivals import Concurrency, Offline
 from minivllm.bench.clock import Clock
 from minivllm.bench.driver import RequestTrace, drive
-from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.config import build, compose
 from minivllm.peers import honoured
 from minivllm.peers.transformers import HONOURED, TransformersEngine

@@ -1,0 +1,284 @@
+"""Goodput capacity: the highest rate at which enough requests meet their objectives, searched for and told.
+
+The search is a function of what was measured so far, so that it resumes from records; a report that has them
+can say what came of it without having been there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist, fmean, variance
+from typing import Any
+
+from minivllm.bench.storage import RECORD, REQUESTS
+
+TASK = "minivllm.tasks.capacity.run"
+RATE_KNOBS = ("rate", "rate_scale")  # of arrival processes, in which a rate can be searched for
+OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
+STRETCHES = 10  # into which a measurement's requests are cut, to see how far they depend on each other
+TIMED_OUT = 1000  # requests that a measurement which timed out counts as
+GROWTH = 2.0  # from one rate to the next while only one side of the capacity is known
+DIGITS = 3  # of a rate: the same search asks for the same rates again
+
+Blocks = Sequence[
+    Sequence[bool]
+]  # of each measurement, whether each request met its objectives, as they came
+Measure = Callable[[float, int], Sequence[bool]]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """When a rate holds, and how long to search.
+
+    Args:
+        attainment: share of the requests that must meet all their objectives.
+        confidence: with which that must be known: a rate holds if the interval of this confidence lies
+            above `attainment`, and fails if it lies below.
+        min_blocks: least measurements of a rate.
+        max_blocks: most of them, while its interval spans `attainment`.
+        tolerance: search until the lowest rate that does not hold is so much above the highest that does.
+        max_rates: most rates tried.
+    """
+
+    attainment: float = 0.9
+    confidence: float = 0.95
+    min_blocks: int = 1
+    max_blocks: int = 3
+    tolerance: float = 0.05
+    max_rates: int = 16
+
+    @property
+    def least_requests(self) -> int:
+        """So many must have met their objectives, and all, before a rate can hold."""
+        z = NormalDist().inv_cdf(0.5 + self.confidence / 2)
+        return math.ceil(self.attainment / (1 - self.attainment) * z * z)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was seen at one rate."""
+
+    rate: float
+    blocks: Blocks
+
+    @property
+    def num_requests(self) -> int:
+        """Over all measurements."""
+        return sum(map(len, self.blocks))
+
+    @property
+    def share(self) -> float:
+        """Of the requests that met their objectives."""
+        return sum(map(sum, self.blocks)) / self.num_requests
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Wilson's score interval (1927) of the share, over as many requests as the data are worth.
+
+        Neighbours wait in one queue, so they meet or miss their objectives together. Each measurement is cut
+        into stretches; where their shares vary more than those of independent requests would, the number of
+        requests is divided by that factor (batch means, Law and Kelton; the design effect, Kish 1965).
+        """
+        share, n = self.share, float(self.num_requests)
+        stretches = [s for block in self.blocks for s in _cut(block)]
+        if 0 < share < 1 and len(stretches) > 1:
+            independent = share * (1 - share) / (n - 1) * len(stretches)  # their variance, unbiased
+            n /= max(1.0, variance(map(fmean, stretches)) / independent)
+        z = NormalDist().inv_cdf(0.5 + confidence / 2)
+        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+        reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        return max(0.0, middle - reach), min(1.0, middle + reach)
+
+    def verdict(self, criterion: Criterion) -> str:
+        """holds | fails | undecided."""
+        low, high = self.interval(criterion.confidence)
+        if low >= criterion.attainment:
+            return "holds"
+        return "fails" if high < criterion.attainment else "undecided"
+
+
+def _cut(block: Sequence[bool]) -> list[Sequence[bool]]:
+    """Up to STRETCHES neighbouring pieces of about the same length."""
+    count = min(STRETCHES, len(block))
+    ends = [round(i * len(block) / count) for i in range(count + 1)]
+    return [block[a:b] for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a search has found: the rates tried, ascending."""
+
+    probes: tuple[Probe, ...]
+    criterion: Criterion
+
+    @property
+    def beyond(self) -> Probe | None:
+        """The lowest rate that is not known to hold."""
+        return next((p for p in self.probes if p.verdict(self.criterion) != "holds"), None)
+
+    @property
+    def holds(self) -> Probe | None:
+        """The highest rate that holds, of those below `beyond`."""
+        below = [p for p in self.probes if self.beyond is None or p.rate < self.beyond.rate]
+        return below[-1] if below else None
+
+    @property
+    def fails(self) -> Probe | None:
+        """The lowest rate that fails."""
+        return next((p for p in self.probes if p.verdict(self.criterion) == "fails"), None)
+
+    def sentence(self, unit: str = "requests/s") -> str:
+        """The result in words."""
+        wanted = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
+        if self.holds is None:
+            least = self.probes[0].rate if self.probes else math.nan
+            return f"capacity: below {least:g} {unit}; no rate tried holds with {wanted}"
+        text = f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with {wanted}"
+        text += f" ({100 * self.criterion.confidence:g} % confidence)"
+        if self.beyond is None:
+            return f"{text}; no higher rate was found that does not"
+        how = self.beyond.verdict(self.criterion)
+        text += f"; {self.beyond.rate:g} {'fails' if how == 'fails' else 'is undecided'}"
+        if how != "fails" and self.fails is not None:
+            text += f", {self.fails.rate:g} fails"
+        return text
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a rate, for tables: rate, blocks, requests, share, low, high, verdict."""
+        return [
+            {
+                "rate": probe.rate,
+                "blocks": len(probe.blocks),
+                "requests": probe.num_requests,
+                "share": probe.share,
+                "low": probe.interval(self.criterion.confidence)[0],
+                "high": probe.interval(self.criterion.confidence)[1],
+                "verdict": probe.verdict(self.criterion),
+            }
+            for probe in self.probes
+        ]
+
+
+def search(
+    measure: Measure,
+    criterion: Criterion,
+    start_rate: float,
+    on_probe: Callable[[Probe], None] = lambda probe: None,
+) -> Capacity:
+    """Search for the highest rate that holds: doubling or halving until it is enclosed, then bisection of its logarithm.
+
+    A rate whose interval spans the attainment is measured again, up to `max_blocks` times, and then counts as
+    one that does not hold, so that what is found is on the safe side.
+
+    Args:
+        measure: a rate and the number of its block to whether each request met its objectives, in the order
+            in which they came; at least one request.
+        criterion: see there.
+        start_rate: the first rate tried.
+        on_probe: told of each rate when it is done with.
+    """
+    found = Capacity((), criterion)
+    while len(found.probes) < criterion.max_rates and (rate := _next_rate(found, start_rate)) is not None:
+        probe = Probe(rate, [measure(rate, block) for block in range(criterion.min_blocks)])
+        while probe.verdict(criterion) == "undecided" and len(probe.blocks) < criterion.max_blocks:
+            probe = Probe(rate, [*probe.blocks, measure(rate, len(probe.blocks))])
+        on_probe(probe)
+        found = Capacity(tuple(sorted((*found.probes, probe), key=lambda p: p.rate)), criterion)
+    return found
+
+
+def _next_rate(found: Capacity, start_rate: float) -> float | None:
+    """The rate to try next; None once the capacity is known well enough."""
+    low, high = found.holds, found.beyond
+    if low is None and high is None:
+        return _rounded(start_rate)
+    if high is None:
+        assert low is not None
+        return _rounded(low.rate * GROWTH)
+    if low is None:
+        return _rounded(high.rate / GROWTH)
+    middle = _rounded(math.sqrt(low.rate * high.rate))
+    if high.rate / low.rate <= 1 + found.criterion.tolerance or not low.rate < middle < high.rate:
+        return None
+    return middle
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{DIGITS}g}")
+
+
+# ---- records
+
+
+def rate_knob(arrival: Mapping[str, Any]) -> str | None:
+    """The knob of an arrival process that is searched: its rate, or how much faster a trace is replayed."""
+    return next((name for name in RATE_KNOBS if name in arrival), None)
+
+
+def objectives(slo: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are set, in milliseconds."""
+    return {name: float(slo[name]) for name in OBJECTIVES if slo.get(name) is not None}
+
+
+def met(directory: Path, record: Mapping[str, Any]) -> list[bool] | None:
+    """Whether each request of a recorded measurement met every objective, in the order of the workload.
+
+    One that did not complete met none; one of a single token meets any TPOT. A measurement that timed out
+    counts as one whose queue grew without end: no request met them. Of other failures nothing can be said.
+
+    Args:
+        directory: of the record.
+        record: as record.json has it.
+    """
+    import pyarrow.parquet as pq
+
+    if record["status"] == "timeout":
+        return [False] * TIMED_OUT
+    if record["status"] != "ok":
+        return None
+    limits = objectives(record["config"]["measure"]["slo"])
+    rows = pq.read_table(directory / REQUESTS, columns=["status", *limits]).to_pylist()
+    return [
+        row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
+        for row in rows
+    ]
+
+
+def from_records(directories: Iterable[Path]) -> Capacity | None:
+    """What a search found, from its records alone; None where there was none.
+
+    Args:
+        directories: of records, those of other tasks and those that did not end well among them.
+    """
+    blocks: dict[float, list[Sequence[bool]]] = {}
+    criterion = Criterion()
+    for directory in sorted(directories):
+        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        config = record["config"]
+        knob = rate_knob(config.get("arrival") or {})
+        if (config.get("task") or {}).get("_target_") != TASK or knob is None:
+            continue
+        if (seen := met(directory, record)) is not None:
+            criterion = criterion_of(config)
+            blocks.setdefault(float(config["arrival"][knob]), []).append(seen)
+    if not blocks:
+        return None
+    return Capacity(tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks)), criterion)
+
+
+def criterion_of(config: Mapping[str, Any]) -> Criterion:
+    """The criterion that a configuration asks for."""
+    task = config["task"]
+    least = config["measure"].get("repeats") or 1
+    return Criterion(
+        attainment=task["attainment"],
+        confidence=task["confidence"],
+        min_blocks=least,
+        max_blocks=max(least, task["max_blocks"]),
+        tolerance=task["tolerance"],
+        max_rates=task["max_rates"],
+    )

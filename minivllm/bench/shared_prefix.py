@@ -1,0 +1,95 @@
+"""workload=shared_prefix: prompts that begin alike, as behind a system prompt or in a tree of documents."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minivllm.bench.checks import at_least_one, check_fits
+from minivllm.bench.lengths import Lengths
+from minivllm.bench.prompts import Encode, draw_prompts
+from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.bench.workloads import WORKLOAD_STREAM, Decode, Length, Synthetic
+
+PREFIX_ADVICE = (
+    "lower workload.prefix_len, workload.depth or workload.input_len, or raise model.max_model_len"
+)
+
+
+class SharedPrefix(Synthetic):
+    """Requests that share the beginnings of their prompts, token for token.
+
+    A prompt is the texts of the nodes on a way from the root of a tree to one of its leaves, and then a text
+    of its own. There are `num_prefixes` trees; every node has `branching` children, down to `depth`. Each
+    request takes a leaf at random, all alike.
+
+    Args:
+        num_requests: how many.
+        input_len: tokens of a request's own, after the prefix; a number, or a distribution (see `Lengths`).
+        output_len: output tokens; the same.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+        num_prefixes: trees, and so different first tokens.
+        prefix_len: tokens of a node; a number, or a distribution.
+        depth: nodes on a way from root to leaf; 1 is the root alone.
+        branching: children of a node.
+
+    Raises:
+        BadInput: a knob has no sensible value.
+    """
+
+    name = "shared_prefix"
+
+    def __init__(
+        self,
+        num_requests: int = 32,
+        input_len: Length = 64,
+        output_len: Length = 32,
+        ignore_eos: bool = True,
+        num_prefixes: int = 2,
+        prefix_len: Length = 256,
+        depth: int = 2,
+        branching: int = 4,
+    ) -> None:
+        super().__init__(num_requests, input_len, output_len, ignore_eos)
+        self.num_prefixes = at_least_one("workload.num_prefixes", num_prefixes)
+        self.prefix_len = Lengths.parse("workload.prefix_len", prefix_len)
+        self.depth = at_least_one("workload.depth", depth)
+        self.branching = at_least_one("workload.branching", branching)
+
+    def check_lengths(self, max_model_len: int) -> None:
+        """See `Synthetic.check_lengths`."""
+        longest = [lengths.longest for lengths in (self.prefix_len, self.input_len, self.output_len)]
+        prefix, own, output = (1 if length is None else length for length in longest)
+        what = f"workload={self.name}: the longest request"
+        check_fits(what, self.depth * prefix + own, output, max_model_len, PREFIX_ADVICE)
+
+    def generate(
+        self,
+        encode: Encode | None,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        decode: Decode | None = None,
+    ) -> Workload:
+        """See `Synthetic.generate`."""
+        self.check_lengths(max_model_len)
+        rng = np.random.default_rng([WORKLOAD_STREAM, seed])
+        nodes: dict[tuple[int, ...], tuple[int, ...]] = {}  # way from the root -> the node's own text
+
+        def text(length: Lengths) -> tuple[int, ...]:
+            return draw_prompts(length.sample(rng, 1), encode, vocab_size, rng)[0]
+
+        requests = []
+        for i, output_len in enumerate(self.output_len.sample(rng, self.num_requests)):
+            below = rng.integers(self.branching, size=self.depth - 1)
+            way = (int(rng.integers(self.num_prefixes)), *map(int, below))
+            prompt: tuple[int, ...] = ()
+            for level in range(1, self.depth + 1):
+                if way[:level] not in nodes:
+                    nodes[way[:level]] = text(self.prefix_len)
+                prompt += nodes[way[:level]]
+            prompt += text(self.input_len)
+            what = f"workload={self.name}: request {i}"
+            check_fits(what, len(prompt), output_len, max_model_len, PREFIX_ADVICE)
+            said = decode(list(prompt)) if decode else None
+            requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, said))
+        return Workload(tuple(requests))

@@ -1,0 +1,138 @@
+"""A workload: the requests of a measurement, as token ids, stored by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.lazy_prompt import LazyPrompt
+from minivllm.bench.storage import write_parquet
+from minivllm.errors import BadInput
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """One request: a prompt as token ids (and text where there is a tokenizer), and how much to generate.
+
+    A later turn of a talk `follows` another request: its prompt is that request's prompt, the answer that the
+    engine gave, and then `prompt_token_ids`. It is due `think_s` after the end of that answer.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]  # a tuple, or a LazyPrompt; of a later turn only what its user adds
+    max_tokens: int
+    ignore_eos: bool
+    text: str | None = None
+    due_s: float | None = None  # when it came, in a workload that has times of its own
+    follows: str | None = None  # the request of the turn before
+    think_s: float | None = None  # of a later turn
+    history_len: int = 0  # most tokens of the turns before, prompts and answers
+
+    @property
+    def length(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.history_len + len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def stand_in(self) -> Sequence[int]:
+        """Token ids as many as the prompt may have; they are the prompt's own but for the turns before."""
+        return (*[0] * self.history_len, *self.prompt_token_ids) if self.follows else self.prompt_token_ids
+
+    def row(self) -> dict[str, Any]:
+        """What is stored of it: plain data, a lazy prompt by its runs."""
+        row = {name: value for name, value in vars(self).items() if value != OPTIONAL.get(name, MISSING)}
+        if isinstance(self.prompt_token_ids, LazyPrompt):
+            prompt = self.prompt_token_ids
+            row["prompt_token_ids"] = None
+            row["prompt_runs"] = [[run.start, run.stop] for run in prompt.runs]
+            row["prompt_vocab_size"], row["prompt_seed"] = prompt.vocab_size, prompt.seed
+        return row
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> WorkloadRequest:
+        """The inverse of `row`; a column of other requests is None here."""
+        row = {name: value for name, value in row.items() if value is not None}
+        runs, size, seed = (row.pop(f"prompt_{name}", None) for name in ("runs", "vocab_size", "seed"))
+        ids = row.pop("prompt_token_ids", None)
+        prompt = LazyPrompt(tuple(range(*run) for run in runs), size, seed) if ids is None else tuple(ids)
+        return cls(prompt_token_ids=prompt, **row)
+
+
+MISSING = object()
+OPTIONAL = {
+    item.name: item.default
+    for item in fields(WorkloadRequest)
+    if item.name in ("due_s", "follows", "think_s", "history_len")
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in the order in which they arrive, a talk's turns one after the other.
+
+    Equal content has an equal `hash`, however it was made. `notes` say what was left out in making it; they
+    are neither stored nor part of what it is.
+    """
+
+    requests: tuple[WorkloadRequest, ...]
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @cached_property
+    def num_talks(self) -> int:
+        """Requests that follow no other; of each talk one turn at most is in flight."""
+        return sum(request.follows is None for request in self.requests)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has them, the
+        time that a request came or the turn that it follows and when; 16 hexadecimal digits."""
+        digest = hashlib.sha256()
+        place = {request.request_id: i for i, request in enumerate(self.requests)}
+        for request in self.requests:
+            row: list[Any] = [request.prompt_token_ids, request.max_tokens, bool(request.ignore_eos)]
+            if isinstance(prompt := request.prompt_token_ids, LazyPrompt):
+                row[0] = [[run.start, run.stop] for run in prompt.runs], prompt.vocab_size, prompt.seed
+            if request.due_s is not None:
+                row.append(request.due_s)
+            if request.follows is not None:
+                row.append([place[request.follows], request.think_s])
+            digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        return digest.hexdigest()[:16]
+
+    def save(self, folder: Path) -> Path:
+        """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at all."""
+        path = folder / f"{self.hash}.parquet"
+        if not path.exists():
+            write_parquet(path, [request.row() for request in self.requests])
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Workload:
+        """Read a stored workload.
+
+        Raises:
+            BadInput: the file is missing or unreadable, or its content is not what its name says.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            rows = pq.read_table(path).to_pylist()
+            workload = cls(tuple(map(WorkloadRequest.from_row, rows)))
+        except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+            raise BadInput(
+                f"cannot read the workload {path}: {error}; delete it to have it made anew"
+            ) from error
+        if workload.hash != path.stem:
+            raise BadInput(
+                f"the workload {path} holds other requests than its name says; delete it to have it made anew"
+            )
+        return workload

@@ -1,0 +1,61 @@
+"""The knobs of `arrival`: when it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minivllm.options.base import Options, knob, option
+
+
+@option("minivllm.bench.arrivals.Offline")
+@dataclass(frozen=True)
+class OfflineOptions(Options):
+    """arrival=offline."""
+
+    group = "arrival"
+
+
+@option("minivllm.bench.arrivals.Concurrency")
+@dataclass(frozen=True)
+class ConcurrencyOptions(Options):
+    """arrival=concurrency."""
+
+    group = "arrival"
+    concurrency: int = knob(8, at_least=1)
+
+
+@option("minivllm.bench.arrivals.Constant", "minivllm.bench.arrivals.Poisson")
+@dataclass(frozen=True)
+class RateOptions(Options):
+    """arrival=constant and arrival=poisson."""
+
+    group = "arrival"
+    rate: float = knob(2.0, above=0)
+
+
+@option("minivllm.bench.arrivals.Gamma")
+@dataclass(frozen=True)
+class GammaOptions(RateOptions):
+    """arrival=gamma."""
+
+    burstiness: float = knob(0.5, above=0)
+
+
+@option("minivllm.bench.arrivals.Ramp")
+@dataclass(frozen=True)
+class RampOptions(Options):
+    """arrival=ramp."""
+
+    group = "arrival"
+    start_rate: float = knob(1.0, above=0)
+    end_rate: float = knob(8.0, above=0)
+    duration_s: float | None = knob(None, above=0)
+
+
+@option("minivllm.bench.arrivals.Replay")
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    """arrival=replay."""
+
+    group = "arrival"
+    rate_scale: float = knob(1.0, above=0)

@@ -1,0 +1,151 @@
+"""task=capacity: the highest rate at which the objectives of `measure.slo` hold, by bisection."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.ablation.schedule import recorded_status
+from minivllm.bench import identity, storage
+from minivllm.bench.capacity import Capacity, Probe, criterion_of, met, objectives, rate_knob, search
+from minivllm.bench.display import Display
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.supervisor import run as supervise
+from minivllm.config import OPTIONS, build
+from minivllm.errors import BadInput
+from minivllm.tasks.bench import check, report
+
+UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
+
+
+def run(config: dict[str, Any]) -> int:
+    """Search, measuring each rate as task=bench would, and print what was found.
+
+    Every measurement is a record; those of a search with the same definition are found again, so that the
+    same command resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
+
+    Args:
+        config: the resolved configuration.
+
+    Returns:
+        0 if a rate was found that holds, else 1.
+
+    Raises:
+        BadInput: this cannot be searched; nothing has been written then.
+        KeyboardInterrupt: Ctrl-C; what had finished is kept.
+    """
+    knob = _check(config)
+    config, fingerprint, warnings = check(config)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    searching = _Search(config, knob, fingerprint)
+    try:
+        found = search(
+            searching.measure, criterion_of(config), float(config["task"]["start_rate"]), searching.tell
+        )
+    except _Failed as failure:
+        print(f"error: the search ended at {failure}", file=sys.stderr)
+        return 1
+    finally:
+        report(searching.measurements, Path(config.get("reports_dir") or "reports") / searching.name)
+    _show(found, UNITS[knob])
+    return 0 if found.holds is not None else 1
+
+
+def _check(config: dict[str, Any]) -> str:
+    """What can be told at once; returns the knob to search in."""
+    knob = rate_knob(config["arrival"])
+    if knob is None:
+        raise BadInput(
+            "task=capacity searches for a rate: use arrival=poisson, gamma, constant, or replay of a trace"
+        )
+    if not objectives(config["measure"].get("slo") or {}):
+        raise BadInput("task=capacity needs an objective, e.g. measure.slo.ttft_ms=500")
+    criterion = criterion_of(config)
+    workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
+    requests = getattr(workload, "num_requests", None)
+    if requests is not None and requests * criterion.max_blocks < criterion.least_requests:
+        raise BadInput(
+            f"task.attainment={criterion.attainment:g} takes at least {criterion.least_requests} requests to be "
+            f"known with {100 * criterion.confidence:g} % confidence: raise workload.num_requests={requests} "
+            f"or task.max_blocks={criterion.max_blocks}"
+        )
+    return knob
+
+
+class _Failed(Exception):
+    """A measurement did not end well, so nothing can be said of its rate."""
+
+
+class _Search:
+    """The measurements of a search.
+
+    Args:
+        config: checked.
+        knob: of `arrival`.
+        fingerprint: of the weights.
+    """
+
+    def __init__(self, config: dict[str, Any], knob: str, fingerprint: str) -> None:
+        self.config, self.knob, self.fingerprint = config, knob, fingerprint
+        self.root = Path(config.get("runs_dir") or "runs")
+        without = {**config, "arrival": {**config["arrival"], knob: None}}
+        cell = identity.cell_id(without, fingerprint)
+        self.name: str = config.get("name") or f"capacity-{cell}"
+        self.measurements: list[Measurement] = []
+
+    def measure(self, rate: float, block: int) -> Sequence[bool]:
+        """Whether each request met its objectives at a rate; from the record where there is one."""
+        seed = (self.config["measure"].get("seed") or 0) + block
+        config = {
+            **self.config,
+            "arrival": {**self.config["arrival"], self.knob: rate},
+            "measure": {**self.config["measure"], "seed": seed},
+        }
+        once = {**config, "measure": {**config["measure"], "repeats": 1}}
+        arm = f"arrival.{self.knob}={rate:g}" + (f" measure.seed={seed}" if block else "")
+        position = len(self.measurements)
+        (measurement,) = identity.expand(once, self.name, arm, self.root, self.fingerprint, position)
+        self.measurements.append(measurement)
+        storage.recover(measurement.path)
+        if recorded_status(measurement) not in ("ok", "timeout"):
+            with Display(position) as display:
+                (outcome,) = supervise([measurement], display.update)
+            if outcome.status not in ("ok", "timeout"):
+                raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
+        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        seen = met(measurement.path, record)
+        assert seen is not None
+        return seen
+
+    def tell(self, probe: Probe) -> None:
+        """Say what came of a rate."""
+        criterion = criterion_of(self.config)
+        low, high = probe.interval(criterion.confidence)
+        print(
+            f"{probe.rate:g} {UNITS[self.knob]}: {100 * probe.share:.1f} % of {probe.num_requests} requests meet "
+            f"their objectives ({100 * low:.1f} to {100 * high:.1f} %): {probe.verdict(criterion)}",
+            flush=True,
+        )
+
+
+def _show(found: Capacity, unit: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(unit, "blocks", "requests", "meet all", "interval", "", title="capacity")
+    for row in found.rows():
+        table.add_row(
+            f"{row['rate']:g}",
+            str(row["blocks"]),
+            str(row["requests"]),
+            f"{100 * row['share']:.1f} %",
+            f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %",
+            row["verdict"],
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(found.sentence(unit), soft_wrap=True)

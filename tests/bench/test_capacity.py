@@ -1,0 +1,288 @@
+"""The search for the highest rate that holds: its statistics, its path, and engines whose capacity is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.arrivals import Constant, Poisson
+from minivllm.bench.capacity import Capacity, Criterion, Probe, from_records, met, search
+from minivllm.bench.driver import drive
+from minivllm.bench.metrics import TTFT, request_rows
+from minivllm.bench.record import Record
+from minivllm.bench.simulated import SimulatedEngine
+from minivllm.bench.storage import write_record
+from minivllm.bench.workloads import Smoke
+from minivllm.config import build, compose
+from minivllm.engine.params import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
+
+ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")
+
+
+def evenly(good: int, total: int) -> list[bool]:
+    """So many of the requests, spread as evenly as can be."""
+    return [(i + 1) * good // total > i * good // total for i in range(total)]
+
+
+@pytest.mark.parametrize(("good", "total"), [(0, 10), (5, 10), (90, 100), (97, 100), (100, 100), (1, 1)])
+def test_the_interval_is_wilsons_where_requests_are_independent(good: int, total: int) -> None:
+    """Its ends are the shares from which what was seen is 1.96 standard errors away."""
+    low, high = Probe(1.0, [evenly(good, total)]).interval(0.95)
+    seen = good / total
+    for end, limit in ((low, 0.0), (high, 1.0)):
+        if seen != limit:
+            assert abs(seen - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / total), rel=1e-5)
+        else:
+            assert end == pytest.approx(limit, abs=1e-9)
+
+
+def test_requests_that_fail_together_count_for_less() -> None:
+    spread, together = evenly(90, 100), [True] * 90 + [False] * 10
+    narrow, wide = (Probe(1.0, [block]).interval(0.95) for block in (spread, together))
+    assert wide[0] < narrow[0] - 0.1 and wide[1] > narrow[1]
+    assert Probe(1.0, [together] * 4).interval(0.95)[0] > wide[0]  # more blocks, less doubt
+
+
+def test_it_covers_the_truth_as_often_as_it_says() -> None:
+    """Runs of ten neighbours that share their fate: 100 requests are worth 10."""
+    rng = np.random.default_rng(0)
+    covered = plain = 0
+    for _ in range(1000):
+        blocks = [np.repeat(rng.random(10) < 0.7, 10).tolist() for _ in range(3)]
+        low, high = Probe(1.0, blocks).interval(0.95)
+        covered += low <= 0.7 <= high
+        low, high = Probe(1.0, [evenly(sum(map(sum, blocks)), 300)]).interval(0.95)
+        plain += low <= 0.7 <= high
+    assert covered / 1000 > 0.92 and plain / 1000 < 0.6
+
+
+def test_a_rate_holds_once_it_is_known_to() -> None:
+    criterion = Criterion(attainment=0.9, confidence=0.95)
+    assert criterion.least_requests == 35
+    assert Probe(1.0, [[True] * 35]).verdict(criterion) == "holds"
+    assert Probe(1.0, [[True] * 34]).verdict(criterion) == "undecided"
+    assert Probe(1.0, [evenly(18, 20)]).verdict(criterion) == "undecided"
+    assert Probe(1.0, [evenly(60, 100)]).verdict(criterion) == "fails"
+
+
+# ---- the search
+
+
+def stepwise(capacity: float, tried: list[float]) -> Any:
+    """All meet their objectives up to the capacity, none beyond."""
+
+    def measure(rate: float, block: int) -> list[bool]:
+        tried.append(rate)
+        return [rate <= capacity] * 50
+
+    return measure
+
+
+@given(st.floats(0.02, 500), st.floats(0.02, 500), st.sampled_from([0.02, 0.05, 0.2]))
+def test_any_capacity_is_enclosed_within_the_tolerance(truth: float, start: float, tolerance: float) -> None:
+    tried: list[float] = []
+    found = search(stepwise(truth, tried), Criterion(tolerance=tolerance, max_rates=40), start)
+    assert found.holds is not None and found.beyond is not None and found.beyond == found.fails
+    assert found.holds.rate <= truth < found.beyond.rate
+    assert found.beyond.rate / found.holds.rate <= max(1 + tolerance, 1.011)  # rates have three digits
+    assert len(tried) == len(set(tried)) == len(found.probes)
+
+
+def test_the_path_of_a_search() -> None:
+    tried: list[float] = []
+    found = search(stepwise(5.0, tried), Criterion(tolerance=0.1), 1.0)
+    assert tried == [1, 2, 4, 8, 5.66, 4.76, 5.19]
+    assert found.sentence() == (
+        "capacity: 4.76 requests/s is the highest rate tried that holds, with 90 % of the requests meeting "
+        "their objectives (95 % confidence); 5.19 fails"
+    )
+    assert [row["verdict"] for row in found.rows()] == ["holds"] * 4 + ["fails"] * 3
+    tried.clear()
+    search(stepwise(0.3, tried), Criterion(), 1.0)
+    assert tried[:3] == [1, 0.5, 0.25]
+
+
+def test_rates_in_doubt_are_measured_again_and_do_not_count() -> None:
+    asked: list[tuple[float, int]] = []
+
+    def measure(rate: float, block: int) -> list[bool]:
+        asked.append((rate, block))
+        return evenly(100 if rate < 4 else 90 if rate < 8 else 0, 100)
+
+    found = search(measure, Criterion(max_blocks=3, min_blocks=2, tolerance=1.5), 1.0)
+    assert asked == [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1), (4, 2)]
+    assert found.holds is not None and found.holds.rate == 2 and found.fails is None
+    assert found.sentence().endswith("; 4 is undecided")
+
+
+def test_a_search_without_an_end_says_so() -> None:
+    tried: list[float] = []
+    found = search(stepwise(math.inf, tried), Criterion(max_rates=4), 1.0)
+    assert tried == [1, 2, 4, 8] and found.sentence().endswith("; no higher rate was found that does not")
+    found = search(stepwise(0.0, tried), Criterion(max_rates=4), 1.0)
+    assert found.holds is None and found.sentence().startswith("capacity: below 0.125 requests/s;")
+
+
+# ---- engines of known capacity
+
+
+def test_an_engine_that_serves_four_a_second_is_found_out() -> None:
+    """One request at a time, a quarter of a second each, at equal distances: nobody waits up to a rate of 4.
+
+    Beyond it each waits 1/4 - 1/rate longer than the one before, so that of 200 the first 180 are in time
+    (90 %) while 179 (1/4 - 1/rate) + 1/4 <= 0.5 s: a rate of up to 4.0225.
+    """
+
+    def measure(rate: float, block: int) -> list[bool]:
+        engine = ScriptedEngine(ScriptedClock(), max_num_seqs=1, step_s=0.25)
+        traces = drive(engine, workload(*[(3, 1)] * 200), Constant(rate), SamplingParams(), engine.clock)
+        return [TTFT().samples(trace)[0] <= 500 for trace in traces]
+
+    found = search(measure, Criterion(tolerance=0.01, max_rates=30), 0.7)
+    assert found.holds is not None and found.beyond is not None
+    assert 3.95 <= found.holds.rate <= 4.0225
+    assert found.beyond.rate <= 4.1
+
+
+def test_a_simulated_queue_has_the_capacity_that_queueing_theory_says() -> None:
+    """M/D/1: of Poisson arrivals at a server of 100 ms, P(wait <= t) by Erlang's sum (1909).
+
+    For 90 % to have their first token within 300 ms the wait may be 200 ms, two services.
+    """
+
+    def share(rate: float) -> float:
+        load, t = rate * 0.1, 2
+        terms = (
+            (-1) ** k * (load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k))
+            for k in range(t + 1)
+        )
+        return (1 - load) * sum(terms)
+
+    truth = next(rate / 100 for rate in range(100, 1000) if share(rate / 100) < 0.9)
+    config = compose([*ROOFLINE, "batching=sequential"])
+    engine: SimulatedEngine = build(config["engine"], config=config)
+
+    class Service:
+        def __call__(self, *args: Any) -> float:
+            return 100.0
+
+        def describe(self) -> str:
+            return "100 ms"
+
+    engine.step_times = Service()
+    work = Smoke(num_requests=2000, input_len=3, output_len=1).generate(None, 9, 99, 0)
+
+    def measure(rate: float, block: int) -> list[bool]:
+        engine.reset()
+        traces = drive(engine, work, Poisson(rate), SamplingParams(), engine.clock, seed=block)
+        return [TTFT().samples(trace)[0] <= 300 + 1e-6 for trace in traces]
+
+    found = search(measure, Criterion(tolerance=0.02, max_blocks=4), 1.0)
+    assert found.holds is not None and found.fails is not None
+    assert (
+        found.holds.rate == pytest.approx(truth, rel=0.12)
+        and found.holds.rate < 1.02 * truth < 1.1 * found.fails.rate
+    )
+
+
+# ---- records
+
+
+def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
+    criterion = Criterion(attainment=0.5, max_blocks=2)
+    task = {"_target_": "minivllm.tasks.capacity.run", "attainment": 0.5, "confidence": 0.95, "tolerance": 0.05, "max_blocks": 2, "max_rates": 16}  # fmt: skip
+
+    def record(name: str, rate: float, ttfts: list[float], status: str = "ok", **parts: Any) -> Path:
+        engine = ScriptedEngine(ScriptedClock())
+        traces = drive(
+            engine, workload(*[(3, 1)] * len(ttfts)), Constant(1.0), SamplingParams(), engine.clock
+        )
+        rows = [{**row, "ttft_ms": ttft} for row, ttft in zip(request_rows(traces), ttfts, strict=True)]
+        config = {
+            "task": task,
+            "arrival": {"rate": rate},
+            "measure": {"repeats": 1, "slo": {"ttft_ms": 50.0, "e2e_ms": None}},
+        }
+        made = Record(name, name, "s", name, 0, status, {**config, **parts})
+        write_record(tmp_path / name, made, rows if status == "ok" else None)
+        return tmp_path / name
+
+    places = [
+        record("a", 2.0, [10.0, 50.0, 51.0]),
+        record("b", 2.0, [10.0] * 9),
+        record("c", 4.0, [], status="timeout"),
+        record("d", 8.0, [], status="oom"),
+        record("e", 1.0, [1.0], task={"_target_": "minivllm.tasks.bench.run"}),
+    ]
+    found = from_records(places)
+    assert found == Capacity(
+        (Probe(2.0, [[True, True, False], [True] * 9]), Probe(4.0, [[False] * 1000])), criterion
+    )
+    assert from_records(places[4:]) is None
+    row = request_rows(
+        drive(
+            ScriptedEngine(clock := ScriptedClock(), refuse={"a"}),
+            workload((1, 1)),
+            Constant(),
+            SamplingParams(),
+            clock,
+        )
+    )
+    write_record(tmp_path / "f", Record("f", "f", "s", "f", 0, "ok", {}), row)
+    assert met(tmp_path / "f", {"status": "ok", "config": {"measure": {"slo": {"ttft_ms": 1e9}}}}) == [False]
+
+
+# ---- the task
+
+
+def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir)  # plots take seconds
+    command = (
+        "task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=8",
+        "measure.slo.ttft_ms=60", "task.start_rate=8", "task.tolerance=1", "task.max_blocks=1",
+    )  # fmt: skip
+    done = cli(*command)
+    assert done.code == 0, done.err
+    (folder,) = (path for path in Path("runs").iterdir() if path.name != "workloads")
+    records = [json.loads(path.read_text()) for path in folder.glob("*/record.json")]
+    rates = {record["config"]["arrival"]["rate"] for record in records}
+    assert 8.0 in rates and len(rates) == len(records) >= 2
+    found = from_records([path.parent for path in folder.glob("*/record.json")])
+    assert found is not None and found.holds is not None
+    assert found.sentence() in done.out and f"{found.holds.rate:g} requests/s: " in done.out
+    assert f"report: {Path('reports') / folder.name}" in done.out
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")}
+    again = cli(*command)
+    assert again.code == 0 and found.sentence() in again.out
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")} == stamps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("arrival=offline", "measure.slo.ttft_ms=1"),
+            "task=capacity searches for a rate: use arrival=poisson",
+        ),
+        (("arrival=poisson",), "task=capacity needs an objective, e.g. measure.slo.ttft_ms=500"),
+        (
+            ("arrival=poisson", "measure.slo.ttft_ms=1", "task.attainment=0.99", "workload.num_requests=100"),
+            "task.attainment=0.99 takes at least 381 requests to be known with 95 % confidence: raise workload.num_requests=100",
+        ),
+        (
+            ("arrival=poisson", "measure.slo.ttft_ms=1", "task.attainment=1"),
+            "task.attainment=1.0 must be at most 0.999",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_is_said_at_once(cli: Any, overrides: tuple[str, ...], message: str) -> None:
+    done = cli("task=capacity", *overrides)
+    assert done.code == 2 and message in done.err and not Path("runs").exists()
