@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from statistics import fmean
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -275,14 +277,20 @@ def test_committed_tables_are_rebuilt_from_their_records(name: str, tmp_path: Pa
         assert (tmp_path / table).read_text() == (examples / name / table).read_text(), table
 
 
-def test_the_harness_overhead_quoted_is_the_recorded_one() -> None:
-    recorded = json.loads((ROOT / "reports" / "examples" / "cpu" / "harness_overhead.json").read_text())
-    text = (DOCS / "performance.md").read_text()
-    assert f"<!-- figure: share_by_counts -->{100 * recorded['share_by_counts']:.2f} %<!-- end -->" in text
-    assert f"<!-- figure: on_over_off -->{recorded['on_over_off']['median']:.3f}<!-- end -->" in text
-
-
 RECORDED = re.compile(r"<!-- record: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
+
+
+def named(where: str) -> list[Path]:
+    """The record that a pattern of its folder names, or all blocks of an arm: SWEEP[knob=value,...]."""
+    runs = ROOT / "reports" / "examples"
+    if not where.endswith("]"):
+        (record,) = runs.glob(f"*/runs/{where}/record.json")
+        return [record]
+    sweep, _, arm = where.removesuffix("]").partition("[")
+    every = runs.glob(f"*/runs/{sweep}/*/record.json")
+    found = [path for path in every if json.loads(path.read_text())["arm"].split() == arm.split(",")]
+    assert found, f"no record of {where}"
+    return found
 
 
 def value(record: Path, fields: str) -> float:
@@ -296,8 +304,53 @@ def value(record: Path, fields: str) -> float:
     return parts[0] / parts[1] if len(parts) == 2 else parts[0]
 
 
+FILED = re.compile(r"<!-- file: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
+
+
+def item(file: Path, names: str) -> float:
+    """A number in a JSON file by the names, or places in a list, that lead to it."""
+    node = json.loads(file.read_text())
+    for name in names.split("."):
+        node = node[int(name)] if isinstance(node, list) else node[name]
+    return float(node)
+
+
+@each_page
+def test_figures_of_scripts_are_those_they_wrote(page: Path) -> None:
+    for name, names, form, shown in FILED.findall(page.read_text(encoding="utf-8")):
+        found = item(ROOT / "reports" / "examples" / "cpu" / name, names)
+        assert format(found, form) == shown, f"{page.name}: {name} {names}"
+
+
+def test_the_figures_of_scripts_are_found() -> None:
+    pages = [page.name for page in PAGES if FILED.search(page.read_text(encoding="utf-8"))]
+    assert {"batching.md", "performance.md"} <= set(pages)
+
+
 @each_page
 def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
-    for pattern, names, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
-        (record,) = (ROOT / "reports" / "examples").glob(f"*/runs/{pattern}/record.json")
-        assert format(value(record, names), form) == shown, f"{page.name}: {pattern} {names}"
+    for where, names, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
+        mean = fmean(value(record, names) for record in named(where))
+        assert format(mean, form) == shown, f"{page.name}: {where} {names}"
+
+
+def test_pictures_are_drawn_from_the_records_and_shown() -> None:
+    spec = importlib.util.spec_from_file_location("docs_figures", ROOT / "scripts" / "docs_figures.py")
+    assert spec is not None and spec.loader is not None
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name, draw in figures.PICTURES.items():
+        assert f"(images/{name}.png)" in text and (DOCS / "images" / f"{name}.png").exists(), name
+        assert draw().startswith(b"\x89PNG"), name
+
+
+def test_simulated_cells_are_as_near_to_measured_ones_as_is_said() -> None:
+    arms = [f"[arrival.concurrency={n},batching={b}]" for n in (3, 8, 24) for b in ("continuous", "static")]
+    for arm in arms:
+        for names in ("output_tokens_per_s", "ttft_ms.p50", "ttft_ms.p99"):
+            measured, predicted = (
+                fmean(value(record, f"metrics.{names}") for record in named(f"simulation-{kind}{arm}"))
+                for kind in ("measured", "predicted")
+            )
+            assert abs(predicted / measured - 1) < 0.10, f"{arm} {names}"
