@@ -11,3 +11,7 @@ class BadInput(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class NotInstalled(BadInput):
+    """What is asked for needs a package or a program that is not there; the line says how to get it."""

@@ -52,6 +52,9 @@ FORBIDDEN = {
     "bench/quality.py": HEAVY,
     "bench/reference.py": HEAVY,
     "peers/honoured.py": HEAVY,
+    "peers/presence.py": HEAVY,
+    "peers/vllm.py": HEAVY,
+    "peers/openai.py": HEAVY,
     "bench/driver.py": (
         *HEAVY,
         *(f"minivllm.{name}" for name in ("engine.engine", "models", "cache", "attention")),
@@ -87,6 +90,8 @@ TORCH_FREE = (
     "minivllm.bench.records",
     "minivllm.report",
     "minivllm.peers.honoured",
+    "minivllm.peers.vllm",
+    "minivllm.peers.openai",
     "minivllm.ablation.analysis",
     "minivllm.ablation.sweep",
     "minivllm.ablation.preview",

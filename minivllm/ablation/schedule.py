@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from minivllm.ablation.arms import Load, compose
 from minivllm.ablation.plan import Arm, Sweep
 from minivllm.bench import identity, storage
 from minivllm.bench.measurement import Measurement
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, NotInstalled
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Cell:
     config: dict[str, Any] | None = None
     fingerprint: str = ""  # of the weights
     problem: str | None = None  # why it cannot be measured
+    absent: bool = False  # because something is not installed, and the sweep is of what is
     measurements: list[Measurement] = field(default_factory=list)
 
 
@@ -146,10 +148,15 @@ def make_plan(sweep: Sweep, cells: list[Cell]) -> Plan:
             )
         except BadInput as error:
             cell.problem = str(error)
+            cell.absent = isinstance(error, NotInstalled) and bool(first["sweep"]["skip_absent"])
             continue
         settled[model] = cell.config["model"]
         warnings.update(dict.fromkeys(notes))
     _require_one(cells)
+    for cell in cells:
+        if cell.absent:
+            print(f"left out: {cell.problem}", file=sys.stderr)
+    cells = [cell for cell in cells if not cell.absent]
     folder = Path(first["runs_dir"]) / name
     plan = Plan(name, folder, sweep, cells, first["sweep"], first["measure"], list(warnings))
     plan.extend()

@@ -270,9 +270,8 @@ class _Drive:
             if output.finish_reason is not None:
                 del self.open[output.request_id]
                 if output.finish_reason not in COMPLETED:
-                    trace.error = (
-                        f"the engine ended it after {len(trace.token_ids)} tokens: {output.finish_reason}"
-                    )
+                    why = output.error or output.finish_reason
+                    trace.error = f"the engine ended it after {len(trace.token_ids)} tokens: {why}"
                 self.finish(trace, output.finish_reason, now)
 
     def finish(self, trace: RequestTrace, reason: str, now: float) -> None:

@@ -20,6 +20,7 @@ class EngineOutput:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed"; None while it goes on
     started_s: float | None = None  # clock time of the request's first step, where the engine knows it
+    error: str | None = None  # why the engine ended it, where it did and knows
 
 
 @dataclass

@@ -5,7 +5,7 @@ configuration against them. A class of the user's own has no entry here: it is c
 constructor when it is built.
 """
 
-from minivllm.options import arrival, model, serving, tasks, workload
+from minivllm.options import arrival, engine, model, serving, tasks, workload
 from minivllm.options.ablation import AblationOptions
 from minivllm.options.base import GROUPS, OPTIONS, Options, knob, option
 from minivllm.options.measure import MeasureOptions, QualityOptions, RuntimeOptions
@@ -21,6 +21,7 @@ __all__ = [
     "RootOptions",
     "RuntimeOptions",
     "arrival",
+    "engine",
     "knob",
     "model",
     "option",

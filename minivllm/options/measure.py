@@ -1,4 +1,4 @@
-"""The knobs of `engine`, `runtime` and `measure`: what is measured, on what, and how."""
+"""The knobs of `runtime` and `measure`: on what is measured, and how."""
 
 from __future__ import annotations
 
@@ -6,42 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minivllm.options.base import Options, knob, option
-
-
-@option("minivllm.bench.engines.MinivllmEngine")
-@dataclass(frozen=True)
-class MinivllmOptions(Options):
-    """engine=minivllm: its knobs are the other groups."""
-
-    group = "engine"
-
-
-@option("minivllm.peers.transformers.TransformersEngine")
-@dataclass(frozen=True)
-class TransformersOptions(Options):
-    """engine=transformers."""
-
-    group = "engine"
-    batch_size: int = knob(32, at_least=1)
-    attn_implementation: Literal[
-        "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
-    ] = "sdpa"
-
-
-@option("minivllm.bench.simulated.SimulatedEngine")
-@dataclass(frozen=True)
-class SimulatedOptions(Options):
-    """engine=simulated."""
-
-    group = "engine"
-    steps: str | None = None
-    bandwidth_gb_s: float | None = knob(None, above=0)
-    tflops: float | None = knob(None, above=0)
-    overhead_ms: float = knob(0.0, at_least=0)
-    memory_gb: float | None = knob(None, above=0)
-    host_gb_s: float | None = knob(None, above=0)
-    step_rows: int = knob(100_000, at_least=2)
+from minivllm.options.base import Options, knob
 
 
 @dataclass(frozen=True)

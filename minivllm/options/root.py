@@ -18,6 +18,7 @@ class SweepOptions(Options):
     fresh: bool = False
     retry: Literal["failed"] | None = None
     dry_run: bool = False
+    skip_absent: bool = False
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
     job: int | None = knob(None, at_least=0)

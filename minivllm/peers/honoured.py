@@ -83,6 +83,10 @@ class Honoured:
     def _refusal(self, what: str, instead: str) -> BadInput:
         return BadInput(f"{what} is not honoured by {self.peer}: use {instead}; it honours {self.summary()}")
 
+    def usual(self, group: str, name: str, value: Any) -> bool:
+        """Whether a knob has its default, which leaves the choice to the peer where units differ."""
+        return bool(value == defaults()[group].get(name))
+
     def summary(self) -> str:
         """What the peer honours, for messages."""
         parts = [

@@ -17,8 +17,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.source import Source, resolve
 from minivllm.models.weights import RandomWeights
-
-INSTALL = "pip install 'minivllm[peers]'"
+from minivllm.peers.presence import INSTALL
 
 
 @dataclass
@@ -87,7 +86,7 @@ class Pretrained:
         return [parameter for module in modules for parameter in module.parameters()] + mixture
 
 
-def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
+def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrained:
     """Load the configuration's model with transformers.
 
     Random weights are the very ones that this project's engine makes from the same seed.
@@ -95,11 +94,12 @@ def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
     Args:
         config: the resolved configuration; `model`, the dtype of `quant` and `runtime` are used.
         attn_implementation: as transformers names it.
+        peer: names the engine in messages.
 
     Raises:
         BadInput: transformers is missing, or the model, device or attention cannot be used.
     """
-    transformers = import_transformers()
+    transformers = import_transformers(peer)
     device = select_device(config["runtime"]["device"])
     if config["runtime"]["threads"] is not None:
         torch.set_num_threads(config["runtime"]["threads"])
@@ -107,7 +107,7 @@ def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
     _, source = resolve(node, allow_random=False)
     sizes = ModelConfig.from_dict(source.config)
     if sizes.quantization is not None:
-        raise BadInput("the checkpoint is already quantised; engine=transformers takes 16-bit checkpoints")
+        raise BadInput(f"the checkpoint is already quantised; {peer} takes 16-bit checkpoints")
     limit = sizes.max_position_embeddings
     length = node.get("max_model_len") or limit
     if length > limit:
@@ -115,7 +115,7 @@ def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attn_implementation}
     try:
         if source.weights == "checkpoint":
-            model = _from_folder(transformers, source, device, options)
+            model = _from_folder(transformers, source, device, options, peer)
         else:
             model = _random(transformers, source, device, options, node.get("seed") or 0)
     except (ImportError, ValueError) as error:
@@ -127,21 +127,23 @@ def load(config: dict[str, Any], attn_implementation: str) -> Pretrained:
     return Pretrained(model.eval(), sizes, source, length, device, dtype)
 
 
-def import_transformers() -> Any:
+def import_transformers(peer: str) -> Any:
     """The library, told not to draw progress bars into the log. Raises BadInput where it is missing."""
     try:
         import transformers
         from transformers.utils import logging
     except ImportError as error:
-        raise BadInput(f"engine=transformers needs transformers ({error}): {INSTALL}") from error
+        raise BadInput(f"{peer} needs transformers ({error}): {INSTALL}") from error
     logging.disable_progress_bar()
     return transformers
 
 
-def _from_folder(transformers: Any, source: Source, device: torch.device, options: dict[str, Any]) -> Any:
+def _from_folder(
+    transformers: Any, source: Source, device: torch.device, options: dict[str, Any], peer: str
+) -> Any:
     if device.type != "cpu":
         if find_spec("accelerate") is None:
-            raise BadInput(f"engine=transformers needs accelerate to load onto {device}: {INSTALL}")
+            raise BadInput(f"{peer} needs accelerate to load onto {device}: {INSTALL}")
         options = {**options, "device_map": {"": device}}  # straight there, never whole on the host
     return transformers.AutoModelForCausalLM.from_pretrained(
         source.folder, local_files_only=True, use_safetensors=True, **options

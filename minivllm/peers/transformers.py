@@ -27,6 +27,7 @@ HONOURED = Honoured(
         "runtime": Knobs(("device", "threads")),
     },
 )
+STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
 STEP_NOTE = (
     "a step's forward_ms is one turn of transformers' loop, sampling and stopping checks included; "
     "steps count the work that was asked for, not padding or finished requests"
@@ -108,7 +109,7 @@ class _Batch:
         live, rows = len(self.live), len(self.requests)
         context = sum(len(request.prompt) + request.produced for _, request in self.live)
         tokens = live if self._turns else context
-        allocated = rows * (self.width + self._turns)
+        allocated = rows * (self._engine.cache_length or self.width + self._turns)
         self._engine.step_rows.append(
             {
                 "start_s": self._turn_s,
@@ -136,6 +137,8 @@ class TransformersEngine(Adapter):
 
     Args:
         config: the resolved configuration.
+        mode: "generate" with a cache that grows, or "static_cache".
+        compile: decode with torch.compile, with a static cache.
         batch_size: most requests of one call of generate.
         attn_implementation: transformers' name of the attention.
 
@@ -144,12 +147,21 @@ class TransformersEngine(Adapter):
     """
 
     def __init__(
-        self, config: dict[str, Any], batch_size: int = 32, attn_implementation: str = "sdpa"
+        self,
+        config: dict[str, Any],
+        mode: str = "generate",
+        compile: bool = False,
+        batch_size: int = 32,
+        attn_implementation: str = "sdpa",
     ) -> None:
         HONOURED.check(config)
-        self._transformers = import_transformers()
+        self._static = mode == "static_cache"
+        self._compile = compile
+        self._cache: Any = None  # a StaticCache, kept while batches fit it
+        self._cache_rows = self._cache_length = 0
+        self._transformers = import_transformers(HONOURED.peer)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation)
+        self._loaded = load(config, attn_implementation, HONOURED.peer)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._batch_size = batch_size
         self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)
@@ -248,17 +260,53 @@ class TransformersEngine(Adapter):
             }
             if params.seed is not None:
                 torch.manual_seed(params.seed)  # transformers draws a batch from one generator
+        longest = max(request.wanted for request in batch.requests)
+        further: dict[str, Any] = {}
+        if self._static:
+            further["past_key_values"] = self._static_cache(len(rows), batch.width + longest)
+            options |= self._compiling()
         self._loaded.model.generate(
             input_ids=torch.tensor(rows, device=device),
             attention_mask=torch.tensor(mask, device=device),
             generation_config=self._transformers.GenerationConfig(
-                max_new_tokens=max(request.wanted for request in batch.requests),
+                max_new_tokens=longest,
                 eos_token_id=sorted(batch.ends) or None,
                 pad_token_id=0,
                 **options,
             ),
             streamer=batch,
+            **further,
         )
+
+    def _static_cache(self, rows: int, length: int) -> Any:
+        """An empty cache for so many rows and at least so many tokens; the same again while they fit.
+
+        A compiled step is compiled anew for another shape, so lengths are rounded up: a warm-up with shorter
+        answers then uses the shape that is measured.
+        """
+        length = min(-(-length // STATIC_CACHE_STEP) * STATIC_CACHE_STEP, self.info.max_model_len)
+        if self._cache is not None and (self._cache_rows, self._cache_length) == (rows, length):
+            self._cache.reset()
+            return self._cache
+        self._cache = None  # first make room
+        self._cache = self._transformers.StaticCache(self._loaded.model.config, max_cache_len=length)
+        self._cache_rows, self._cache_length = rows, length
+        return self._cache
+
+    @property
+    def cache_length(self) -> int | None:
+        """Slots of each row of a static cache; None where the cache grows."""
+        return None if self._cache is None else self._cache_length
+
+    def _compiling(self) -> dict[str, Any]:
+        """Options of `GenerationConfig`: transformers compiles by itself on a GPU, and elsewhere when told to."""
+        if not self._compile:
+            return {"disable_compile": True}
+        compiling = self._transformers.CompileConfig(fullgraph=False)
+        if self._loaded.device.type == "cpu":
+            compiling.mode = "default"  # CUDA graphs are what the preset mode is for
+            compiling._compile_all_devices = True
+        return {"compile_config": compiling}
 
     def reset(self) -> None:
         """See BenchEngine. A running batch ends after its current step."""
@@ -280,6 +328,10 @@ class TransformersEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
         counts: dict[str, float | str] = {name: float(count) for name, count in self.counts.items()}
+        if self._static:
+            model = self._loaded.model
+            counts["static_cache_tokens"] = float(self.cache_length or 0)
+            counts["compiled"] = float(getattr(model, "_compiled_call", None) is not None)
         linear = self.info.memory["linear"] or 0
         return {
             "engine": counts,

@@ -61,6 +61,8 @@ COLUMNS = (
     Column("energy.joules_per_output_token", "Energy", "J/token"),
     Column("roofline.mbu", "MBU", "%", 100.0),
 )
+# Shown where a price was set; table.csv has it among the others.
+COST = Column("cost.per_million_output_tokens", "Cost", "per million tokens", terminal=True)
 # Further fields of table.csv: what a script wants and a person would drown in.
 CSV_ONLY = (
     "metrics.total_tokens_per_s",
@@ -116,7 +118,7 @@ def spread_text(cell: Cell, column: Column) -> str:
 
 def used_columns(cells: list[Cell]) -> list[Column]:
     """Columns that hold at least one figure; all-empty ones are explained beside the table instead."""
-    return [column for column in COLUMNS if any(cell.mean(column.key) is not None for cell in cells)]
+    return [column for column in (*COLUMNS, COST) if any(cell.mean(column.key) is not None for cell in cells)]
 
 
 def speedup(cell: Cell, base: Cell) -> float | None:

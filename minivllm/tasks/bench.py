@@ -17,6 +17,7 @@ from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
+from minivllm.peers import presence
 
 
 def run(config: dict[str, Any]) -> int:
@@ -91,9 +92,11 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         fingerprint of the weights, and warnings for the user.
 
     Raises:
+        NotInstalled: the engine is not there.
         BadInput: the model is not there or not supported, a request cannot fit its context, or quality is
             wanted of random weights or with a text that is not there.
     """
+    presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:

@@ -343,3 +343,38 @@ def test_a_cell_from_the_command_line(cli: Any, folder: Path) -> None:
     assert record["liveness"]["engine"]["generate_calls"] == 2
     assert record["metrics"]["ttft_ms"]["mean"] < record["metrics"]["e2e_ms"]["mean"]
     assert record["breakdown"]["steps"] == 16 and record["attention_backend"] == "sdpa"
+
+
+def test_a_static_cache_gives_the_same_tokens(folder: Path, ours: LLM) -> None:
+    config = configuration(folder, "engine.mode=static_cache")
+    static = build(config["engine"], config=config)
+    try:
+        assert [trace.token_ids for trace in run(static, workload())] == expected(ours, ignore_eos=True)
+        first = static._cache
+        assert [trace.token_ids for trace in run(static, workload())] == expected(ours, ignore_eos=True)
+        assert static._cache is first, "the cache is used again"
+        counts = static.liveness()["engine"]
+        assert (counts["static_cache_tokens"], counts["compiled"]) == (256.0, 0.0)
+        assert {step["kv_slots_allocated"] for step in static.steps()} == {256 * len(PROMPTS)}
+    finally:
+        static.close()
+
+
+def test_compiling_is_asked_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration(folder, "engine.mode=static_cache", "engine.compile=true", "engine.batch_size=1")
+    compiling = build(config["engine"], config=config)
+    try:
+        calls: list[Any] = []
+        model = compiling._loaded.model
+
+        def compiled(compile_config: Any) -> Any:
+            calls.append(compile_config)
+            return model.__call__
+
+        monkeypatch.setattr(model, "get_compiled_call", compiled)
+        run(compiling, Workload(workload().requests[:2]))
+        assert calls and {call.mode for call in calls} == {"default"}
+    finally:
+        compiling.close()
+    with pytest.raises(BadInput, match=r"engine\.compile=True needs engine\.mode=static_cache"):
+        configuration(folder, "engine.compile=true")

@@ -1,0 +1,225 @@
+"""engine=openai against a small server: the stream, the counts, the start of a server, and all that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minivllm import BadInput, SamplingParams
+from minivllm.bench.arrivals import Offline
+from minivllm.bench.clock import Clock
+from minivllm.bench.driver import RequestTrace, drive
+from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.config import build, compose
+from minivllm.peers.openai import OpenAIEngine
+from minivllm.peers.stream import Tokens
+from tests.peers import fake_server
+
+pytest.importorskip("aiohttp")
+Make = Callable[..., OpenAIEngine]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """An engine in front of a server with these settings; both end with the test."""
+    closing: list[Any] = []
+
+    def build_one(
+        knobs: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **settings: Any
+    ) -> Any:
+        server, url = fake_server.in_thread(**settings)
+        closing.append(server.shutdown)
+        config = compose(["engine=openai", *overrides])
+        config["engine"] |= {"url": url, **(knobs or {})}
+        engine = build(config["engine"], config=config)
+        closing.append(engine.close)
+        return engine
+
+    yield build_one
+    for close in reversed(closing):
+        close()
+
+
+def workload(*lengths: int, prompt: tuple[int, ...] = (70, 71, 72)) -> Workload:
+    return Workload(tuple(WorkloadRequest(f"r{i}", prompt, n, True) for i, n in enumerate(lengths)))
+
+
+def run(engine: OpenAIEngine, load: Workload, **params: Any) -> list[RequestTrace]:
+    return drive(engine, load, Offline(), SamplingParams(**params), Clock(), deadline_s=60)
+
+
+def test_ids_are_taken_from_the_stream(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    engine = make(path=str(tmp_path / "asked"), step_s=0.01)
+    traces = run(engine, workload(6, 3), temperature=0.5, top_p=0.9, seed=1)
+    assert [trace.token_ids for trace in traces] == [[5, 6, 7, 8, 9, 10], [5, 6, 7]]
+    assert {trace.finish_reason for trace in traces} == {"length"}
+    assert len(set(traces[0].token_times)) > 3, "tokens came in lumps"
+    assert traces[0].scheduled_s < traces[0].token_times[0] < traces[0].token_times[-1]
+    counts = engine.liveness()
+    assert counts["engine"] == {
+        "requests": 2.0, "prompts": "ids", "chunks": 9.0, "tokens_counted_late": 0.0, "prompts_of_other_length": 0.0,
+    }  # fmt: skip
+    assert counts["cache"]["cached_prompt_tokens"] == 6
+    probe, *asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    assert probe["max_tokens"] == 1 and {body["key"] for body in asked} == {"Bearer secret"}
+    for body in asked:
+        assert body["model"] == "small" and body["prompt"] == [70, 71, 72] and body["ignore_eos"]
+        assert (body["temperature"], body["top_p"], body["return_token_ids"]) == (0.5, 0.9, True)
+        assert body["stream"] and body["stream_options"] == {"include_usage": True}
+    assert asked[0]["seed"] != asked[1]["seed"]
+    assert engine.info.max_model_len == 512, "the server's, where that is shorter"
+
+
+def test_a_server_without_ids_is_sent_text_and_counted_at_the_end(make: Make) -> None:
+    engine = make(ids=False, per_chunk=4)
+    (trace,) = run(engine, workload(10))
+    assert len(trace.token_ids) == 10 and trace.status == "ok"
+    # Chunks of 4, 4 and 2 count as one token each while they come, the other 7 with the last.
+    assert trace.token_times[:2] != [trace.token_times[-1]] * 2
+    counts = engine.liveness()["engine"]
+    assert counts["tokens_counted_late"] == 7 and counts["chunks"] == 3 and counts["prompts"] == "text"
+    assert any("sent as text" in warning for warning in engine.info.warnings)
+
+
+def test_text_is_not_fallen_back_to_where_ids_are_wanted(make: Make) -> None:
+    with pytest.raises(BadInput, match=r"refuses requests.*prompt must be a string"):
+        make({"prompt": "ids"}, ids=False)
+
+
+def test_a_server_that_refuses_is_told_before_anything_is_measured(make: Make) -> None:
+    with pytest.raises(BadInput, match="HTTP 400: this model is not for you"):
+        make(fault="refuse")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("die", "closed the stream before it was done"), ("error", "the GPU fell off")]
+)
+def test_a_stream_that_breaks_off_is_a_request_that_failed(make: Make, fault: str, said: str) -> None:
+    (trace,) = run(make(fault=fault), workload(8))
+    assert trace.status == "aborted" and said in str(trace.error)
+    assert len(trace.token_ids) == 4
+
+
+def test_reset_drops_what_is_under_way(make: Make, tmp_path: Path) -> None:
+    engine = make({"cache_reset": "/flush"}, reset="/flush", path=str(tmp_path / "asked"), step_s=0.02)
+    assert not any("prefix cache was not emptied" in warning for warning in engine.info.warnings)
+    engine.submit("long", [70], SamplingParams(max_tokens=400, ignore_eos=True))
+    assert engine.poll(20)
+    engine.reset()
+    assert engine.poll(0.1) == []
+    assert (tmp_path / "asked").read_text().count('"at": "/flush"') == 2
+    assert [trace.token_ids for trace in run(engine, workload(2))] == [[5, 6]]
+
+
+def test_a_cache_that_cannot_be_emptied_is_noted(make: Make) -> None:
+    assert any("engine.cache_reset" in warning for warning in make().info.warnings)
+    with pytest.raises(BadInput, match="HTTP 404"):
+        make({"cache_reset": "/nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"url": "http://127.0.0.1:9/v1"}, "no server answers there"),
+        ({"model": "large"}, "does not serve it; it serves small"),
+        ({"command": ""}, "engine.command is empty"),
+        ({"command": "no-such-program --port 1"}, "there is no program no-such-program"),
+    ],
+)
+def test_a_server_that_is_not_there(make: Make, knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        make(knobs)
+
+
+@pytest.mark.parametrize(
+    "override", ["quant=nf4", "batching.max_num_seqs=2", "runtime.threads=2", "decoding.top_k=5"]
+)
+def test_what_only_the_server_decides_is_refused(make: Make, override: str) -> None:
+    with pytest.raises(BadInput, match=r"is not honoured by engine=openai"):
+        make(overrides=(override,))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(**settings: Any) -> dict[str, Any]:
+    port = settings.setdefault("port", free_port())
+    words = f"{sys.executable} {fake_server.__file__} '{json.dumps(settings)}'"
+    return {"url": f"http://127.0.0.1:{port}/v1", "command": words}
+
+
+def test_a_server_is_started_waited_for_and_stopped(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = make(command(delay_s=1.5), ("runtime.threads=2",))
+    assert engine._child is not None
+    process = psutil.Process(engine._child.process.pid)
+    assert engine.info.load_s > 1
+    (trace,) = run(engine, workload(3))
+    assert trace.status == "ok"
+    engine._child.stop(5)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert "starting up" in capfd.readouterr().err
+
+
+def test_a_server_that_never_answers(make: Make) -> None:
+    with pytest.raises(BadInput, match=r"did not answer within engine.start_timeout_s=1 .*starting up"):
+        make({**command(delay_s=600), "start_timeout_s": 1.0})
+
+
+def test_a_server_that_ends_while_it_starts(make: Make) -> None:
+    with pytest.raises(BadInput, match=r"exit code 4; it printed last: starting up \| no GPU found"):
+        make(command(fault="exit"))
+
+
+def test_a_server_that_is_killed_ends_the_measurement(make: Make) -> None:
+    engine = make(command(step_s=0.05))
+    assert engine._child is not None
+    engine.submit("a", [70], SamplingParams(max_tokens=400, ignore_eos=True))
+    assert engine.poll(20)
+    engine._child.process.kill()
+    outputs = []
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        while True:
+            outputs += engine.poll(5)
+    assert outputs[-1].finish_reason == "abort"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(BadInput, match=r"engine\.url"):
+        compose(["engine=openai", f"engine.url={url}"])
+
+
+def test_tokens_of_one_stream_are_never_delivered_after_its_end() -> None:
+    outputs: list[Any] = []
+    tokens = Tokens("a", outputs.append)
+    tokens.take({"choices": [{"text": "x", "token_ids": [1, 2]}]})
+    tokens.take({"choices": [{"text": "", "token_ids": [], "finish_reason": "content_filter"}]})
+    tokens.end()
+    tokens.fail("too late")
+    assert [(o.token_ids, o.finish_reason) for o in outputs] == [((1, 2), None), ((), "abort")]
+    assert outputs[1].error == "content_filter"
+
+
+def test_a_cell_from_the_command_line(cli: Any) -> None:
+    server, url = fake_server.in_thread()
+    result = cli(
+        *("engine=openai", f"engine.url={url}", "name=peer", "runtime.device=cpu"),
+        *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
+    )
+    server.shutdown()
+    assert result.code == 0, result.err
+    (path,) = Path("runs/peer").glob("*/record.json")
+    record = json.loads(path.read_text())
+    assert record["status"] == "ok" and record["metrics"]["output_tokens"] == 32
+    assert record["metrics"]["queue_ms"]["n"] == 0 and record["breakdown"]["steps"] == 0

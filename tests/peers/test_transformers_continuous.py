@@ -1,0 +1,179 @@
+"""engine=transformers_continuous: our engine's tokens, as they come, and no knob ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm import LLM, BadInput, SamplingParams
+from minivllm.bench.arrivals import Concurrency, Offline
+from minivllm.bench.clock import Clock
+from minivllm.bench.driver import RequestTrace, drive
+from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.config import build, compose
+from minivllm.peers.transformers_continuous import TransformersContinuousEngine
+from tests.reference import make_checkpoint
+
+PROMPTS = [list(range(3, 40)), [9, 8, 7], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
+LENGTHS = [12, 20, 1, 7]
+
+
+def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
+    fixed = ("engine=transformers_continuous", "model=hf", f"model.path={folder}", "quant=fp32")
+    return compose([*fixed, "runtime.device=cpu", "cache.num_blocks=64", "cache.block_size=8", *overrides])
+
+
+def workload(ignore_eos: bool = True) -> Workload:
+    pairs = zip(PROMPTS, LENGTHS, strict=True)
+    return Workload(
+        tuple(WorkloadRequest(f"r{i}", tuple(p), n, ignore_eos) for i, (p, n) in enumerate(pairs))
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    make_checkpoint(path, "qwen3")
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> Iterator[TransformersContinuousEngine]:
+    config = configuration(folder)
+    engine = build(config["engine"], config=config)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(built: TransformersContinuousEngine) -> TransformersContinuousEngine:
+    built.reset()
+    return built
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    with LLM(str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=200"]) as llm:
+        params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in LENGTHS]
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def run(
+    engine: TransformersContinuousEngine, load: Workload, arrival: Any = None, **params: Any
+) -> list[RequestTrace]:
+    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock(), deadline_s=100)
+
+
+def test_greedy_tokens_are_those_of_our_engine(
+    engine: TransformersContinuousEngine, expected: list[list[int]]
+) -> None:
+    for arrival in (Offline(), Concurrency(2)):
+        traces = run(engine, workload(), arrival)
+        assert [trace.token_ids for trace in traces] == expected
+        assert {trace.finish_reason for trace in traces} == {"length"}
+    assert engine.liveness()["engine"]["requests"] == 8
+    assert engine.liveness()["cache"] == {"block_size": 8.0, "num_blocks": 64.0, "prefix_caching": 0.0}
+
+
+def test_tokens_are_stamped_as_they_come(engine: TransformersContinuousEngine) -> None:
+    for trace in run(engine, workload()):
+        assert trace.token_times == sorted(trace.token_times) and trace.scheduled_s < trace.token_times[0]
+        assert len(set(trace.token_times)) > len(trace.token_times) // 2, "tokens came in lumps"
+
+
+def test_end_of_sequence_ends_a_request_and_not_its_neighbours(
+    engine: TransformersContinuousEngine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = expected[1][5]  # becomes an end-of-sequence token
+    monkeypatch.setattr(engine.info, "eos_token_ids", (last,))
+    traces = run(engine, workload(ignore_eos=False))
+    assert [t.token_ids for t in traces] == [
+        ids[: ids.index(last) + 1] if last in ids else ids for ids in expected
+    ]
+    assert traces[1].finish_reason == "stop"
+
+
+def test_reset_drops_what_is_under_way(
+    engine: TransformersContinuousEngine, expected: list[list[int]]
+) -> None:
+    engine.submit("r0", PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
+    assert engine.poll(60.0)
+    engine.submit("waiting", PROMPTS[1], SamplingParams(max_tokens=3))
+    engine.reset()
+    assert engine.poll(0.0) == [] and engine.liveness()["engine"]["requests"] == 0
+    assert [trace.token_ids for trace in run(engine, workload())] == expected
+
+
+def test_prefixes_are_forgotten_at_reset(folder: Path, expected: list[list[int]]) -> None:
+    config = configuration(folder, "cache.prefix_caching=true", "batching.max_num_seqs=2")
+    engine = build(config["engine"], config=config)
+    try:
+        manager = engine._manager
+        assert [trace.token_ids for trace in run(engine, workload())] == expected
+        engine.reset()
+        assert engine._manager is not manager and engine.liveness()["cache"]["prefix_caching"] == 1
+        assert [trace.token_ids for trace in run(engine, workload())] == expected
+    finally:
+        engine.close()
+
+
+def test_a_failure_within_transformers_reaches_the_driver(folder: Path) -> None:
+    config = configuration(folder)
+    engine = build(config["engine"], config=config)
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no room")
+
+    try:
+        engine._loaded.model.forward = fail
+        with pytest.raises(RuntimeError, match=r"no room|thread has ended"):
+            run(engine, workload())
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("quant=nf4", "quant=nf4 is not honoured by engine=transformers_continuous"),
+        ("batching.chunked_prefill=false", "batching.chunked_prefill=False"),
+        ("decoding.repetition_penalty=1.2", "decoding.repetition_penalty=1.2"),
+        ("engine.attn_implementation=flash_attention_2", "attn_implementation=flash_attention_2"),
+    ],
+)
+def test_what_is_not_honoured_is_refused(folder: Path, override: str, said: str) -> None:
+    config = configuration(folder, override)
+    with pytest.raises(BadInput, match=said):
+        build(config["engine"], config=config)
+
+
+def test_requests_share_one_way_of_decoding(engine: TransformersContinuousEngine) -> None:
+    with pytest.raises(BadInput, match="share one way of decoding"):
+        engine.submit("x", [5], SamplingParams(temperature=0.5))
+
+
+def test_sampling_is_asked_for(folder: Path, expected: list[list[int]]) -> None:
+    config = configuration(folder, "decoding=sample")
+    engine = build(config["engine"], config=config)
+    try:
+        params = {name: config["decoding"][name] for name in ("temperature", "top_k", "top_p")}
+        assert [t.token_ids for t in run(engine, workload(), **params)] != expected
+    finally:
+        engine.close()
+
+
+def test_a_cell_from_the_command_line(cli: Any, folder: Path) -> None:
+    result = cli(
+        *("engine=transformers_continuous", "model=hf", f"model.path={folder}", "quant=fp32", "name=peer"),
+        *("runtime.device=cpu", "workload=smoke", "workload.num_requests=4", "workload.input_len=20"),
+        *("workload.output_len=8", "measure.roofline=false", "cache.num_blocks=64"),
+    )
+    assert result.code == 0, result.err
+    (path,) = Path("runs/peer").glob("*/record.json")
+    record = json.loads(path.read_text())
+    assert record["status"] == "ok" and record["validity"]["ok"], record["validity"]
+    assert record["metrics"]["output_tokens"] == 32
