@@ -105,14 +105,16 @@ class _Search:
             "arrival": {**self.config["arrival"], self.knob: rate},
             "measure": {**self.config["measure"], "seed": seed},
         }
-        once = {**config, "measure": {**config["measure"], "repeats": 1}}
         arm = f"arrival.{self.knob}={rate:g}" + (f" measure.seed={seed}" if block else "")
         position = len(self.measurements)
-        (measurement,) = identity.expand(once, self.name, arm, self.root, self.fingerprint, position)
+        (measurement,) = identity.expand(
+            config, self.name, arm, self.root, self.fingerprint, position, blocks=1
+        )
         self.measurements.append(measurement)
         storage.recover(measurement.path)
         if recorded_status(measurement) not in ("ok", "timeout"):
-            with Display(position) as display:
+            print(f"trying {arm}", flush=True)
+            with Display() as display:
                 (outcome,) = supervise([measurement], display.update)
             if outcome.status not in ("ok", "timeout"):
                 raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
