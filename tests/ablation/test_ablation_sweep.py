@@ -84,6 +84,7 @@ def test_a_planted_slowdown_is_found_from_the_command_line(ablate: Cli, bench: B
     done = ablate("+ablation=leave_one_out")
     assert done.code == 0, done.err
     assert len(bench.measured) == 5 * 8
+    assert "slower" in done.out and "A/A" in done.out
     effects = {effect.name: effect for effect in analysis().effects}
     assert {name: effect.verdict for name, effect in effects.items()} == {
         "slow": "slower",
