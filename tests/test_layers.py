@@ -33,11 +33,17 @@ FORBIDDEN = {
         *HEAVY,
         "hydra",
         *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config")),
-        *(f"minivllm.ablation.{name}" for name in ("plan", "preview", "sweep")),  # not what measures
+        *(
+            f"minivllm.ablation.{name}"
+            for name in ("arms", "plan", "preview", "repeats", "schedule", "summary", "sweep")
+        ),
     ),
     "ablation": HEAVY,
     **dict.fromkeys(
-        tuple(f"ablation/{name}.py" for name in ("analysis", "design", "findings", "metric", "statistics")),
+        tuple(
+            f"ablation/{name}.py"
+            for name in ("analysis", "comparison", "design", "findings", "metric", "statistics")
+        ),
         (*HEAVY, "hydra", *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config"))),
     ),
     "cli.py": HEAVY,
@@ -73,6 +79,7 @@ TORCH_FREE = (
     "minivllm.models.config",
     "minivllm.tasks.bench",
     "minivllm.tasks.capacity",
+    "minivllm.tasks.compare",
     "minivllm.tasks.quality",
     "minivllm.tasks.report",
     "minivllm.bench.supervisor",

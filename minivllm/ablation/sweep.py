@@ -163,11 +163,28 @@ def _report(plan: Plan, out_dir: Path) -> bool:
         page = build_report(plan.folder, out_dir)
         for table in summary_tables(load_records(plan.folder)):
             Console().print(table, "")
+        if plan.sweep.blocks is not None:
+            _print_effects(plan)
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     print(f"report: {page}")
     return True
+
+
+def _print_effects(plan: Plan) -> None:
+    """The verdicts of an ablation, and what there is to say about them."""
+    from rich.console import Console
+
+    from minivllm.ablation.analysis import analyse
+    from minivllm.ablation.summary import effects_table
+    from minivllm.report.rows import read_rows
+
+    analysis = analyse(read_rows(plan.folder)[0])
+    if analysis is not None:
+        Console().print(effects_table(analysis), "")
+        for note in analysis.notes:
+            print(note)
 
 
 def _record_invalid(plan: Plan, cell: Cell) -> None:

@@ -47,3 +47,13 @@ class CapacityOptions(Options):
     tolerance: float = knob(0.05, at_least=0.005)
     max_blocks: int = knob(3, at_least=1)
     max_rates: int = knob(16, at_least=2)
+
+
+@option("minivllm.tasks.compare.run")
+@dataclass(frozen=True)
+class CompareOptions(Options):
+    """task=compare."""
+
+    group = "task"
+    metric: str = "output_tokens_per_s"
+    threshold: float = knob(0.02, at_least=0)

@@ -1,0 +1,238 @@
+"""Two runs, cell by cell: did anything get slower? Reads nothing but records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from minivllm.ablation import statistics
+from minivllm.ablation.metric import Metric, find_metric
+from minivllm.report.cells import Cell, gather, like_for_like
+from minivllm.report.rows import Row, number
+
+Verdict = Literal["slower", "faster", "none", "failed", "not comparable"]
+NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One cell in both runs. Ratios are after / before: above 1 the metric has grown, whichever way is better."""
+
+    label: str
+    cell_id: str
+    before: float | None  # geometric means over blocks
+    after: float | None
+    blocks: tuple[int, int]  # with figures, before and after
+    method: Literal["paired", "two samples"] | None  # None: there is nothing to test
+    ratio: float | None
+    low: float | None
+    high: float | None
+    p_value: float | None
+    p_holm: float | None  # corrected for the number of cells
+    verdict: Verdict  # "slower" is worse, "failed" that only the second run has no figures
+    reason: str = ""  # of "failed" and "not comparable"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs."""
+
+    metric: str
+    direction: Literal["higher", "lower"]
+    threshold: float
+    cells: tuple[Compared, ...]  # of both runs
+    only_before: tuple[str, ...]  # labels of cells that the other run lacks
+    only_after: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 a regression; 3 nothing to compare, or a cell that cannot be judged; 0 none."""
+        verdicts = {cell.verdict for cell in self.cells}
+        if verdicts & {"slower", "failed"}:
+            return REGRESSION
+        return NOT_COMPARABLE if not verdicts or "not comparable" in verdicts else NO_REGRESSION
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence, and what to do."""
+        if not self.cells:
+            return (
+                "Not comparable: the runs have no cell in common (cell_id: engine, workload, arrival, seed, checkpoint);"
+                " measure the same command twice."
+            )
+        worse = [cell.label for cell in self.cells if cell.verdict in ("slower", "failed")]
+        if worse:
+            return f"Regression of {self.metric} in {len(worse)} of {len(self.cells)}: {'; '.join(worse)}."
+        unclear = [cell for cell in self.cells if cell.verdict == "not comparable"]
+        if unclear:
+            return f"Not comparable: {unclear[0].label}: {unclear[0].reason}."
+        return (
+            f"No regression of {self.metric} beyond {100 * self.threshold:g} %: {len(self.cells)} of "
+            f"{len(self.cells)} shared cells compared."
+        )
+
+
+def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold: float) -> Comparison:
+    """Compare the cells that two runs share.
+
+    A cell is tested by blocks in pairs where the two runs took turns on one host, block by block; else as two
+    samples. p-values are corrected over all cells that are tested (Holm).
+
+    Args:
+        before: rows of the first run, the one to compare with.
+        after: of the second.
+        metric: as for `find_metric`.
+        threshold: a fraction: a change of less is none, however certain.
+
+    Raises:
+        BadInput: there is no such metric.
+    """
+    figure = find_metric(metric)
+    first, second = _newest(before), _newest(after)
+    matched, used = [], set()
+    for key, cell in first.items():
+        candidates = [other for (cell_id, _), other in second.items() if cell_id == cell.cell_id]
+        siblings = [other for (cell_id, _), other in first.items() if cell_id == cell.cell_id]
+        # Names may differ between a lone run and a sweep; they only count where they tell arms apart.
+        alone = len(candidates) == len(siblings) == 1
+        partner = candidates[0] if alone else second.get(key)
+        if partner is not None:
+            matched.append((cell, partner))
+            used.add((partner.cell_id, partner.arm))
+    drafts = [_Draft(one, other, figure) for one, other in matched]
+    tests = sum(draft.problem is None for draft in drafts)
+    estimates = [draft.estimate(tests) for draft in drafts]
+    corrected = statistics.holm([e.p_value if e else None for e in estimates])
+    cells = [
+        draft.judge(estimate, p_holm, threshold)
+        for draft, estimate, p_holm in zip(drafts, estimates, corrected, strict=True)
+    ]
+    paired = {(cell.cell_id, cell.arm) for cell, _ in matched}
+    return Comparison(
+        metric,
+        figure.direction,
+        threshold,
+        tuple(cells),
+        tuple(cell.label for key, cell in first.items() if key not in paired),
+        tuple(cell.label for key, cell in second.items() if key not in used),
+    )
+
+
+def _newest(rows: Sequence[Row]) -> dict[tuple[str, str], Cell]:
+    """Cells by cell_id and arm; of those measured with several versions of the code, the newest."""
+    found: dict[tuple[str, str], Cell] = {}
+    for cell in gather(list(rows)):
+        key = (cell.cell_id, cell.arm)
+        if key not in found or _started(cell) > _started(found[key]):
+            found[key] = cell
+    return found
+
+
+def _started(cell: Cell) -> str:
+    return max(str(row.get("provenance.started_at") or "") for row in cell.rows)
+
+
+@dataclass
+class _Draft:
+    """A cell of both runs on the way to a verdict."""
+
+    first: Cell
+    second: Cell
+    metric: Metric
+
+    def __post_init__(self) -> None:
+        self.before, self.after = _logs(self.first, self.metric), _logs(self.second, self.metric)
+        self.method: Literal["paired", "two samples"] = (
+            "paired" if _took_turns(self.first, self.second) else "two samples"
+        )
+        self.problem: str | None = None
+        if not self.before:
+            self.problem = f"the first run has no {self.metric.name} of it ({self.first.status_text})"
+        elif not like_for_like(self.first, self.second):
+            self.problem = "other devices or other requests; compare runs of one machine"
+
+    @property
+    def broken(self) -> bool:
+        """Whether only the second run failed."""
+        return self.problem is None and not self.after
+
+    def estimate(self, tests: int) -> statistics.Estimate | None:
+        """The ratio; sets `problem` where so few blocks could not give a verdict."""
+        if self.problem is not None or self.broken:
+            return None
+        n, m = len(self.before), len(self.after)
+        if self.method == "paired":
+            shared = sorted(self.before.keys() & self.after.keys())
+            needed, enough = statistics.blocks_needed(tests), len(shared) >= statistics.blocks_needed(tests)
+            found = statistics.paired([self.after[block] - self.before[block] for block in shared])
+        else:
+            needed = statistics.repeats_needed(tests)
+            enough = 2 / math.comb(n + m, n) <= statistics.ALPHA / tests
+            found = statistics.two_sample([*self.before.values()], [*self.after.values()])
+        if not enough:
+            self.problem = (
+                f"{n} and {m} blocks are too few for a verdict: use measure.repeats={needed} in both"
+            )
+        return found
+
+    def judge(self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float) -> Compared:
+        """The verdict."""
+        verdict: Verdict = "none"
+        reason = ""
+        if self.broken:
+            verdict, reason = (
+                "failed",
+                f"the second run has no {self.metric.name} of it ({self.second.status_text})",
+            )
+        elif self.problem is not None:
+            verdict, reason = "not comparable", self.problem
+        elif estimate is not None and p_holm is not None and p_holm <= statistics.ALPHA:
+            logarithm = math.log(estimate.ratio)
+            if abs(logarithm) > math.log1p(threshold):
+                verdict = "faster" if logarithm * self.metric.better > 0 else "slower"
+        return Compared(
+            label=self.first.label,
+            cell_id=self.first.cell_id,
+            before=_mean(self.before),
+            after=_mean(self.after),
+            blocks=(len(self.before), len(self.after)),
+            method=self.method if estimate else None,
+            ratio=estimate.ratio if estimate else None,
+            low=estimate.low if estimate else None,
+            high=estimate.high if estimate else None,
+            p_value=estimate.p_value if estimate else None,
+            p_holm=p_holm,
+            verdict=verdict,
+            reason=reason,
+        )
+
+
+def _logs(cell: Cell, metric: Metric) -> dict[Any, float]:
+    """Logarithms of the figure by block; where it is zero or missing there is none."""
+    values = {row.get("block"): number(row.get(metric.column)) for row in cell.ok}
+    return {block: math.log(value) for block, value in values.items() if value is not None and value > 0}
+
+
+def _mean(logs: dict[Any, float]) -> float | None:
+    return math.exp(math.fsum(logs.values()) / len(logs)) if logs else None
+
+
+def _took_turns(first: Cell, second: Cell) -> bool:
+    """Whether block 0 of both came before block 1 of either, and so on, on one host."""
+    hosts = {row.get("provenance.host") for cell in (first, second) for row in cell.ok}
+    starts: dict[int, list[datetime]] = {}
+    for cell in (first, second):
+        for row in cell.ok:
+            try:
+                begun = datetime.fromisoformat(str(row.get("provenance.started_at")))
+            except ValueError:
+                return False
+            starts.setdefault(int(row.get("block") or 0), []).append(begun)
+    blocks = [starts[block] for block in sorted(starts)]
+    if len(hosts) != 1 or len(blocks) < 2 or any(len(both) != 2 for both in blocks):
+        return False
+    return all(max(now) < min(later) for now, later in itertools.pairwise(blocks))

@@ -1,0 +1,71 @@
+"""A comparison of two runs for people: rows of a table, Markdown, a plot."""
+
+from __future__ import annotations
+
+from minivllm.ablation.comparison import Compared, Comparison
+from minivllm.report.format import MISSING, sig
+from minivllm.report.style import BLUE, FAINT, GREY, VERMILION, Plot, bar_height, canvas, png, short
+
+HEADINGS = ("cell", "before", "after", "ratio", "95 % interval", "p (Holm)", "blocks", "test", "verdict")
+COLOURS = {"slower": VERMILION, "failed": VERMILION, "faster": BLUE}
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """One row a cell, under HEADINGS."""
+    return [
+        [
+            cell.label,
+            sig(cell.before),
+            sig(cell.after),
+            sig(cell.ratio),
+            interval(cell),
+            sig(cell.p_holm, 2),
+            f"{cell.blocks[0]} and {cell.blocks[1]}",
+            cell.method or MISSING,
+            cell.verdict + (f": {cell.reason}" if cell.reason else ""),
+        ]
+        for cell in comparison.cells
+    ]
+
+
+def interval(cell: Compared) -> str:
+    """Of the ratio."""
+    return MISSING if cell.low is None or cell.high is None else f"{sig(cell.low)} to {sig(cell.high)}"
+
+
+def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
+    """The whole comparison; `names` are the runs'."""
+    lines = [f"# {names[1]} against {names[0]}", "", comparison.conclusion, ""]
+    lines += [f"`{comparison.metric}`, {comparison.direction} is better; ratios are after / before.", ""]
+    if comparison.cells:
+        lines += [f"| {' | '.join(HEADINGS)} |", "| :-- |" + " --: |" * 5 + " :-- |" * 3]
+        lines += [
+            f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in table_rows(comparison)
+        ]
+        lines.append("")
+    for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
+        lines += [f"Only in {name}: {label}" for label in labels]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
+    """Ratios with their intervals, a row a cell; None where no cell has one."""
+    cells = [cell for cell in comparison.cells if cell.ratio is not None]
+    if not cells:
+        return None
+    figure, axes = canvas(height=bar_height(len(cells)))
+    margin = 1 + comparison.threshold
+    axes.axvspan(1 / margin, margin, color="#eeeeee", lw=0)
+    axes.axvline(1, color=FAINT, lw=1)
+    for row, cell in enumerate(cells):
+        colour = COLOURS.get(cell.verdict, GREY)
+        if cell.low is not None and cell.high is not None:
+            axes.plot([cell.low, cell.high], [row, row], color=colour, lw=2, solid_capstyle="butt")
+        axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
+    axes.set_yticks(range(len(cells)), [short(cell.label) for cell in cells])
+    axes.set_ylim(len(cells) - 0.4, -0.6)
+    axes.set_xlabel(f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better)")
+    axes.grid(axis="x")
+    title = f"{names[1]} against {names[0]}"
+    caption = "Ratios of geometric means with 95 % bootstrap intervals; grey is what the threshold lets pass."
+    return Plot("compare", title, comparison.conclusion, caption, png(figure))

@@ -1,0 +1,61 @@
+"""task=compare: did anything get slower from one run to another?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minivllm.ablation.metric import find_metric
+from minivllm.errors import BadInput
+from minivllm.tasks.report import find_runs, joined_name
+
+
+def run(config: dict[str, Any]) -> int:
+    """Compare the cells that two runs share; print a table, and write it with a plot below `reports_dir`.
+
+    Args:
+        config: the resolved configuration; uses `task.metric` and `task.threshold`, `runs` (two folders or
+            globs, the one to compare with first), `runs_dir`, `reports_dir` and `name`.
+
+    Returns:
+        0 no regression, 1 a regression, 3 not comparable.
+
+    Raises:
+        BadInput: `runs` does not name two, one of them has no records, or there is no such metric.
+    """
+    task, runs = config["task"], config["runs"]
+    find_metric(task["metric"])
+    if len(runs) != 2:
+        raise BadInput(f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'")
+    folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
+
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from minivllm.ablation.comparison import compare
+    from minivllm.report.comparison import HEADINGS, markdown, plot, table_rows
+    from minivllm.report.rows import read_rows
+    from minivllm.report.writing import write_bytes
+
+    before, after = (read_rows(folder)[0] for folder in folders)
+    names = joined_name(folders[0]), joined_name(folders[1])
+    comparison = compare(before, after, task["metric"], task["threshold"])
+    out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
+    figure = plot(comparison, names)
+    if figure is None:
+        (out_dir / "compare.png").unlink(missing_ok=True)
+    else:
+        write_bytes(out_dir / "compare.png", figure.png)
+    if comparison.cells:
+        table = Table(*(Column(heading, overflow="fold") for heading in HEADINGS))
+        for row in table_rows(comparison):
+            table.add_row(*row)
+        Console(highlight=False, markup=False).print(table)
+    for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
+        if labels:
+            print(f"only in {name}: {'; '.join(labels)}")
+    print(comparison.conclusion)
+    print(f"comparison: {out_dir / 'compare.md'}")
+    return comparison.exit_code

@@ -1,0 +1,138 @@
+"""Two runs against each other: regressions are found, and what cannot be told is not told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minivllm.ablation.comparison import Comparison, compare
+from minivllm.ablation.design import Design
+from minivllm.errors import BadInput
+from minivllm.report.rows import Row
+from tests.ablation.synthetic import ablation_rows
+
+TWO = Design("add_one_in", {"a": (), "b": ()})
+
+
+def run_rows(
+    factor: float = 1.0, seed: int = 0, blocks: int = 6, noise: float = 0.005, day: int = 1
+) -> list[Row]:
+    """A run of three cells, `with a` slower or faster by a factor."""
+    rows = ablation_rows(
+        TWO, {"a": 1.5 * factor, "b": 1.2}, blocks=blocks, noise=noise, seed=seed, ablation=None
+    )
+    kept = [row for row in rows if row["arm"] != "baseline again"]
+    for row in kept:
+        # The blocks' common drift is what two runs do not share.
+        row["provenance.started_at"] = row["provenance.started_at"].replace(
+            "2025-01-01", f"2025-01-{day:02d}"
+        )
+    return kept
+
+
+def compared(before: list[Row], after: list[Row], **given: Any) -> Comparison:
+    return compare(before, after, given.get("metric", "output_tokens_per_s"), given.get("threshold", 0.02))
+
+
+def quiet(rows: list[Row]) -> list[Row]:
+    """Without the drift from block to block: every block is as its cell's first."""
+    first = {row["arm"]: row["metrics.output_tokens_per_s"] for row in rows if row["block"] == 0}
+    for row in rows:
+        row["metrics.output_tokens_per_s"] = first[row["arm"]] * (1 + 0.002 * (row["block"] % 3))
+    return rows
+
+
+def test_a_slowdown_is_a_regression() -> None:
+    found = compared(quiet(run_rows()), quiet(run_rows(0.9, day=2)))
+    verdicts = {cell.label: cell.verdict for cell in found.cells}
+    assert list(verdicts.values()).count("slower") == 1 and list(verdicts.values()).count("none") == 2
+    (slow,) = (cell for cell in found.cells if cell.verdict == "slower")
+    assert slow.cell_id == "a" and slow.method == "two samples"
+    assert slow.low is not None and slow.high is not None and slow.low <= 0.9 <= slow.high
+    assert found.exit_code == 1 and found.conclusion.startswith("Regression")
+
+
+def test_no_difference_and_a_gain_are_no_regression() -> None:
+    same = compared(quiet(run_rows()), quiet(run_rows(day=2)))
+    assert {cell.verdict for cell in same.cells} == {"none"} and same.exit_code == 0
+    assert same.conclusion == "No regression of output_tokens_per_s beyond 2 %: 3 of 3 shared cells compared."
+    gain = compared(quiet(run_rows()), quiet(run_rows(1.2, day=2)))
+    assert sorted(cell.verdict for cell in gain.cells) == ["faster", "none", "none"] and gain.exit_code == 0
+
+
+def test_a_change_below_the_threshold_is_none_however_certain() -> None:
+    before, after = quiet(run_rows()), quiet(run_rows(0.97, day=2))
+    assert compared(before, after, threshold=0.05).exit_code == 0
+    assert compared(before, after, threshold=0.01).exit_code == 1
+
+
+def test_blocks_measured_in_turn_are_paired() -> None:
+    """Drift of 10 % from block to block hides 3 % between samples, and cancels in pairs."""
+    before, after = run_rows(blocks=8), run_rows(0.95, blocks=8)
+    for row in after:  # each block a minute after the other run's, within the same hour
+        row["provenance.started_at"] = row["provenance.started_at"].replace(":00+", ":30+")
+    found = compared(before, after)
+    assert {cell.method for cell in found.cells} == {"paired"}
+    assert found.exit_code == 1
+    apart = compared(before, run_rows(0.95, blocks=8, seed=1, day=2))
+    assert {cell.method for cell in apart.cells} == {"two samples"} and apart.exit_code == 0
+
+
+def test_latency_grows_when_it_gets_worse() -> None:
+    before, after = run_rows(), run_rows(day=2)
+    for rows, latency in ((before, 10.0), (after, 12.0)):
+        for row in rows:
+            row["metrics.itl_ms.p50"] = latency + 0.01 * row["block"]
+    found = compared(before, after, metric="itl_ms.p50")
+    assert {cell.verdict for cell in found.cells} == {"slower"} and found.direction == "lower"
+    with pytest.raises(BadInput, match="no such figure"):
+        compared(before, after, metric="speed")
+
+
+def test_a_cell_that_fails_now_is_a_regression() -> None:
+    after = quiet(run_rows(day=2))
+    for row in after:
+        if row["arm"] == "with a":
+            row["status"] = "oom"
+    found = compared(quiet(run_rows()), after)
+    assert found.exit_code == 1 and [cell.verdict for cell in found.cells].count("failed") == 1
+    turned = compared(after, quiet(run_rows()))
+    assert turned.exit_code == 3 and "the first run has no" in turned.conclusion
+
+
+def test_other_devices_are_not_comparable() -> None:
+    after = run_rows(day=2)
+    for row in after:
+        row["provenance.device.name"] = "another"
+    found = compared(run_rows(), after)
+    assert found.exit_code == 3 and "other devices" in found.conclusion
+
+
+def test_too_few_blocks_are_not_comparable() -> None:
+    found = compared(run_rows(blocks=1), run_rows(0.5, blocks=1, day=2))
+    assert found.exit_code == 3 and "too few for a verdict: use measure.repeats=5 in both" in found.conclusion
+    assert found.cells[0].ratio is not None  # shown, but not judged
+
+
+def test_runs_without_a_common_cell_are_not_comparable() -> None:
+    after = run_rows(day=2)
+    for row in after:
+        row["cell_id"] += " of another model"
+    found = compared(run_rows(), after)
+    assert found.cells == () and len(found.only_before) == len(found.only_after) == 3
+    assert found.exit_code == 3 and "no cell in common" in found.conclusion
+
+
+def test_arms_of_one_cell_are_matched_by_name() -> None:
+    """The A/A arm of an ablation has the baseline's cell_id."""
+    before = ablation_rows(TWO, {}, blocks=6)
+    found = compared(before, ablation_rows(TWO, {}, blocks=6, seed=1))
+    assert len(found.cells) == 4 and not found.only_before
+
+
+def test_a_lone_run_is_matched_with_a_sweep() -> None:
+    before, after = run_rows(), run_rows(day=2)
+    for row in before:
+        row["arm"] = f"as a lone run calls {row['arm']}"
+    assert len(compared(before, after).cells) == 3
