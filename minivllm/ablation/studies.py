@@ -24,6 +24,8 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
     Hydra's grammar. What the command line gives wins over the study's list of the same key. A study that
     varies `preset` is the union of the studies that it names.
 
+    Arms are named by the study's keys and by what else varies.
+
     Args:
         sweep: what the command line asks for.
         load: composes a configuration from overrides.
@@ -55,7 +57,7 @@ def _arms(
         union = "preset" in part
         given = [text for text in arm.overrides if not (union and text == preset)]
         study = [f"{key}={value}" for key, value in part.items()]
-        for inner in product(parse([*study, *given]), varying).arms:
+        for inner in product(parse([*study, *given]), varying | part.keys()).arms:
             if union:
                 yield from _arms(inner, common, settings, load, parse, (*seen, preset))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,10 @@ def _launch(plan: Plan, launch: Launch) -> None:
 
 
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
-    """For each job the overrides of one of its arms (they share an engine) and where its list is."""
+    """For each job the overrides of one of its arms (they share an engine) and where its list is.
+
+    A job may run on another machine, from wherever its launcher starts it.
+    """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
         [
@@ -135,6 +139,7 @@ def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
             f"sweep.name={quoted(plan.name)}",
             f"sweep.plan={quoted(str(path))}",
             f"sweep.job={i}",
+            f"sweep.cwd={quoted(os.getcwd())}",
         ]
         for i, job in enumerate(plan.jobs)
     ]

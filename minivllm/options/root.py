@@ -21,6 +21,7 @@ class SweepOptions(Options):
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
     job: int | None = knob(None, at_least=0)
+    cwd: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

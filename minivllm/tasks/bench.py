@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -34,12 +36,25 @@ def run(config: dict[str, Any]) -> int:
     """
     sweep = config.get("sweep") or {}
     if sweep.get("plan"):
+        if sweep.get("cwd"):
+            _go_to(sweep["cwd"])
         return _exit_code(_run_job(Path(sweep["plan"]), int(sweep.get("job") or 0)))
     return _run_lone(config)
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
     return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
+
+
+def _go_to(folder: str) -> None:
+    """Be where the sweep was started: a launcher may start its jobs elsewhere, and paths may be relative."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise BadInput(
+            f"{socket.gethostname()} has no folder {folder} ({error.strerror}): jobs need the folder that the"
+            " sweep was started in, and its runs_dir, under the same path"
+        ) from None
 
 
 def _run_job(path: Path, job: int) -> list[Outcome]:
