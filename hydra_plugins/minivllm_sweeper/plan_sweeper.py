@@ -31,6 +31,20 @@ ConfigStore.instance().store(
 )
 
 
+def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
+    """The configured launcher. Raises BadInput if its plugin is not installed."""
+    target = str(config.hydra.launcher["_target_"])
+    if target not in Plugins.instance().class_name_to_class:
+        extra = EXTRAS.get(target.split(".")[1], "...")
+        raise BadInput(
+            f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not installed;"
+            f" pip install 'minivllm[{extra}]'"
+        )
+    return Plugins.instance().instantiate_launcher(
+        hydra_context=hydra_context, task_function=task_function, config=config
+    )
+
+
 class PlanSweeper(Sweeper):
     """Turns the product of `-m` into a plan, and hands its jobs to the configured launcher."""
 
@@ -43,16 +57,7 @@ class PlanSweeper(Sweeper):
         """See Hydra's Sweeper."""
         self.hydra_context = hydra_context
         self.config = config
-        target = str(config.hydra.launcher["_target_"])
-        if target not in Plugins.instance().class_name_to_class:
-            extra = EXTRAS.get(target.split(".")[1], "...")
-            raise BadInput(
-                f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not installed;"
-                f" pip install 'minivllm[{extra}]'"
-            )
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep that these overrides describe; its exit code goes to the command line."""

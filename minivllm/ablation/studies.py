@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Arm, Sweep, product
 from minivllm.errors import BadInput
 from minivllm.explain import is_config_error
 
-Load = Callable[[Sequence[str]], DictConfig]
 Parse = Callable[[list[str]], list[Override]]
 PRESET = "preset="
 

@@ -20,18 +20,20 @@ from minivllm.config import quoted
 from minivllm.errors import BadInput
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
+Report = Callable[[Plan, Path], bool]
 
 RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
-def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
+def run_sweep(sweep: Sweep, load: Load, launch: Launch, report: Report | None = None) -> int:
     """Run a sweep to its report.
 
     Args:
         sweep: what to measure.
         load: composes a configuration from overrides; raises what Hydra raises.
         launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
+        report: what to do in the end, given the plan and the report's folder; false if it failed.
 
     Returns:
         The exit code: 0 if every record of the sweep is ok, else 1.
@@ -51,7 +53,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         return 0
     with _only_one(plan):
         _recover(plan)
-        return _measure(plan, launch, Path(first["reports_dir"]) / plan.name)
+        return _measure(plan, launch, report or build_report, Path(first["reports_dir"]) / plan.name)
 
 
 @contextlib.contextmanager
@@ -85,7 +87,7 @@ def _recover(plan: Plan) -> None:
     plan.look_up()
 
 
-def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
+def _measure(plan: Plan, launch: Launch, report: Report, report_dir: Path) -> int:
     """Launch what is pending; the report comes whatever happens."""
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
@@ -108,7 +110,7 @@ def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
             plan.extend(more)
             _recover(plan)
     finally:
-        reported = _report(plan, report_dir)
+        reported = report(plan, report_dir)
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
 
@@ -154,10 +156,10 @@ def _report_crashes(returns: Sequence[Any]) -> None:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _report(plan: Plan, out_dir: Path) -> bool:
+def build_report(plan: Plan, out_dir: Path) -> bool:
     """Build the report and print the summary; a failure here must not hide what went before."""
+    from minivllm import report
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_tables
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -165,8 +167,8 @@ def _report(plan: Plan, out_dir: Path) -> bool:
     try:
         from rich.console import Console
 
-        page = build_report(plan.folder, out_dir)
-        for table in summary_tables(load_records(plan.folder)):
+        page = report.build_report(plan.folder, out_dir)
+        for table in report.summary_tables(load_records(plan.folder)):
             Console().print(table, "")
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)

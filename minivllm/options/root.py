@@ -18,6 +18,8 @@ class SweepOptions(Options):
     fresh: bool = False
     retry: Literal["failed"] | None = None
     dry_run: bool = False
+    objective: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
     job: int | None = knob(None, at_least=0)
