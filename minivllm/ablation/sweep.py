@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from minivllm.bench import identity, storage
 from minivllm.bench.record import Ablation, Failure, Record
 from minivllm.config import quoted
 from minivllm.errors import BadInput
+from minivllm.tracking.base import SafeTracker
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 Report = Callable[[Plan, Path], bool]
@@ -96,6 +98,7 @@ def _measure(plan: Plan, launch: Launch, report: Report, report_dir: Path) -> in
     )
     if skipped:
         print(f"{skipped} of {len(plan.measurements)} recorded already, skipped")
+        _warn_of_old_terms(plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if (blocks := plan.sweep.blocks) is not None and (advice := too_few(blocks.design, plan)):
@@ -127,6 +130,22 @@ def _launch(plan: Plan, launch: Launch) -> None:
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
     if jobs:
         _report_crashes(launch(_job_overrides(plan, path)))
+
+
+def _warn_of_old_terms(plan: Plan) -> None:
+    """A record says what it met and cost by the SLOs and prices that it was made with; no new ones are applied."""
+    for knob in ("slo", "price"):
+        kept = 0
+        for measurement in plan.measurements:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+                kept += record["config"]["measure"][knob] != measurement.config["measure"][knob]
+        if kept:
+            print(
+                f"warning: {_count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
+                " sweep.fresh=true measures anew",
+                file=sys.stderr,
+            )
 
 
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
@@ -174,6 +193,7 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     print(f"report: {page}")
+    SafeTracker(plan.measurements[0].config).report(plan.name, page)
     return True
 
 

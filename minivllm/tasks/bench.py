@@ -15,10 +15,11 @@ from minivllm.bench import identity
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.measurement import Measurement
-from minivllm.bench.supervisor import Outcome
+from minivllm.bench.supervisor import Outcome, Progress
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
+from minivllm.tracking.base import SafeTracker
 
 
 def run(config: dict[str, Any]) -> int:
@@ -67,7 +68,19 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
         raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
     with Display(before, total) as display:
-        return supervise(measurements, display.update)
+        return supervise(measurements, _tracked(display, measurements))
+
+
+def _tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
+    """What the supervisor tells of its progress to: the display, and of each record to the tracker."""
+    tracker = SafeTracker(measurements[0].config if measurements else {})
+
+    def hear(event: dict[str, Any]) -> None:
+        display.update(event)
+        if event["event"] in ("done", "failed"):  # between measurements
+            tracker.record(event["measurement"].path)
+
+    return hear
 
 
 def _run_lone(config: dict[str, Any]) -> int:
@@ -88,7 +101,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refused = False
     try:
         with Display() as display:
-            code = _exit_code(supervise(measurements, display.update, lone=True))
+            code = _exit_code(supervise(measurements, _tracked(display, measurements), lone=True))
     except BadInput:
         refused = True
         raise
@@ -107,8 +120,9 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
     Raises:
         BadInput: the model is not there or not supported, a request cannot fit its context, or quality is
-            wanted of random weights or with a text that is not there.
+            wanted of random weights or with a text that is not there, or the tracker is not installed.
     """
+    SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:
@@ -166,6 +180,8 @@ def report(measurements: Sequence[Measurement], out_dir: Path) -> None:
         for table in summary_tables(load_records(recorded)):
             Console(highlight=False).print(table, "")
         print(f"records: {measurements[0].path.parent}")
-        print(f"report: {build_report(measurements[0].path.parent, out_dir)}")
+        page = build_report(measurements[0].path.parent, out_dir)
+        print(f"report: {page}")
+        SafeTracker(measurements[0].config).report(out_dir.name, page)
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
