@@ -36,6 +36,7 @@ FORBIDDEN = {
         *(f"minivllm.ablation.{name}" for name in ("plan", "preview", "sweep")),  # not what measures
     ),
     "ablation": HEAVY,
+    "tracking": (*HEAVY, *(f"minivllm.{name}" for name in INFERENCE)),
     **dict.fromkeys(
         tuple(f"ablation/{name}.py" for name in ("analysis", "design", "findings", "metric", "statistics")),
         (*HEAVY, "hydra", *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config"))),
@@ -90,6 +91,9 @@ TORCH_FREE = (
     "minivllm.ablation.analysis",
     "minivllm.ablation.sweep",
     "minivllm.ablation.preview",
+    "minivllm.ablation.search",
+    "minivllm.ablation.studies",
+    "minivllm.tracking.mlflow",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
 # Lines of code. What every request goes through is to be read in one sitting; families and formats are one file each.
