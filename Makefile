@@ -31,7 +31,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers,eval]' --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers,eval,joblib,ray,slurm,optuna,mlflow]' --constraint constraints.txt
 	@touch $@
 
 clean:

@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import hydra
@@ -19,6 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from minivllm import config
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error
+
+# conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against the launchers' schemas.
+warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=")

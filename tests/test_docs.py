@@ -35,7 +35,7 @@ from minivllm.options import QualityOptions
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if page.exists()]
-LAUNCHER = "hydra/launcher="  # an extra that need not be installed here
+LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -39,6 +39,7 @@ FORBIDDEN = {
         ),
     ),
     "ablation": HEAVY,
+    "tracking": (*HEAVY, *(f"minivllm.{name}" for name in INFERENCE)),
     **dict.fromkeys(
         tuple(
             f"ablation/{name}.py"
@@ -102,6 +103,9 @@ TORCH_FREE = (
     "minivllm.ablation.analysis",
     "minivllm.ablation.sweep",
     "minivllm.ablation.preview",
+    "minivllm.ablation.search",
+    "minivllm.ablation.studies",
+    "minivllm.tracking.mlflow",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
 # Lines of code. What every request goes through is to be read in one sitting; families and formats are one file each.

@@ -13,6 +13,14 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from minivllm.errors import BadInput
+
+# The package of a launcher -> our extra that installs it.
+EXTRAS = {
+    "hydra_joblib_launcher": "joblib",
+    "hydra_ray_launcher": "ray",
+    "hydra_submitit_launcher": "slurm",
+}
 # A plain dictionary: Hydra runs this file outside sys.modules, where a dataclass cannot find its types.
 # The sweep's own settings are the configuration's `sweep` node.
 ConfigStore.instance().store(
@@ -21,6 +29,20 @@ ConfigStore.instance().store(
     node={"_target_": "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"},
     provider="minivllm",
 )
+
+
+def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
+    """The configured launcher. Raises BadInput if its plugin is not installed."""
+    target = str(config.hydra.launcher["_target_"])
+    if target not in Plugins.instance().class_name_to_class:
+        extra = EXTRAS.get(target.split(".")[1], "...")
+        raise BadInput(
+            f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not installed;"
+            f" pip install 'minivllm[{extra}]'"
+        )
+    return Plugins.instance().instantiate_launcher(
+        hydra_context=hydra_context, task_function=task_function, config=config
+    )
 
 
 class PlanSweeper(Sweeper):
@@ -35,9 +57,7 @@ class PlanSweeper(Sweeper):
         """See Hydra's Sweeper."""
         self.hydra_context = hydra_context
         self.config = config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep that these overrides describe; its exit code goes to the command line."""

@@ -56,7 +56,9 @@ def _neutral(override: str) -> bool:
     if key == "measure.quality":  # changes no cell, but there is more to measure
         return False
     group, _, knob = key.partition(".")
-    return key in NEUTRAL or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
+    return (
+        key in NEUTRAL or group == "tracker" or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
+    )
 
 
 def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Arm, Sweep, product
 from minivllm.errors import BadInput
 from minivllm.explain import is_config_error
 
-Load = Callable[[Sequence[str]], DictConfig]
 Parse = Callable[[list[str]], list[Override]]
 PRESET = "preset="
 
@@ -23,6 +23,8 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
     A study is a list of products: `sweep.params: [{cache: "paged,none", quant: "bf16,int8"}, ...]`, in
     Hydra's grammar. What the command line gives wins over the study's list of the same key. A study that
     varies `preset` is the union of the studies that it names.
+
+    Arms are named by the study's keys and by what else varies.
 
     Args:
         sweep: what the command line asks for.
@@ -55,7 +57,7 @@ def _arms(
         union = "preset" in part
         given = [text for text in arm.overrides if not (union and text == preset)]
         study = [f"{key}={value}" for key, value in part.items()]
-        for inner in product(parse([*study, *given]), varying).arms:
+        for inner in product(parse([*study, *given]), varying | part.keys()).arms:
             if union:
                 yield from _arms(inner, common, settings, load, parse, (*seen, preset))
             else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +19,23 @@ from minivllm.bench import identity, storage
 from minivllm.bench.record import Ablation, Failure, Record
 from minivllm.config import quoted
 from minivllm.errors import BadInput
+from minivllm.tracking.base import SafeTracker
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
+Report = Callable[[Plan, Path], bool]
 
 RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
-def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
+def run_sweep(sweep: Sweep, load: Load, launch: Launch, report: Report | None = None) -> int:
     """Run a sweep to its report.
 
     Args:
         sweep: what to measure.
         load: composes a configuration from overrides; raises what Hydra raises.
         launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
+        report: what to do in the end, given the plan and the report's folder; false if it failed.
 
     Returns:
         The exit code: 0 if every record of the sweep is ok, else 1.
@@ -50,7 +55,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         return 0
     with _only_one(plan):
         _recover(plan)
-        return _measure(plan, launch, Path(first["reports_dir"]) / plan.name)
+        return _measure(plan, launch, report or build_report, Path(first["reports_dir"]) / plan.name)
 
 
 @contextlib.contextmanager
@@ -84,7 +89,7 @@ def _recover(plan: Plan) -> None:
     plan.look_up()
 
 
-def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
+def _measure(plan: Plan, launch: Launch, report: Report, report_dir: Path) -> int:
     """Launch what is pending; the report comes whatever happens."""
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
@@ -93,6 +98,7 @@ def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
     )
     if skipped:
         print(f"{skipped} of {len(plan.measurements)} recorded already, skipped")
+        _warn_of_old_terms(plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if (blocks := plan.sweep.blocks) is not None and (advice := too_few(blocks.design, plan)):
@@ -107,7 +113,7 @@ def _measure(plan: Plan, launch: Launch, report_dir: Path) -> int:
             plan.extend(more)
             _recover(plan)
     finally:
-        reported = _report(plan, report_dir)
+        reported = report(plan, report_dir)
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
 
@@ -126,8 +132,27 @@ def _launch(plan: Plan, launch: Launch) -> None:
         _report_crashes(launch(_job_overrides(plan, path)))
 
 
+def _warn_of_old_terms(plan: Plan) -> None:
+    """A record says what it met and cost by the SLOs and prices that it was made with; no new ones are applied."""
+    for knob in ("slo", "price"):
+        kept = 0
+        for measurement in plan.measurements:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+                kept += record["config"]["measure"][knob] != measurement.config["measure"][knob]
+        if kept:
+            print(
+                f"warning: {_count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
+                " sweep.fresh=true measures anew",
+                file=sys.stderr,
+            )
+
+
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
-    """For each job the overrides of one of its arms (they share an engine) and where its list is."""
+    """For each job the overrides of one of its arms (they share an engine) and where its list is.
+
+    A job may run on another machine, from wherever its launcher starts it.
+    """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
         [
@@ -135,6 +160,7 @@ def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
             f"sweep.name={quoted(plan.name)}",
             f"sweep.plan={quoted(str(path))}",
             f"sweep.job={i}",
+            f"sweep.cwd={quoted(os.getcwd())}",
         ]
         for i, job in enumerate(plan.jobs)
     ]
@@ -149,10 +175,10 @@ def _report_crashes(returns: Sequence[Any]) -> None:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _report(plan: Plan, out_dir: Path) -> bool:
+def build_report(plan: Plan, out_dir: Path) -> bool:
     """Build the report and print the summary; a failure here must not hide what went before."""
+    from minivllm import report
     from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_tables
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -160,8 +186,8 @@ def _report(plan: Plan, out_dir: Path) -> bool:
     try:
         from rich.console import Console
 
-        page = build_report(plan.folder, out_dir)
-        for table in summary_tables(load_records(plan.folder)):
+        page = report.build_report(plan.folder, out_dir)
+        for table in report.summary_tables(load_records(plan.folder)):
             Console().print(table, "")
         if plan.sweep.blocks is not None:
             _print_effects(plan)
@@ -169,6 +195,7 @@ def _report(plan: Plan, out_dir: Path) -> bool:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     print(f"report: {page}")
+    SafeTracker(plan.measurements[0].config).report(plan.name, page)
     return True
 
 

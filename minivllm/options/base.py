@@ -24,6 +24,7 @@ GROUPS: dict[str, str] = {
     "engine": "what is measured",
     "runtime": "device and threads",
     "measure": "repeats, seeds, timeouts, SLOs, prices",
+    "tracker": "who else is told of a record",
 }
 OPTIONS: dict[str, type] = {"minivllm.engine.params.SamplingParams": SamplingParams}
 

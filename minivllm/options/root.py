@@ -19,9 +19,12 @@ class SweepOptions(Options):
     retry: Literal["failed"] | None = None
     dry_run: bool = False
     skip_absent: bool = False
+    objective: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
     job: int | None = knob(None, at_least=0)
+    cwd: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,6 +25,7 @@ IGNORED = {
     "preset",
     "ablation",
     "optimisations",
+    "tracker",
 }
 CHOICE_ORDER = (
     "model",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,11 +15,12 @@ from minivllm.bench import identity
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.measurement import Measurement
-from minivllm.bench.supervisor import Outcome
+from minivllm.bench.supervisor import Outcome, Progress
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.peers import presence
+from minivllm.tracking.base import SafeTracker
 
 
 def run(config: dict[str, Any]) -> int:
@@ -35,12 +38,25 @@ def run(config: dict[str, Any]) -> int:
     """
     sweep = config.get("sweep") or {}
     if sweep.get("plan"):
+        if sweep.get("cwd"):
+            _go_to(sweep["cwd"])
         return _exit_code(_run_job(Path(sweep["plan"]), int(sweep.get("job") or 0)))
     return _run_lone(config)
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
     return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
+
+
+def _go_to(folder: str) -> None:
+    """Be where the sweep was started: a launcher may start its jobs elsewhere, and paths may be relative."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise BadInput(
+            f"{socket.gethostname()} has no folder {folder} ({error.strerror}): jobs need the folder that the"
+            " sweep was started in, and its runs_dir, under the same path"
+        ) from None
 
 
 def _run_job(path: Path, job: int) -> list[Outcome]:
@@ -53,7 +69,19 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
         raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
     with Display(before, total) as display:
-        return supervise(measurements, display.update)
+        return supervise(measurements, _tracked(display, measurements))
+
+
+def _tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
+    """What the supervisor tells of its progress to: the display, and of each record to the tracker."""
+    tracker = SafeTracker(measurements[0].config if measurements else {})
+
+    def hear(event: dict[str, Any]) -> None:
+        display.update(event)
+        if event["event"] in ("done", "failed"):  # between measurements
+            tracker.record(event["measurement"].path)
+
+    return hear
 
 
 def _run_lone(config: dict[str, Any]) -> int:
@@ -74,7 +102,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refused = False
     try:
         with Display() as display:
-            code = _exit_code(supervise(measurements, display.update, lone=True))
+            code = _exit_code(supervise(measurements, _tracked(display, measurements), lone=True))
     except BadInput:
         refused = True
         raise
@@ -94,9 +122,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     Raises:
         NotInstalled: the engine is not there.
         BadInput: the model is not there or not supported, a request cannot fit its context, or quality is
-            wanted of random weights or with a text that is not there.
+            wanted of random weights or with a text that is not there, or the tracker is not installed.
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
+    SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:
@@ -154,6 +183,8 @@ def report(measurements: Sequence[Measurement], out_dir: Path) -> None:
         for table in summary_tables(load_records(recorded)):
             Console(highlight=False).print(table, "")
         print(f"records: {measurements[0].path.parent}")
-        print(f"report: {build_report(measurements[0].path.parent, out_dir)}")
+        page = build_report(measurements[0].path.parent, out_dir)
+        print(f"report: {page}")
+        SafeTracker(measurements[0].config).report(out_dir.name, page)
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)

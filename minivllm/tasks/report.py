@@ -9,7 +9,7 @@ from typing import Any
 from minivllm.errors import BadInput
 
 MAX_NAME = 80
-SHARED = ("workloads", "quality")  # folders beside those of records
+SHARED = ("workloads", "quality", ".submitit")  # folders beside those of records
 
 
 def run(config: dict[str, Any]) -> int:

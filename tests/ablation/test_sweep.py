@@ -127,6 +127,19 @@ def test_without_a_name_the_definition_is_the_name(sweep: Cli, bench: Bench) -> 
     assert len([path for path in Path("runs").iterdir() if path.is_dir()]) == 1
 
 
+def test_records_keep_the_slo_they_were_made_with_and_the_user_is_told(sweep: Cli, bench: Bench) -> None:
+    command = ["-m", "cache.block_size=8,16", "sweep.name=mine", "measure.slo.ttft_ms=200"]
+    sweep(*command)
+    assert "measure.slo" not in sweep(*command).err
+    done = sweep(*command[:-1], "measure.slo.ttft_ms=100", "measure.price.kwh=1")
+    assert (
+        "warning: 2 records of this sweep had another measure.slo and keep it; sweep.fresh=true" in done.err
+    )
+    assert "2 records of this sweep had another measure.price" in done.err
+    assert len(bench.jobs) == 2
+    assert {r["config"]["measure"]["slo"]["ttft_ms"] for r in records().values()} == {200}
+
+
 def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench: Bench) -> None:
     arm = "batching=sequential cache.block_size=8"
     bench.statuses = {arm: "oom"}

@@ -1,0 +1,108 @@
+"""Optuna's sweeper of Hydra in front of minivllm.ablation: each trial is an arm of one sweep."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict, read_write
+
+from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
+
+REFUSED = ("fresh", "retry", "dry_run")
+
+
+class TuneSweeper(Sweeper):
+    """Asks Optuna for trials, has them measured as arms of a sweep, and tells it what they are worth.
+
+    Cells that have a record are not measured again. The sampler is seeded, so the same search proposes the
+    same trials: after an interruption it goes on where it was.
+
+    Args:
+        direction: maximize or minimize.
+        sampler: of Optuna, with its options.
+        params: the search space, knob -> choice(...), range(...) or interval(...).
+        options: n_trials and n_jobs, see Hydra's Optuna sweeper.
+    """
+
+    def __init__(self, direction: str, sampler: DictConfig, params: DictConfig, **options: Any) -> None:
+        self.direction = direction
+        self.sampler = sampler
+        self.params = params
+        self.options = options
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """See Hydra's Sweeper.
+
+        Raises:
+            BadInput: Optuna's plugin or the launcher's is not installed, or the goal is no number of a record.
+        """
+        from hydra.utils import instantiate
+
+        from minivllm.ablation.search import Goal, Search
+        from minivllm.config import finish
+        from minivllm.errors import BadInput
+
+        try:
+            from optuna import logging
+
+            from hydra_plugins.hydra_optuna_sweeper.optuna_sweeper import OptunaSweeper
+        except ImportError:
+            raise BadInput("preset=tune needs Optuna: pip install 'minivllm[optuna]'") from None
+        logging.set_verbosity(30)  # warnings
+        self.settings = finish(config)
+        asked = self.settings["sweep"]
+        if refused := next((key for key in REFUSED if asked[key]), None):
+            raise BadInput(
+                f"sweep.{refused} is not for a search: it chooses a cell by what others were worth"
+            )
+        if asked["objective"] is None:
+            raise BadInput(
+                "sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s"
+            )
+        goal = Goal(asked["objective"], self.direction == "maximize", asked["limits"])
+        launcher = make_launcher(hydra_context, task_function, config)
+        loader = hydra_context.config_loader
+        self.search = Search(
+            goal,
+            load=lambda overrides: loader.load_sweep_config(config, list(overrides)),
+            launch=lambda jobs: launcher.launch(jobs, initial_job_idx=0),
+        )
+        sweeper = OptunaSweeper(
+            sampler=instantiate(self.sampler),
+            direction=self.direction,
+            params=self.params,
+            storage=None,
+            study_name=None,
+            max_failure_rate=0.0,
+            search_space=None,
+            custom_search_space=None,
+            **self.options,
+        )
+        sweeper.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.optuna: Any = sweeper.sweeper
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Search; the exit code goes to the command line."""
+        from minivllm.cli import note_exit_code
+
+        space = [f"{knob!s}={choices}" for knob, choices in self.params.items()]
+        self.search.define(arguments, space, self.settings["sweep"]["name"])
+        self.optuna.launcher = self
+        self.optuna.config = config = copy.deepcopy(self.optuna.config)
+        with read_write(config), open_dict(config):  # where Optuna's sweeper leaves its result
+            config.hydra.sweep.dir = str(Path(self.settings["runs_dir"]) / self.search.name)
+        try:
+            self.optuna.sweep(arguments)
+        finally:
+            note_exit_code(self.search.conclude(Path(self.settings["reports_dir"])))
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""
+        values = self.search.measure(job_overrides)
+        return [JobReturn(status=JobStatus.COMPLETED, _return_value=value) for value in values]

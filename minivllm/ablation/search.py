@@ -1,0 +1,149 @@
+"""A search: cells that are chosen one after the other, by what those before them were worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from minivllm.ablation.arms import Load
+from minivllm.ablation.plan import SETTINGS, Arm, Sweep
+from minivllm.ablation.schedule import Plan
+from minivllm.ablation.sweep import Launch, build_report, run_sweep
+from minivllm.bench import storage
+from minivllm.bench.record import Record
+from minivllm.errors import BadInput
+from minivllm.explain import nearest
+
+WORST = 1e9  # beyond any metric
+FAILED = 1e3  # the relative excess that a failure counts as
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched for.
+
+    Args:
+        objective: a number of the record by its dotted name, e.g. "metrics.output_tokens_per_s".
+        maximize: whether more of it is better.
+        limits: numbers of the record, and the most that they may be.
+
+    Raises:
+        BadInput: a record has no such number.
+    """
+
+    objective: str
+    maximize: bool = True
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, name in (("sweep.objective", self.objective), *(("sweep.limits", n) for n in self.limits)):
+            node: Any = Record("", "", "", "", 0, "ok", {}).to_dict()
+            for part in name.split("."):
+                if node is None:  # a part that only some records have
+                    break
+                if not isinstance(node, dict) or part not in node:
+                    known = list(node) if isinstance(node, dict) else []
+                    raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
+                node = node[part]
+
+    def excess(self, blocks: Sequence[dict[str, Any]]) -> float:
+        """By how much a cell misses the limits, relative to them, summed; 0 within them.
+
+        Args:
+            blocks: the cell's records; none, or one that is not ok, counts as missing them by far.
+        """
+        if not blocks or any(block["status"] != "ok" for block in blocks):
+            return FAILED
+        over = (max(0.0, _mean(blocks, name) / limit - 1) for name, limit in self.limits.items())
+        return min(sum(over), FAILED / 2)
+
+    def value(self, blocks: Sequence[dict[str, Any]]) -> float:
+        """The number to optimise: the objective, averaged over blocks, or one worse than any that is allowed.
+
+        The further outside the limits, the worse, so that a search is led back to where they hold.
+        """
+        if over := self.excess(blocks):
+            return (-WORST if self.maximize else WORST) * (1 + over)
+        return _mean(blocks, self.objective)
+
+
+@dataclass
+class Search:
+    """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
+
+    Args:
+        goal: what a trial is worth.
+        load, launch: as for `run_sweep`.
+    """
+
+    goal: Goal
+    load: Load
+    launch: Launch
+    name: str = ""
+    fixed: Sequence[str] = ()
+    arms: list[Arm] = field(default_factory=list)
+    plan: Plan | None = None
+
+    def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None) -> None:
+        """Say what all trials share and what they vary; without a name, that definition is the name."""
+        self.fixed = fixed
+        cells = [text for text in fixed if not text.startswith(SETTINGS)]
+        self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
+
+    def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
+        """What each trial, given as all of its overrides, is worth."""
+        settings = [text for text in self.fixed if text.startswith(SETTINGS)]
+        keys = {text.partition("=")[0] for text in self.fixed}
+        arms = []
+        for trial in trials:
+            own = tuple(text for text in trial if not text.startswith(SETTINGS))
+            varied = sorted(text for text in own if text.partition("=")[0] not in keys)
+            arms.append(Arm(" ".join(varied) or "default", own))
+        self.arms = list(dict.fromkeys([*self.arms, *arms]))
+        sweep = Sweep(tuple(self.arms), (*settings, f"sweep.name={self.name}"))
+        run_sweep(sweep, self.load, self.launch, report=self._note)
+        return [self.goal.value(self._blocks(arm)) for arm in arms]
+
+    def conclude(self, reports_dir: Path) -> int:
+        """Report all trials and say which was best; the exit code is 1 if none kept within the limits."""
+        if self.plan is None:
+            return 1
+        build_report(self.plan, reports_dir / self.name)
+        worth = {arm.name: self._blocks(arm) for arm in self.arms}
+        kept = [name for name, blocks in worth.items() if not self.goal.excess(blocks)]
+        print(f"{len(kept)} of {len(worth)} cells are within the limits")
+        if not kept:
+            return 1
+        best = (max if self.goal.maximize else min)(kept, key=lambda name: self.goal.value(worth[name]))
+        print(f"best: {best}: {self.goal.objective} {self.goal.value(worth[best]):.4g}")
+        return 0
+
+    def _note(self, plan: Plan, out_dir: Path) -> bool:
+        self.plan = plan  # the report comes once, at the end
+        return True
+
+    def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
+        """Records of a trial; empty where one is missing, or the trial could not be measured at all."""
+        assert self.plan is not None
+        paths = [m.path / storage.RECORD for m in self.plan.measurements if m.arm == arm.name]
+        if not all(path.exists() for path in paths):
+            return []
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:
+    values: list[float] = []
+    for block in blocks:
+        node: Any = block
+        for part in name.split("."):
+            node = node[part]
+        if not isinstance(node, int | float):
+            raise BadInput(
+                f"{name} is {node} in the record: a percentile needs more requests, others a device that has it"
+            )
+        values.append(node)
+    return fmean(values)

@@ -1,0 +1,104 @@
+"""tracker=mlflow: an MLflow run for each record, with its configuration, its numbers and its files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench import storage
+from minivllm.errors import BadInput
+from minivllm.tracking.base import Tracker
+
+NUMBERS = ("metrics", "cold", "memory", "energy", "cost", "roofline", "breakdown", "quality")
+TAGS = ("run_id", "cell_id", "sweep", "arm", "block", "status")
+FILES = (storage.RECORD, storage.CONFIG, storage.LOG)
+BATCH = 100  # parameters that MLflow takes at once
+LONGEST = 500  # characters of a parameter that every version of MLflow takes
+# MLflow would send usage data, and try a server that is away for minutes.
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class MLflowTracker(Tracker):
+    """Logs through MLflow's client; nothing is imported or connected to before there is a record.
+
+    Args:
+        uri: of the tracking server or database; None takes what MLflow is set to.
+        experiment: its name there; made if it is new.
+        artifacts: whether files are uploaded too.
+
+    Raises:
+        BadInput: MLflow is not installed.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "minivllm", artifacts: bool = True) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            raise BadInput("tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'")
+        self.uri = uri
+        self.experiment = experiment
+        self.artifacts = artifacts
+        self._connected: tuple[Any, str] | None = None
+
+    def record(self, directory: Path) -> None:
+        """See Tracker."""
+        from mlflow.entities import Metric, Param
+
+        record = json.loads((directory / storage.RECORD).read_text(encoding="utf-8"))
+        now = int(time.time() * 1000)
+        numbers = {
+            name: value
+            for part in NUMBERS
+            for name, value in _flat(record.get(part), part)
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        settings = [Param(name, str(value)[:LONGEST]) for name, value in _flat(record["config"])]
+        client, run = self._start(directory.name, {name: str(record[name]) for name in TAGS})
+        for first in range(0, len(settings), BATCH):
+            client.log_batch(run, params=settings[first : first + BATCH])
+        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in numbers.items()])
+        if self.artifacts:
+            for path in (directory / name for name in FILES):
+                if path.exists():
+                    client.log_artifact(run, str(path))
+        client.set_terminated(run, "FINISHED" if record["status"] == "ok" else "FAILED")
+
+    def report(self, name: str, page: Path) -> None:
+        """See Tracker: a run of its own, which holds the page."""
+        if not self.artifacts:
+            return
+        client, run = self._start(f"report {name}", {"sweep": name})
+        client.log_artifact(run, str(page))
+        client.set_terminated(run)
+
+    def _start(self, name: str, tags: dict[str, str]) -> tuple[Any, str]:
+        """A new MLflow run; the client, and the run's id there."""
+        if self._connected is None:
+            for variable, value in ENVIRONMENT.items():
+                os.environ.setdefault(variable, value)
+            from mlflow.tracking import MlflowClient
+
+            client = MlflowClient(tracking_uri=self.uri)
+            found = client.get_experiment_by_name(self.experiment)
+            self._connected = (
+                client,
+                found.experiment_id if found else client.create_experiment(self.experiment),
+            )
+        client, experiment = self._connected
+        return client, client.create_run(experiment, run_name=name, tags=tags).info.run_id
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested dictionaries by its dotted name."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node

@@ -1,0 +1,71 @@
+"""A sweep that is killed again and again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ablation import cluster
+
+DELAYS = ("0.001", "0.002", "0.003", "0.004")
+SWEEP = (f"engine.delay_s={','.join(DELAYS)}", "workload.num_requests=2,3,4,5,6,7")
+KILLS = 10
+
+
+def kill_sometime(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
+    """Kill the process and all that it started, a few lines of the engine's log from now; False if it was done."""
+    wanted = len(cluster.log(folder)) + chance.choice([0, 0, 1, 2, 3])
+    while len(cluster.log(folder)) < wanted and process.poll() is None:
+        time.sleep(0.02)
+    with_luck = chance.uniform(0, 0.3 if wanted else 3)  # anywhere: also while it starts, or writes a record
+    try:
+        process.wait(with_luck)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_ten_times_and_nothing_is_lost_torn_or_measured_twice(tmp_path: Path) -> None:
+    undisturbed, killed, temporary = (tmp_path / name for name in ("undisturbed", "killed", "temporary"))
+    temporary.mkdir()
+    out, _ = cluster.start(undisturbed, *SWEEP, temporary=temporary).communicate()
+    wanted = cluster.records(undisturbed)
+    assert len(wanted) == 24, out
+
+    chance = random.Random(0)
+    kills, seen = 0, {}
+    while kills < KILLS:
+        process = cluster.start(killed, *SWEEP, temporary=temporary)
+        kills += kill_sometime(process, killed, chance)
+        assert process.returncode != 0, "the sweep ended before it was killed often enough"
+        noted = len(cluster.log(killed))
+        for run_id, record in cluster.records(killed).items():  # reads each: none is torn
+            seen.setdefault(run_id, (record, noted))
+    process = cluster.start(killed, *SWEEP, temporary=temporary)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+
+    found = cluster.records(killed)
+    assert set(found) == set(wanted) and len(found) == 24
+    assert {record["status"] for record in found.values()} == {"ok"}
+    assert 0 < len(seen) < 24  # some were finished before a kill, some after the last
+    lines = cluster.log(killed)
+    for run_id, (record, noted) in seen.items():
+        assert found[run_id] == record
+        config = record["config"]
+        line = f"measured {config['engine']['delay_s']:g} {config['workload']['num_requests']}"
+        assert line in lines[:noted] and line not in lines[noted:]
+    for directory in (killed / "runs" / cluster.NAME).iterdir():
+        if directory.is_dir():
+            assert (directory / "record.json").exists() and not list(directory.glob(".*"))
+    assert f"{len(seen)} of 24 recorded already, skipped" in out

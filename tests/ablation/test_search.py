@@ -1,0 +1,119 @@
+"""A search: what a trial is worth, and Optuna's sweeper in front of simulated cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from minivllm.ablation.search import WORST, Goal
+from minivllm.bench.records import read_records
+from minivllm.errors import BadInput
+
+Cli = Callable[..., Any]
+GOAL = Goal("metrics.output_tokens_per_s", limits={"metrics.ttft_ms.p90": 100.0, "metrics.itl_ms.p90": 20.0})
+
+
+def block(speed: float | None, ttft: float = 90.0, itl: float = 10.0, status: str = "ok") -> dict[str, Any]:
+    metrics = {"output_tokens_per_s": speed, "ttft_ms": {"p90": ttft}, "itl_ms": {"p90": itl}}
+    return {"status": status, "metrics": metrics}
+
+
+def test_within_the_limits_the_objective_counts() -> None:
+    assert GOAL.excess([block(50.0)]) == 0 and GOAL.value([block(50.0)]) == 50.0
+    assert (
+        GOAL.value([block(50.0, ttft=60), block(70.0, ttft=140)]) == 60.0
+    )  # means over blocks: 100 is allowed
+
+
+def test_outside_the_limits_anything_is_worse_and_the_further_the_worse() -> None:
+    allowed, slightly, far = [block(1.0)], [block(1e6, ttft=110)], [block(1e6, ttft=300, itl=40)]
+    assert GOAL.excess(slightly) == pytest.approx(0.1) and GOAL.excess(far) == pytest.approx(3.0)
+    failed = [block(1e6), block(1e6, status="oom")]
+    values = [GOAL.value(blocks) for blocks in (allowed, slightly, far, failed, [])]
+    assert values[:4] == sorted(values[:4], reverse=True) and values[3] == values[4] < -WORST
+    least = Goal("metrics.output_tokens_per_s", False, GOAL.limits)
+    values = [least.value(blocks) for blocks in (allowed, slightly, far, failed)]
+    assert values == sorted(values) and values[0] == 1.0
+
+
+def test_a_goal_must_be_a_number_of_the_record() -> None:
+    with pytest.raises(
+        BadInput, match=r"sweep.objective: .* no metrics.output_tokens_per_second; did you mean"
+    ):
+        Goal("metrics.output_tokens_per_second")
+    with pytest.raises(
+        BadInput, match=r"sweep.limits: a record has no metrics.tft_ms.p90; did you mean ttft_ms"
+    ):
+        Goal("metrics.output_tokens_per_s", limits={"metrics.tft_ms.p90": 1.0})
+    with pytest.raises(BadInput, match="a percentile needs more requests"):
+        GOAL.value([block(None)])
+
+
+TUNE = (
+    "preset=tune",
+    *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "engine.overhead_ms=1"),
+    *("hydra.sweeper.n_trials=5", "hydra.sweeper.sampler.n_startup_trials=3", "sweep.name=mine"),
+)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir / "index.html")
+
+
+@pytest.mark.slow
+def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cli, quick: None) -> None:
+    limits = "sweep.limits={metrics.ttft_ms.p90:2000,metrics.itl_ms.p90:8}"
+    done = cli(*TUNE, limits)
+    assert done.code == 0, done.err
+    records = {record["arm"]: record for record in read_records("runs/mine")}
+    goal = Goal("metrics.output_tokens_per_s", True, {"metrics.ttft_ms.p90": 2000, "metrics.itl_ms.p90": 8})
+    kept = {arm: goal.value([r]) for arm, r in records.items() if not goal.excess([r])}
+    assert f"{len(kept)} of {len(records)} cells are within the limits" in done.out
+    best = max(kept, key=lambda arm: kept[arm])
+    assert f"best: {best}: metrics.output_tokens_per_s {kept[best]:.4g}" in done.out
+    result = yaml.safe_load(Path("runs/mine/optimization_results.yaml").read_text())
+    assert result["best_value"] == pytest.approx(kept[best])
+    assert {f"{knob}={value}" for knob, value in result["best_params"].items()} == set(best.split())
+    assert sorted(path.name for path in Path().iterdir()) == ["runs"]
+
+    before = {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")}
+    again = cli(*TUNE, limits)
+    assert {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")} == before
+    assert f"best: {best}" in again.out
+
+
+@pytest.mark.slow
+def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, quick: None) -> None:
+    done = cli(*TUNE, "sweep.limits={metrics.ttft_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
+    assert done.code == 1 and "0 of 1 cells are within the limits" in done.out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sweep.fresh=true", "sweep.fresh is not for a search"),
+        ("sweep.dry_run=true", "sweep.dry_run is not for a search"),
+        ("sweep.objective=null", "sweep.objective is missing"),
+        ("sweep.objective=metrics.speed", "sweep.objective: a record has no metrics.speed"),
+        ("hydra/launcher=nowhere", "hydra/launcher=nowhere: no such option"),
+        ("cache.blok_size=3", "cache.blok_size: no such option of cache=paged"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(cli: Cli, quick: None, override: str, message: str) -> None:
+    done = cli("preset=tune", override)
+    assert done.code == 2 and done.err.startswith(f"error: {message}") and done.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_without_optuna(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper", None)
+    done = cli("preset=tune")
+    assert (done.code, done.err) == (2, "error: preset=tune needs Optuna: pip install 'minivllm[optuna]'\n")

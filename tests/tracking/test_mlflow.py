@@ -1,0 +1,94 @@
+"""Trackers: what MLflow is told, and that nothing it does harms a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench import storage
+from minivllm.bench.records import read_records
+from minivllm.config import compose
+from minivllm.tracking.base import SafeTracker
+
+Cli = Callable[..., Any]
+SIMULATED = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "workload.num_requests=2")
+FAILING = """
+class Failing:
+    def record(self, directory):
+        raise ConnectionError("the server is away\\nand more")
+
+    def report(self, name, page):
+        raise ConnectionError("the server is still away")
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(source: Path, out_dir: Path) -> Path:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        (out_dir / "index.html").write_text("report")
+        return out_dir / "index.html"
+
+    monkeypatch.setattr("minivllm.report.build_report", page)
+
+
+@pytest.mark.slow
+def test_mlflow_has_a_run_for_each_record(cli: Cli, quick: None) -> None:
+    pytest.importorskip("mlflow")
+    uri = f"sqlite:///{Path.cwd()}/mlflow.db"
+    command = ["-m", *SIMULATED, "cache.block_size=8,16", "sweep.name=mine"]
+    done = cli(*command, "tracker=mlflow", f"tracker.uri={uri}")
+    assert done.code == 0 and "not tracked" not in done.err, done.err
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("minivllm")
+    runs = {run.data.tags.get("run_id"): run for run in client.search_runs([experiment.experiment_id])}
+    records = {record["run_id"]: record for record in read_records("runs/mine")}
+    assert set(runs) == {*records, None} and len(records) == 2
+    for run_id, record in records.items():
+        run = runs[run_id]
+        assert run.info.status == "FINISHED" and run.data.tags["arm"] == record["arm"]
+        assert run.data.params["cache.block_size"] == str(record["config"]["cache"]["block_size"])
+        assert run.data.metrics["metrics.ttft_ms.p50"] == record["metrics"]["ttft_ms"]["p50"]
+        assert run.data.metrics["metrics.output_tokens_per_s"] == record["metrics"]["output_tokens_per_s"]
+        names = {item.path for item in client.list_artifacts(run.info.run_id)}
+        assert names == {storage.RECORD, storage.CONFIG, storage.LOG}
+    report = runs[None]
+    assert report.data.tags["sweep"] == "mine"
+    assert [item.path for item in client.list_artifacts(report.info.run_id)] == ["index.html"]
+    assert "2 of 2 recorded already, skipped" in cli(*command).out  # the same cells, tracked or not
+
+
+@pytest.mark.slow
+def test_a_tracker_that_fails_is_a_warning(
+    cli: Cli, quick: None, user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
+    (user_dir / "my_tracker.py").write_text(FAILING)
+    plug_in("tracker", "failing", "_target_: my_tracker.Failing\n")
+    done = cli(f"--config-dir={user_dir / 'conf'}", *SIMULATED, "tracker=failing", "name=mine")
+    assert done.code == 0 and "the server is still away" in done.err
+    warning = "warning: not tracked: ConnectionError: the server is away; the record is complete without"
+    assert warning in done.err.splitlines()
+    (record,) = read_records("runs/mine")
+    assert record["status"] == "ok"
+    (log,) = Path("runs/mine").glob(f"*/{storage.LOG}")
+    assert warning in log.read_text().splitlines()
+
+
+def test_without_mlflow_nothing_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = cli("tracker=mlflow")
+    assert (done.code, done.err) == (
+        2,
+        "error: tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'\n",
+    )
+    assert not Path("runs").exists()
+
+
+def test_nothing_is_told_of_a_measurement_without_a_record(tmp_path: Path) -> None:
+    SafeTracker(compose(["tracker=mlflow", "tracker.uri=http://127.0.0.1:9"])).record(tmp_path)
+    assert list(tmp_path.iterdir()) == []
