@@ -5,7 +5,7 @@ configuration against them. A class of the user's own has no entry here: it is c
 constructor when it is built.
 """
 
-from minivllm.options import arrival, engine, model, serving, tasks, workload
+from minivllm.options import arrival, engine, model, serving, tasks, tracker, workload
 from minivllm.options.ablation import AblationOptions
 from minivllm.options.base import GROUPS, OPTIONS, Options, knob, option
 from minivllm.options.measure import MeasureOptions, QualityOptions, RuntimeOptions
@@ -27,5 +27,6 @@ __all__ = [
     "option",
     "serving",
     "tasks",
+    "tracker",
     "workload",
 ]

@@ -70,25 +70,6 @@ class MeasureOptions(Options):
             raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
 
 
-@option("minivllm.tracking.base.Tracker")
-@dataclass(frozen=True)
-class NoTrackerOptions(Options):
-    """tracker=none."""
-
-    group = "tracker"
-
-
-@option("minivllm.tracking.mlflow.MLflowTracker")
-@dataclass(frozen=True)
-class MLflowOptions(Options):
-    """tracker=mlflow."""
-
-    group = "tracker"
-    uri: str | None = None
-    experiment: str = "minivllm"
-    artifacts: bool = True
-
-
 @dataclass(frozen=True)
 class QualityOptions(Options):
     """quality: what `measure.quality` and `task=quality` measure, on which text, against which precision."""

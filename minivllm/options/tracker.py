@@ -1,0 +1,26 @@
+"""The knobs of `tracker`: who else is told of a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minivllm.options.base import Options, option
+
+
+@option("minivllm.tracking.base.Tracker")
+@dataclass(frozen=True)
+class NoTrackerOptions(Options):
+    """tracker=none."""
+
+    group = "tracker"
+
+
+@option("minivllm.tracking.mlflow.MLflowTracker")
+@dataclass(frozen=True)
+class MLflowOptions(Options):
+    """tracker=mlflow."""
+
+    group = "tracker"
+    uri: str | None = None
+    experiment: str = "minivllm"
+    artifacts: bool = True
