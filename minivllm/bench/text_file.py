@@ -25,14 +25,14 @@ def read_bytes(knob: str, path: Path) -> bytes:
 
 
 def read_lines(knob: str, path: Path) -> list[str]:
-    """A file's lines, however they end (LF, CRLF).
+    """A file's lines, however they end (LF, CRLF, CR).
 
     Raises:
         BadInput: as `read_bytes`; or a line is not UTF-8, with its number.
     """
     raw = read_bytes(knob, path)
     try:
-        return re.split(r"\r?\n", raw.decode("utf-8"))
+        return re.split(r"\r\n|\r|\n", raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise not_text(path, error) from None
 

@@ -65,7 +65,7 @@ def _detect(path: Path, lines: list[str]) -> str:
     head = next((line for line in lines if line.strip()), "")
     if head.lstrip().startswith("{"):
         return "mooncake"
-    names = {name.strip() for name in next(csv.reader([head]), [])}
+    names = {name.strip(' "') for name in head.split(",")}
     for format, columns in (("azure", AZURE), ("burstgpt", BURSTGPT)):
         if names.issuperset(columns):
             return format

@@ -142,6 +142,10 @@ def test_another_format_than_the_file_has_is_one_line(tmp_path: Path, format: st
 
 @given(st.sampled_from([AZURE, BURSTGPT, MOONCAKE]), st.integers(0, 400), st.text(max_size=8))
 @example(MOONCAKE, 0, "[" * 5000)
+@example(AZURE, 0, "\r")
+@example(AZURE, 0, "a" * 200_000)
+@example(AZURE, 60, "\r")
+@example(BURSTGPT, 0, '"')
 def test_any_damage_is_rows_or_one_line(tmp_path_factory: Any, text: str, at: int, damage: str) -> None:
     path = tmp_path_factory.mktemp("damage") / "trace"
     path.write_text(text[:at] + damage + text[at:], encoding="utf-8", errors="replace")
