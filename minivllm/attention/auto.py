@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.cpu import CPUBackend
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
@@ -13,7 +14,9 @@ from minivllm.errors import BadInput
 
 def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
     """The first backend, fastest first, whose constraints hold; its name goes into the record."""
-    try:
-        return SDPABackend(specs, kv)
-    except BadInput:
-        return EagerBackend(specs, kv)
+    for backend in (CPUBackend, SDPABackend):
+        try:
+            return backend(specs, kv)
+        except BadInput:
+            continue
+    return EagerBackend(specs, kv)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import HeadNorm, Linear
@@ -23,7 +24,7 @@ from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
 from minivllm.models.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.quant.base import QuantMethod, Shapes
-from minivllm.quant.plain import PlainLinear, plain_linear
+from minivllm.quant.plain import plain_linear, tied_linear
 
 
 @dataclass
@@ -180,7 +181,9 @@ def _fill(
             quantized = path in held or wanted
             shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
             if shared is not None and not quantized:
-                model.lm_head = PlainLinear(shared, None)
+                model.lm_head = tied_linear(shared)
+                if isinstance(model.lm_head, PanelLinear):
+                    model.model.embed_tokens.share(model.lm_head.weight)
                 sizes["lookup_bytes"] = 0
                 continue
             if shared is not None:

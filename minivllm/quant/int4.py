@@ -8,6 +8,7 @@ checkpoints are read into.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.kernels.int4 import ROWS, layout_for
 
@@ -52,7 +54,28 @@ class Int4(Quantizer):
         chunk = _CHUNK if weight.device.type == "cpu" else _SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         pieces = (quantize(part, self.group_size) for part in weight.split(step))
-        return Int4Linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
+        return int4_linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
+
+
+def int4_linear(
+    pieces: Iterable[tuple[Tensor, Tensor, Tensor]],
+    shape: tuple[int, int],
+    group_size: int,
+    bias: Tensor | None,
+    order: Tensor | None = None,
+) -> nn.Module:
+    """The layer for what Int4Linear takes: on panels if these kernels are in use and the weight needs no filling up."""
+    pieces = iter(pieces)
+    first = next(pieces)
+    kernels = panels_for(first[0].device, first[1].dtype, shape[1], group_size) if order is None else None
+    pieces = itertools.chain([first], pieces)
+    if kernels is None:
+        return Int4Linear(pieces, shape, group_size, bias, order)
+    packed = [(kernels.pack(codes, Format.INT4), scales, zeros) for codes, scales, zeros in pieces]
+    codes, scales, zeros = zip(*packed, strict=True)
+    return PanelLinear(
+        kernels, Format.INT4, codes, shape, bias, torch.cat(scales, 1), torch.cat(zeros, 1), group_size
+    )
 
 
 class Int4Linear(nn.Module):

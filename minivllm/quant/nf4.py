@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.kernels.nf4 import deinterleave, interleave
@@ -67,6 +68,13 @@ class NF4(Quantizer):
         """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as `quantize` gives them."""
         rows, columns = state.shape
         functional = self.library.functional
+        if kernels := panels_for(codes.device, self.dtype, columns, state.blocksize):
+            scales = single_scales(functional, state).view(rows, -1).t()
+            step = max(PANEL, _SLICE // columns // PANEL * PANEL)
+            packed = [kernels.pack(_nibbles(part), Format.NF4) for part in codes.view(rows, -1).split(step)]
+            return PanelLinear(
+                kernels, Format.NF4, packed, (rows, columns), bias, scales, group=state.blocksize
+            )
         kernel_fits = (
             codes.device.type == "cpu"
             and self.dtype is not torch.float32  # the kernel computes in bfloat16
@@ -188,6 +196,11 @@ def _converted(
     scales = scales.repeat_interleave(block_size // size)
     out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes.view(-1, 1), scales, size, "nf4", rows, dtype)
     return out.view(shape)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """uint8 [rows, n], two codes a byte, the first in the high half, to uint8 [rows, 2 n]."""
+    return torch.stack((codes >> 4, codes & 15), -1).flatten(1)
 
 
 def _bin(scaled: Tensor) -> Tensor:
