@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
-from minivllm.attention.cpu import CPUBackend
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput

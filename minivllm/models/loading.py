@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels, active
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
@@ -44,6 +45,7 @@ class LoadedModel:
     linear_bytes_16bit: int
     quantized_layers: int  # and the head, if it is quantised
     linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
+    kernels: Kernels | None = None  # those for CPUs that it was built on
     warnings: list[str] = field(default_factory=list)
 
 
@@ -111,6 +113,7 @@ def load_model(
         weights=source.weights,
         fingerprint=source.fingerprint,
         linear_inputs=widths,
+        kernels=active(),
         warnings=[*source.warnings, *([] if before is None else [before.warning])],
         **sizes,
     )

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend, AttentionSpec
-from minivllm.attention.cpu import CPUBackend
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.invariant import InvariantBackend
+from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout, CacheManager

@@ -190,6 +190,7 @@ def test_on_says_what_off_says(kernels: Kernels, tmp_path: Path, tied: bool) -> 
             said[quant, mode] = [result.outputs[0].token_ids for result in results]
             scores[quant, mode] = llm.logits(PROMPTS[0])
             live[quant, mode] = llm.engine.runner.attention.name
+            assert (llm.engine.loaded.kernels is not None) == (mode == "on")
     assert {mode: name for (_, mode), name in live.items()} == {"on": "cpu", "off": "sdpa"}
     assert said["fp32", "on"] == said["fp32", "off"]
     exact = scores["fp32", "off"].double()

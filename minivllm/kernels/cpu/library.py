@@ -131,6 +131,8 @@ def _compile(path: Path) -> None:
     from torch.utils import cpp_extension  # takes long to import, and is needed once
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # ninja may lie beside an interpreter that was started by its path.
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         cpp_extension.load(
             _NAME,
