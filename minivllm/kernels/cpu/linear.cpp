@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #define MINIVLLM_LINEAR 1
 #endif
@@ -34,8 +34,12 @@ void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t input
       const uint8_t first = n < count ? rows[n * inputs + 2 * p] : 0;
       const uint8_t second = n < count ? rows[n * inputs + 2 * p + 1] : 0;
       if (format == Format::kInt8) {
-        panel[(p * kPanel + n) * 2] = first;
-        panel[(p * kPanel + n) * 2 + 1] = second;
+        // Sign and magnitude. Of 64 bytes each quarter has 8 of the first half and 8 of the second: unpacking takes
+        // the quarters apart.
+        const int64_t i = 2 * n % 64, half = i / 32, j = i % 32;
+        uint8_t* byte = panel + p * kPanel * 2 + n / 32 * 64 + j / 8 * 16 + half * 8 + j % 8;
+        byte[0] = first & 0x80 ? 0x80 | -first : first;
+        byte[1] = second & 0x80 ? 0x80 | -second : second;
       } else {
         // 128 codes of a pair in 64 bytes: low halves are outputs 0..31, high halves outputs 32..63.
         uint8_t* byte = panel + p * kPanel + (n % 32) * 2;
@@ -58,7 +62,8 @@ namespace {
 
 constexpr int64_t kRows = 6;          // of activations in registers: 24 sums, 4 weights
 constexpr int64_t kRowBlock = 192;    // of activations that a panel meets before the next block
-constexpr int64_t kMaxChunk = 256;    // inputs that are converted at a time: 32 KiB
+constexpr int64_t kMaxChunk = 256;    // inputs that are converted at a time, at most: 32 KiB
+constexpr int64_t kChunk = 64;        // where no group says how many
 constexpr int64_t kAhead = 4096;      // bytes that are asked for before they are needed
 
 struct Chunk {
@@ -117,14 +122,32 @@ __m512i levels_of(Format format) {
   return _mm512_load_si512(table);
 }
 
+// The upper and lower byte of the bfloat16 of 0..127, in two registers each.
+struct Magnitudes {
+  alignas(64) uint8_t high[128], low[128];
+
+  Magnitudes() {
+    for (int i = 0; i < 128; ++i) {
+      const uint16_t bits = round_to_bfloat16(static_cast<float>(i));
+      high[i] = static_cast<uint8_t>(bits >> 8), low[i] = static_cast<uint8_t>(bits);
+    }
+  }
+};
+const Magnitudes kMagnitudes;
+
 // Converts `pairs` pairs of inputs of a panel to bfloat16.
 void expand(Format format, const uint8_t* from, int64_t pairs, __m512i levels, uint16_t* to) {
   if (format == Format::kInt8) {
-    for (int64_t i = 0; i < pairs * kPanel * 2; i += 32) {
-      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-      _mm512_store_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    const __m512i high0 = _mm512_load_si512(kMagnitudes.high), high1 = _mm512_load_si512(kMagnitudes.high + 64);
+    const __m512i low0 = _mm512_load_si512(kMagnitudes.low), low1 = _mm512_load_si512(kMagnitudes.low + 64);
+    const __m512i sign = _mm512_set1_epi8(-128);
+    for (int64_t i = 0; i < pairs * kPanel * 2; i += 64) {
+      const __m512i bytes = _mm512_loadu_si512(from + i);  // the look-up ignores the sign
+      const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
+      const __m512i signed_high = _mm512_ternarylogic_epi32(high, bytes, sign, 0xF8);  // high | (bytes & sign)
+      const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
+      _mm512_store_si512(to + i, _mm512_unpacklo_epi8(low, signed_high));
+      _mm512_store_si512(to + i + 32, _mm512_unpackhi_epi8(low, signed_high));
     }
     return;
   }
@@ -216,7 +239,7 @@ void panel_product(const uint16_t* x, int64_t stride, int64_t rows, const Weight
   const int64_t padded = (weight.outputs + kPanel - 1) / kPanel * kPanel, groups = inputs / weight.group;
   const uint8_t* data = weight.data + panel * bytes;
   const bool plain = weight.format == Format::kBfloat16, by_group = weight.group < inputs || weight.zeros;
-  const int64_t width = by_group ? weight.group : kMaxChunk;
+  const int64_t width = by_group ? weight.group : plain ? kMaxChunk : kChunk;
   for (int64_t k = 0; k < inputs; k += width) {
     const int64_t pairs = std::min(width, inputs - k) / 2;
     const int64_t begin = panel_bytes(weight.format, k), size = panel_bytes(weight.format, 2 * pairs);

@@ -1,4 +1,4 @@
-// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16.
+// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16 and AVX512-VBMI.
 //
 // A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side by side, output
 // after output: [panels][inputs / 2][64][2], which is what both the dot-product instructions and the matrix unit take.
@@ -11,7 +11,7 @@ constexpr int64_t kPanel = 64;  // outputs
 
 enum class Format : int64_t {
   kBfloat16 = 0,  // bfloat16, 128 bytes for an input of a panel
-  kInt8 = 1,      // int8, 64 bytes; one scale for each output
+  kInt8 = 1,      // -127..127, 64 bytes; one scale for each output
   kAffine4 = 2,   // codes 0..15, 32 bytes; w = (code - 8) * scale + zero for each group of inputs
   kNormal4 = 3,   // codes of NF4's levels, 32 bytes; w = level * scale for each group of inputs
 };
