@@ -10,6 +10,7 @@ from minivllm.config import build
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu import library
 from minivllm.models.weights import Progress
 
 
@@ -70,16 +71,20 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     level = config["runtime"]["determinism"]
     attention = _attention(config["attention"], level)
     deterministic_kernels(level != "off")
-    loaded = build(config["model"], {"progress": progress}, quant=build(config["quant"]), device=device)
-    if level == "batch":
-        make_batch_invariant(loaded, device)
-    return Engine(
-        loaded,
-        loaded.tokenizer,
-        policy,
-        cache,
-        lambda specs, kv: build(attention, specs=specs, kv=kv),
-        device,
-        seed=config["measure"]["seed"],
-        batch_invariant=level == "batch",
-    )
+    quant = build(config["quant"])
+    with library.using(config["runtime"]["cpu_kernels"], device) as missing:
+        loaded = build(config["model"], {"progress": progress}, quant=quant, device=device)
+        if missing is not None:
+            loaded.warnings.append(missing)
+        if level == "batch":
+            make_batch_invariant(loaded, device)
+        return Engine(
+            loaded,
+            loaded.tokenizer,
+            policy,
+            cache,
+            lambda specs, kv: build(attention, specs=specs, kv=kv),
+            device,
+            seed=config["measure"]["seed"],
+            batch_invariant=level == "batch",
+        )

@@ -110,7 +110,7 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("+nmae=x", "nmae: no such setting; did you mean name?"),
         ("sweep.frsh=true", "sweep.frsh: no such option of sweep; did you mean fresh?"),
         ("quant=nf5", "quant=nf5: no such option; did you mean nf4? (quant: bf16"),
-        ("attention=quick", "attention=quick: no such option; choose from auto, eager, invariant, sdpa"),
+        ("attention=quick", "attention=quick: no such option; choose from auto, cpu, eager, invariant, sdpa"),
         ("cache.block_size=0", "cache.block_size=0 must be at least 1"),
         ("cache.offload_gb=1", "cache.offload_gb=1.0 keeps prefixes, so it needs cache.prefix_caching=true"),
         ("cache.memory_fraction=1.5", "cache.memory_fraction=1.5 must be at most 1"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
@@ -13,7 +14,9 @@ from minivllm.errors import BadInput
 
 def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
     """The first backend, fastest first, whose constraints hold; its name goes into the record."""
-    try:
-        return SDPABackend(specs, kv)
-    except BadInput:
-        return EagerBackend(specs, kv)
+    for backend in (CPUBackend, SDPABackend):
+        try:
+            return backend(specs, kv)
+        except BadInput:
+            continue
+    return EagerBackend(specs, kv)

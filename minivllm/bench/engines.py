@@ -87,6 +87,7 @@ class MinivllmEngine(Adapter):
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
             ),
+            compile_s=loaded.kernels.compile_s if loaded.kernels is not None else None,
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
         )
@@ -147,6 +148,7 @@ class MinivllmEngine(Adapter):
                 "linear_bytes": float(loaded.linear_bytes),
             },
             "attention": {"kernel": self.engine.runner.attention.name},
+            "runtime": {"cpu_kernels": "off" if loaded.kernels is None else "on"},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
             "cache": {

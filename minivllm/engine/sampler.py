@@ -159,7 +159,9 @@ def sample(
     """
     plain = all(r.params.greedy and not r.params.adjusts_logits and r.may_stop for r in requests)
     if plain:
-        chosen = logits.argmax(dim=-1).tolist()
+        # The first of the largest, like argmax, which is not vectorised in bfloat16 on a CPU: 16 ms for 32 rows of
+        # 151,936, of which this takes a sixth.
+        chosen = logits.max(dim=-1).indices.tolist()
     else:
         scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
         counters.rows_adjusted += adjust(scores, requests)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.cpu.library import active
 from minivllm.models.config import ModelConfig
 from minivllm.models.rope import rotate
 
@@ -62,9 +63,18 @@ class Embedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = weight(vocab_size, hidden_size)
+        self.kernels, self.is_packed = active(), False
+
+    def share(self, packed: nn.Parameter) -> None:
+        """Look rows up in the panels of the head, which holds the same weight."""
+        self.weight, self.is_packed = packed, True
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look the rows up."""
+        if self.is_packed:
+            assert self.kernels is not None
+            rows: Tensor = self.kernels.embed(self.weight, token_ids)
+            return rows
         return F.embedding(token_ids, self.weight)
 
 
@@ -79,9 +89,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = weight(size)
         self.shape, self.eps = (size,), eps
+        self.kernels = active() if size % 16 == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
+        if self.kernels is not None and x.dim() == 2:
+            out: Tensor = self.kernels.rms_norm(x, self.weight, self.eps)
+            return out
         return F.rms_norm(x, self.shape, None, self.eps) * self.weight
 
 
@@ -122,6 +136,11 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
         self.qk_norm = qk_norm
+        # The kernel turns sixteen pairs of dimensions at a time.
+        fits = dim % 16 == 0 and all(
+            rope.rotary_dim(dim) % 32 == 0 for rope in (config.rope, config.local_rope) if rope is not None
+        )
+        self.kernels = active() if fits else None
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
@@ -130,9 +149,15 @@ class Attention(nn.Module):
         tokens = x.shape[0]
         qk, v = self.qkv_proj(x).split((self.qk_width, self.v_width), -1)
         qk = qk.view(tokens, self.heads + self.kv_heads, self.dim)
-        if self.qk_norm is not None:
+        in_kernel = self.kernels is not None and type(self.qk_norm) is HeadNorm
+        if self.qk_norm is not None and not in_kernel:
             qk = self.qk_norm(qk)
-        q, k = rotate(qk, cos, sin).split((self.heads, self.kv_heads), 1)
+        if self.kernels is not None:
+            norm = (self.qk_norm.weight, self.qk_norm.eps) if in_kernel and self.qk_norm else (None, 0.0)
+            self.kernels.norm_and_rotate_(qk, *norm, cos, sin)
+        else:
+            qk = rotate(qk, cos, sin)
+        q, k = qk.split((self.heads, self.kv_heads), 1)
         out = attention.forward(self.layer, q, k, v.view(tokens, self.kv_heads, self.dim), batch)
         return self.o_proj(out.reshape(tokens, self.heads * self.dim))
 
@@ -160,10 +185,15 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.gate_up_proj = Linear(hidden, dict.fromkeys(names[:2], inner), bias)
         self.down_proj = Linear(inner, {names[2]: hidden}, bias)
+        self.kernels = active() if activation == "silu" and inner % 16 == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        both = self.gate_up_proj(x)
+        if self.kernels is not None:
+            out: Tensor = self.down_proj(self.kernels.silu_and_multiply(both))
+            return out
+        gate, up = both.chunk(2, -1)
         return self.down_proj(self.activation(gate).mul_(up))
 
 

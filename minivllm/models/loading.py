@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import HeadNorm, Linear
@@ -23,7 +25,7 @@ from minivllm.models.registry import model_class
 from minivllm.models.source import resolve
 from minivllm.models.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.quant.base import QuantMethod, Shapes
-from minivllm.quant.plain import PlainLinear, plain_linear
+from minivllm.quant.plain import plain_linear, tied_linear
 
 
 @dataclass
@@ -43,6 +45,7 @@ class LoadedModel:
     linear_bytes_16bit: int
     quantized_layers: int  # and the head, if it is quantised
     linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
+    kernels: Kernels | None = None  # those for CPUs that it was built on
     warnings: list[str] = field(default_factory=list)
 
 
@@ -110,6 +113,7 @@ def load_model(
         weights=source.weights,
         fingerprint=source.fingerprint,
         linear_inputs=widths,
+        kernels=active(),
         warnings=[*source.warnings, *([] if before is None else [before.warning])],
         **sizes,
     )
@@ -180,7 +184,9 @@ def _fill(
             quantized = path in held or wanted
             shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
             if shared is not None and not quantized:
-                model.lm_head = PlainLinear(shared, None)
+                model.lm_head = tied_linear(shared)
+                if isinstance(model.lm_head, PanelLinear):
+                    model.model.embed_tokens.share(model.lm_head.weight)
                 sizes["lookup_bytes"] = 0
                 continue
             if shared is not None:

@@ -17,6 +17,7 @@ class RuntimeOptions(Options):
     device: str = "auto"
     threads: int | None = knob(None, at_least=1)
     determinism: Literal["off", "run", "batch"] = "off"
+    cpu_kernels: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

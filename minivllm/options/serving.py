@@ -13,6 +13,7 @@ from minivllm.options.base import Options, knob, option
     "minivllm.attention.auto.select",
     "minivllm.attention.eager.EagerBackend",
     "minivllm.attention.invariant.InvariantBackend",
+    "minivllm.attention.kernels.cpu.CPUBackend",
     "minivllm.attention.sdpa.SDPABackend",
 )
 @dataclass(frozen=True)

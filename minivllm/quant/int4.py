@@ -8,18 +8,18 @@ checkpoints are read into.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from minivllm.errors import BadInput
-from minivllm.quant.base import Quantizer, frozen
-from minivllm.quant.kernels.int4 import ROWS, layout_for
+from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.quant.base import Quantizer
+from minivllm.quant.kernels.int4 import ROWS, SLICE, Int4Linear
 
 GROUP_SIZES = (32, 64, 128, 256)
-_SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 _CHUNK = 256 * 1024  # weights quantised at a time on a CPU: its cache holds the float32 temporaries
 
 
@@ -49,68 +49,31 @@ class Int4(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        chunk = _CHUNK if weight.device.type == "cpu" else _SLICE
+        chunk = _CHUNK if weight.device.type == "cpu" else SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         pieces = (quantize(part, self.group_size) for part in weight.split(step))
-        return Int4Linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
+        return int4_linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
 
 
-class Int4Linear(nn.Module):
-    """A linear layer on torch's packed int4 weight, converted back where rows are many or no kernel fits.
-
-    Args:
-        pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes uint8
-            [rows, inputs rounded up to the group], scales and zeros [groups, rows] in the compute dtype.
-        shape: outputs and inputs.
-        group_size: inputs that share a scale.
-        bias: [rows] or None.
-        order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
-    """
-
-    def __init__(
-        self,
-        pieces: Iterable[tuple[Tensor, Tensor, Tensor]],
-        shape: tuple[int, int],
-        group_size: int,
-        bias: Tensor | None,
-        order: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        packed, scales = [], []
-        for codes, scale, zero in pieces:
-            missing = -codes.shape[0] % ROWS
-            self.layout = layout_for(codes.device, scale.dtype)
-            packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
-            scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
-        self.weight = frozen(torch.cat(packed) if len(packed) > 1 else packed[0])
-        self.scales_and_zeros = frozen(torch.cat(scales, 1))  # [groups, rows, 2]
-        self.bias = None if bias is None else frozen(bias)
-        self.order = None if order is None else nn.Buffer(order, persistent=False)
-        self.shape, self.group_size = shape, group_size
-        self.padded = self.scales_and_zeros.shape[0] * group_size
-        self.step = max(ROWS, _SLICE // self.padded // ROWS * ROWS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]."""
-        if self.order is not None:
-            x = x.index_select(1, self.order)
-        if self.padded > self.shape[1]:
-            x = F.pad(x, (0, self.padded - self.shape[1]))
-        if x.shape[0] <= self.layout.kernel_rows:
-            out = self.layout.multiply(x.contiguous(), self.weight, self.group_size, self.scales_and_zeros)
-        else:
-            starts = range(0, self.scales_and_zeros.shape[1], self.step)
-            parts = [x @ self.transposed(start, start + self.step) for start in starts]
-            out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        out = out[:, : self.shape[0]]
-        return out if self.bias is None else out.add_(self.bias)
-
-    def transposed(self, begin: int, end: int) -> Tensor:
-        """Rows [begin, end) of the padded weight, multiples of 64, as [inputs, rows] in the compute dtype."""
-        scale, zero = self.scales_and_zeros[:, None, begin:end].unbind(-1)
-        codes = self.layout.unpack(self.weight, begin, end).view(torch.int8).sub_(8).to(scale.dtype)
-        groups = codes.unflatten(0, (-1, self.group_size))
-        return torch.addcmul(zero.contiguous(), groups, scale.contiguous()).flatten(0, 1)
+def int4_linear(
+    pieces: Iterable[tuple[Tensor, Tensor, Tensor]],
+    shape: tuple[int, int],
+    group_size: int,
+    bias: Tensor | None,
+    order: Tensor | None = None,
+) -> nn.Module:
+    """The layer for what Int4Linear takes: on panels if these kernels are in use and the weight needs no filling up."""
+    pieces = iter(pieces)
+    first = next(pieces)
+    kernels = panels_for(first[0].device, first[1].dtype, shape[1], group_size) if order is None else None
+    pieces = itertools.chain([first], pieces)
+    if kernels is None:
+        return Int4Linear(pieces, shape, group_size, bias, order)
+    packed = [(kernels.pack(codes, Format.INT4), scales, zeros) for codes, scales, zeros in pieces]
+    codes, scales, zeros = zip(*packed, strict=True)
+    return PanelLinear(
+        kernels, Format.INT4, codes, shape, bias, torch.cat(scales, 1), torch.cat(zeros, 1), group_size
+    )
 
 
 def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from minivllm.errors import BadInput
 from minivllm.quant.base import Shapes
-from minivllm.quant.int4 import GROUP_SIZES, Int4, Int4Linear
+from minivllm.quant.int4 import GROUP_SIZES, Int4, int4_linear
 from minivllm.quant.kernels.int4 import nibbles
 
 _LAYOUTS = {"awq": ("version", ["gemm"]), "gptq": ("checkpoint_format", ["gptq", "gptq_v2"])}
@@ -75,7 +75,7 @@ class StoredInt4:
             )
         scales, zeros = (t.repeat_interleave(group // size, 0).to(self.quant.dtype) for t in (scales, zeros))
         codes = F.pad(codes, (0, len(scales) * size - columns))
-        return Int4Linear([(codes, scales, zeros)], (len(codes), columns), size, bias, order)
+        return int4_linear([(codes, scales, zeros)], (len(codes), columns), size, bias, order)
 
     def _codes(self, qweight: Tensor) -> Tensor:
         """The weight's integers, uint8 [out, in]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, converted_product, frozen
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
@@ -30,29 +31,36 @@ class Int8(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return Int8Linear(weight, bias)
+        quantized, scale = quantize(weight)
+        if kernels := panels_for(weight.device, weight.dtype, weight.shape[1]):
+            packed = kernels.pack(quantized, Format.INT8)
+            return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
+        return Int8Linear(quantized, scale, bias)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's dtype."""
+    largest = weight.abs().amax(1, keepdim=True).float()
+    # Rounded to the compute dtype first, so that the rounding of the scale is no error of its own.
+    scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    quantized = torch.empty_like(weight, dtype=torch.int8)
+    step = max(1, _SLICE // weight.shape[1])
+    for part, rows, factor in zip(quantized.split(step), weight.split(step), scale.split(step), strict=True):
+        part.copy_((rows.float() / factor.float()).round_().clamp_(-127, 127))
+    return quantized, scale.squeeze(1)
 
 
 class Int8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q int8 [out, in] and scale [out] in the compute dtype."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        largest = weight.abs().amax(1, keepdim=True).float()
-        # Rounded to the compute dtype first, so that the rounding of the scale is no error of its own.
-        scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
-        quantized = torch.empty_like(weight, dtype=torch.int8)
-        step = max(1, _SLICE // weight.shape[1])
-        for part, rows, factor in zip(
-            quantized.split(step), weight.split(step), scale.split(step), strict=True
-        ):
-            part.copy_((rows.float() / factor.float()).round_().clamp_(-127, 127))
-        self.weight, self.scale = frozen(quantized), frozen(scale.squeeze(1))
+        self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
-        self.step = step
+        self.step = max(1, _SLICE // weight.shape[1])
         # The kernel reads past the end of rows and columns that are no multiple of its blocks.
         fits = weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
-        self.has_kernel = weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and fits
+        self.has_kernel = weight.device.type == "cpu" and scale.dtype is torch.bfloat16 and fits
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""

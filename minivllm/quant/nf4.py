@@ -6,7 +6,6 @@ the blocks' scales are stored in eight bits. Computed by bitsandbytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,18 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
-from minivllm.quant.kernels.nf4 import deinterleave, interleave
+from minivllm.quant.kernels.nf4 import SLICE, NF4CPULinear, converted, interleave
 
 _BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels
 _CHUNK = 128 * 1024  # weights encoded at a time on the CPU: its cache holds the float32 temporaries
 _BINS = 64  # of [-1, 1], in which the codes are looked up: so fine that none holds two of the 15 bounds
-# bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it was slower
-# than converting the weight and multiplying (4 times slower at 256 rows).
-_KERNEL_ROWS = 40
-_SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 
 
 class NF4(Quantizer):
@@ -67,6 +63,13 @@ class NF4(Quantizer):
         """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as `quantize` gives them."""
         rows, columns = state.shape
         functional = self.library.functional
+        if kernels := panels_for(codes.device, self.dtype, columns, state.blocksize):
+            scales = single_scales(functional, state).view(rows, -1).t()
+            step = max(PANEL, SLICE // columns // PANEL * PANEL)
+            packed = [kernels.pack(_nibbles(part), Format.NF4) for part in codes.view(rows, -1).split(step)]
+            return PanelLinear(
+                kernels, Format.NF4, packed, (rows, columns), bias, scales, group=state.blocksize
+            )
         kernel_fits = (
             codes.device.type == "cpu"
             and self.dtype is not torch.float32  # the kernel computes in bfloat16
@@ -95,45 +98,10 @@ class NF4Linear(nn.Module):
         """[rows, in] to [rows, out]."""
         if x.device.type == "cpu":
             scales = single_scales(self.library.functional, self.state)
-            weight = _converted(self.codes, scales, self.state.blocksize, self.state.shape, x.dtype)
+            weight = converted(self.codes, scales, self.state.blocksize, self.state.shape, x.dtype)
             return F.linear(x, weight, self.bias)
         out: Tensor = self.library.matmul_4bit(x, self.codes.t(), quant_state=self.state, bias=self.bias)
         return out
-
-
-class NF4CPULinear(nn.Module):
-    """A linear layer on bitsandbytes' layout for AVX512-BF16, converted back where rows are many.
-
-    The layout is that of kernels/nf4.py; scales are bfloat16 [in / block, out].
-    """
-
-    def __init__(self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None) -> None:
-        super().__init__()
-        self.codes, self.scales = frozen(codes), frozen(scales)
-        self.bias = None if bias is None else frozen(bias)
-        self.multiply = library.matmul_4bit
-        self.state = library.functional.QuantState(
-            scales, state.shape, state.code, state.blocksize, state.quant_type, torch.bfloat16
-        )
-        self.state.packing_format_for_cpu = True
-        self.rows, self.columns = state.shape
-        self.step = max(32, _SLICE // self.columns // 32 * 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]."""
-        if x.shape[0] <= _KERNEL_ROWS:
-            out: Tensor = self.multiply(x, self.codes, quant_state=self.state, bias=self.bias)
-            return out
-        starts = range(0, self.rows, self.step)
-        out = torch.cat(
-            [F.linear(x, self.weight(i, min(i + self.step, self.rows), x.dtype)) for i in starts], -1
-        )
-        return out if self.bias is None else out.add_(self.bias)
-
-    def weight(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-        """Rows [begin, end), multiples of 32, of the weight [out, in] in `dtype`."""
-        codes, scales = deinterleave(self.codes[begin:end]), self.scales[:, begin:end].t().float()
-        return _converted(codes, scales.reshape(-1), self.state.blocksize, (end - begin, self.columns), dtype)
 
 
 def quantize(library: Any, weight: Tensor, block_size: int, double_quant: bool) -> tuple[Tensor, Any]:
@@ -175,19 +143,9 @@ def single_scales(functional: Any, state: Any) -> Tensor:
     return outer.float() + state.offset
 
 
-def _converted(
-    codes: Tensor, scales: Tensor, block_size: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    """The weight of this shape, by bitsandbytes' conversion for CPUs, which wants care (0.50.2).
-
-    It takes the scales of blocks that begin within a row from the wrong place, and compiles itself anew for blocks
-    above 1024: so each block is a row of its own, and larger ones are several with the same scale.
-    """
-    size, count = min(block_size, 1024), math.prod(shape)
-    rows = (count // size, size) if count % size == 0 else (1, count)
-    scales = scales.repeat_interleave(block_size // size)
-    out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes.view(-1, 1), scales, size, "nf4", rows, dtype)
-    return out.view(shape)
+def _nibbles(codes: Tensor) -> Tensor:
+    """uint8 [rows, n], two codes a byte, the first in the high half, to uint8 [rows, 2 n]."""
+    return torch.stack((codes >> 4, codes & 15), -1).flatten(1)
 
 
 def _bin(scaled: Tensor) -> Tensor:

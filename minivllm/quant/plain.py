@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, frozen
 
 
@@ -67,10 +68,20 @@ class PackedLinear(nn.Module):
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """The fastest plain linear layer for the weight's device."""
+    """The fastest plain linear layer for the weight's device, whose memory it may take over."""
+    if kernels := panels_for(weight.device, weight.dtype, weight.shape[1]):
+        packed = kernels.pack(weight.contiguous(), Format.BFLOAT16)
+        return PanelLinear(kernels, Format.BFLOAT16, [packed], weight.shape, bias)
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def tied_linear(weight: nn.Parameter) -> nn.Module:
+    """A head on the embedding's weight. A PanelLinear has taken its memory over, and the embedding is to share it."""
+    if panels_for(weight.device, weight.dtype, weight.shape[1]):
+        return plain_linear(weight.data, None)
+    return PlainLinear(weight, None)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.invariant import InvariantBackend
+from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout, CacheManager
@@ -22,6 +23,7 @@ from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu import library
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 16, 17, 40)
@@ -46,13 +48,14 @@ def run_in_pieces(
     dtype: torch.dtype,
     seed: int,
     other: AttentionSpec | None = None,
+    cut_seed: int | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each.
 
     The layer that is looked at is the second; the first is of `other` kind, or the same.
     """
     torch.manual_seed(seed)
-    rng = random.Random(seed)
+    rng = random.Random(seed if cut_seed is None else cut_seed)
     specs = [other or spec, spec]
     kv = KVCache(specs, layout, dtype, CPU)
     for part in itertools.chain(*kv.parts):  # poisoned: what is read must have been written
@@ -92,6 +95,22 @@ def run_in_pieces(
     return [(out, reference(*qkv, spec)) for out, qkv in zip(outputs, data, strict=True)]
 
 
+def cpu(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
+    """The C++ kernel, where it can be compiled."""
+    try:
+        library.load()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
+    with library.using("on", CPU):
+        return CPUBackend(specs, kv)
+
+
+MAKERS: dict[str, Callable[..., AttentionBackend]] = {
+    "eager": EagerBackend,
+    "sdpa": SDPABackend,
+    "invariant": InvariantBackend,
+    "cpu": cpu,
+}
 SPECS = {
     "multi-head": AttentionSpec(4, 4, 16, 0.25),
     "grouped": AttentionSpec(6, 2, 16, 0.25),
@@ -99,6 +118,7 @@ SPECS = {
     "window": AttentionSpec(4, 2, 16, 0.25, window=7),
     "window of one": AttentionSpec(4, 2, 16, 0.25, window=1),
     "window, one kv head": AttentionSpec(3, 1, 24, 0.2, window=16),
+    "one kv head, window, wide": AttentionSpec(5, 1, 80, 0.1, window=33),
     "soft cap": AttentionSpec(4, 2, 16, 0.25, soft_cap=0.5),
     "soft cap and window": AttentionSpec(4, 1, 16, 0.25, window=7, soft_cap=0.5),
 }
@@ -109,10 +129,11 @@ LAYOUTS = {"paged": CacheLayout(4, 40), "block of one": CacheLayout(1, 120), "co
 @pytest.mark.parametrize(
     ("make", "spec"),
     [
-        pytest.param(make, spec, id=f"{make.name}-{name}")
-        for make in (EagerBackend, SDPABackend, InvariantBackend)
+        pytest.param(make, spec, id=f"{kind}-{name}")
+        for kind, make in MAKERS.items()
         for name, spec in SPECS.items()
-        if not (make is SDPABackend and spec.soft_cap)  # refused, see below
+        if not (kind == "sdpa" and spec.soft_cap)
+        and not (kind == "cpu" and spec.head_dim % 16)  # refused, see below
     ],
 )
 def test_matches_reference(
@@ -123,7 +144,7 @@ def test_matches_reference(
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [EagerBackend, SDPABackend, InvariantBackend])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize(("spec", "other"), [("grouped", "window"), ("window", "grouped")])
 def test_layers_have_windows_of_their_own(
     make: Callable[..., AttentionBackend], spec: str, other: str
@@ -134,13 +155,16 @@ def test_layers_have_windows_of_their_own(
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("make", [SDPABackend, cpu])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_error_is_at_most_twice_that_of_eager(dtype: torch.dtype) -> None:
+def test_half_precision_error_is_at_most_twice_that_of_eager(
+    make: Callable[..., AttentionBackend], dtype: torch.dtype
+) -> None:
     def error(make: Callable[..., AttentionBackend]) -> float:
         pairs = run_in_pieces(make, SPECS["grouped"], LAYOUTS["paged"], dtype, seed=0)
         return max(float((out.double() - expected).abs().max()) for out, expected in pairs)
 
-    assert error(SDPABackend) <= 2 * error(EagerBackend) + 1e-6
+    assert error(make) <= 2 * error(EagerBackend) + 1e-6
 
 
 def test_soft_cap_is_refused_by_sdpa_and_auto_goes_on_to_eager() -> None:
@@ -162,3 +186,34 @@ def test_padding_block_is_never_written() -> None:
     batch = runner.prepare([ScheduledRequest(request, 0, 9)])
     assert int(batch.slot_mapping.min()) >= layout.block_size
     assert len(set(batch.slot_mapping.tolist())) == 9
+
+
+def test_cpu_refuses_what_it_cannot_serve_and_auto_goes_on() -> None:
+    spec, odd = SPECS["grouped"], SPECS["one kv head, odd size"]
+    kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
+    with pytest.raises(BadInput, match="needs the C\\+\\+ kernels"):
+        CPUBackend([spec], kv)
+    assert cpu([spec], kv).name == "cpu"
+    with pytest.raises(BadInput, match="multiple of 16"):
+        cpu([odd], KVCache([odd], CacheLayout(4, 4), torch.float32, CPU))
+    compressed = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU, "int8")
+    with pytest.raises(BadInput, match="no compressed cache"):
+        cpu([spec], compressed)
+    with library.using("on", CPU):
+        assert [select([spec], kv).name, select([odd], kv).name, select([spec], compressed).name] == [
+            "cpu",
+            "sdpa",
+            "sdpa",
+        ]
+
+
+def test_cpu_gives_a_query_the_same_bits_however_the_prompt_is_cut() -> None:
+    """Pieces and neighbours are other ones with every seed; the sequences' data is made before any is drawn."""
+    spec = SPECS["grouped"]
+
+    def outputs(make: Callable[..., AttentionBackend], block: int) -> list[Tensor]:
+        layout = CacheLayout(block, 160 // block)
+        return [out for out, _ in run_in_pieces(make, spec, layout, torch.bfloat16, 0, cut_seed=block)]
+
+    for some, others in zip(outputs(cpu, 4), outputs(cpu, 16), strict=True):
+        assert torch.equal(some, others)

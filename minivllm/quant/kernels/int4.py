@@ -1,4 +1,4 @@
-"""torch's packed int4 kernels: how each wants its weights, and what it is good for.
+"""torch's packed int4 kernels: how each wants its weights, what it is good for, and the layer on them.
 
 All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [groups, rows, 2].
 """
@@ -6,9 +6,13 @@ All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [gro
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minivllm.quant.base import frozen
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of converting and
@@ -17,6 +21,7 @@ ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 _CPU_KERNEL_ROWS = 48
 # The CUDA kernel computes 16 rows at a time and reads the weight again for each 16.
 _CUDA_KERNEL_ROWS = 128
+SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 
 
 class Interleaved:
@@ -109,3 +114,61 @@ def layout_for(device: torch.device, dtype: torch.dtype) -> Interleaved | Tensor
         if half is not None:
             return Interleaved(half, _CPU_KERNEL_ROWS)
     return Interleaved(32, 0)
+
+
+class Int4Linear(nn.Module):
+    """A linear layer on torch's packed int4 weight, converted back where rows are many or no kernel fits.
+
+    Args:
+        pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes uint8
+            [rows, inputs rounded up to the group], scales and zeros [groups, rows] in the compute dtype.
+        shape: outputs and inputs.
+        group_size: inputs that share a scale.
+        bias: [rows] or None.
+        order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[tuple[Tensor, Tensor, Tensor]],
+        shape: tuple[int, int],
+        group_size: int,
+        bias: Tensor | None,
+        order: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        packed, scales = [], []
+        for codes, scale, zero in pieces:
+            missing = -codes.shape[0] % ROWS
+            self.layout = layout_for(codes.device, scale.dtype)
+            packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
+            scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
+        self.weight = frozen(torch.cat(packed) if len(packed) > 1 else packed[0])
+        self.scales_and_zeros = frozen(torch.cat(scales, 1))  # [groups, rows, 2]
+        self.bias = None if bias is None else frozen(bias)
+        self.order = None if order is None else nn.Buffer(order, persistent=False)
+        self.shape, self.group_size = shape, group_size
+        self.padded = self.scales_and_zeros.shape[0] * group_size
+        self.step = max(ROWS, SLICE // self.padded // ROWS * ROWS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        if self.padded > self.shape[1]:
+            x = F.pad(x, (0, self.padded - self.shape[1]))
+        if x.shape[0] <= self.layout.kernel_rows:
+            out = self.layout.multiply(x.contiguous(), self.weight, self.group_size, self.scales_and_zeros)
+        else:
+            starts = range(0, self.scales_and_zeros.shape[1], self.step)
+            parts = [x @ self.transposed(start, start + self.step) for start in starts]
+            out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        out = out[:, : self.shape[0]]
+        return out if self.bias is None else out.add_(self.bias)
+
+    def transposed(self, begin: int, end: int) -> Tensor:
+        """Rows [begin, end) of the padded weight, multiples of 64, as [inputs, rows] in the compute dtype."""
+        scale, zero = self.scales_and_zeros[:, None, begin:end].unbind(-1)
+        codes = self.layout.unpack(self.weight, begin, end).view(torch.int8).sub_(8).to(scale.dtype)
+        groups = codes.unflatten(0, (-1, self.group_size))
+        return torch.addcmul(zero.contiguous(), groups, scale.contiguous()).flatten(0, 1)

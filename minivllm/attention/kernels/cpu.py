@@ -1,0 +1,60 @@
+"""attention=cpu: one C++ kernel reads the paged cache in place, for prompts, pieces of them and decoding alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.cache.kv import KVCache
+from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import active
+
+if TYPE_CHECKING:
+    from minivllm.engine.step import StepBatch
+
+
+class CPUBackend:
+    """Online softmax in float32 over tiles of keys, in parallel over requests, key heads and tiles of queries.
+
+    A tile begins at a fixed place of the sequence, so a query's result does not depend on its neighbours. Takes
+    every dtype, window and soft cap.
+
+    Raises:
+        BadInput: the C++ kernels are not in use, a head size is no multiple of 16, the cache is compressed, or
+            eviction goes by attention, which is not returned.
+    """
+
+    name = "cpu"
+
+    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
+        kernels = active()
+        if kernels is None:
+            raise BadInput(
+                "attention=cpu needs the C++ kernels: runtime.cpu_kernels=on says why they cannot be had; "
+                "use attention=sdpa"
+            )
+        if any(spec.head_dim % 16 for spec in specs):
+            raise BadInput("attention=cpu takes heads of a multiple of 16; use attention=sdpa")
+        if kv.compressed:
+            raise BadInput(
+                "attention=cpu reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"
+            )
+        refuse_scores(self.name, kv)
+        self.specs, self.kv, self.kernel = specs, kv, kernels.paged_attention
+        self.constants = [(spec.scale, spec.window or 0, spec.soft_cap or 0.0) for spec in specs]
+
+    def prepare(self, batch: StepBatch) -> None:
+        """Nothing is shared between layers."""
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
+        """See AttentionBackend."""
+        keys, values = self.kv.parts[layer]
+        out: Tensor = self.kernel(
+            *(q, k, v, keys, values),
+            *(batch.slot_mapping, batch.query_start_loc, batch.seq_lens, batch.block_table),
+            *self.constants[layer],
+        )
+        return out

@@ -1,0 +1,168 @@
+// What torch sees of the kernels: operators of the namespace minivllm_cpu. They check shapes, dtypes and strides.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention.h"
+#include "fused.h"
+#include "linear.h"
+#include "vector.h"
+
+namespace {
+
+using at::Tensor;
+using c10::optional;
+using namespace minivllm;
+
+// Calls `code` with T as the type of `tensor`.
+template <typename Code>
+void by_dtype(const Tensor& tensor, const Code& code) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return code(float{});
+    case at::kBFloat16: return code(BFloat16{});
+    case at::kHalf: return code(Half{});
+    default: TORCH_CHECK(false, "no kernel for ", tensor.scalar_type());
+  }
+}
+
+template <typename T>
+T* pointer(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+bool has_linear_op() { return has_linear(); }
+
+// Takes the memory of bfloat16 rows that fill their panels.
+Tensor pack(const Tensor& rows, int64_t format) {
+  TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous() && rows.size(1) % 2 == 0, "pack: [outputs, even inputs]");
+  const auto kind = static_cast<Format>(format);
+  TORCH_CHECK(rows.element_size() == (kind == Format::kBfloat16 ? 2 : 1), "pack: wrong dtype");
+  const int64_t outputs = rows.size(0), inputs = rows.size(1), panels = (outputs + kPanel - 1) / kPanel;
+  const int64_t bytes = panel_bytes(kind, inputs), row_bytes = inputs * rows.element_size();
+  const bool in_place = kind == Format::kBfloat16 && outputs % kPanel == 0;
+  Tensor packed = in_place ? rows.view(at::kByte).view({panels, bytes})
+                           : at::empty({panels, bytes}, rows.options().dtype(at::kByte));
+  const auto* from = pointer<uint8_t>(rows);
+  auto* to = pointer<uint8_t>(packed);
+#pragma omp parallel for
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t count = std::min(kPanel, outputs - p * kPanel);
+    const uint8_t* begin = from + p * kPanel * row_bytes;
+    const std::vector<uint8_t> copy(begin, begin + count * row_bytes);
+    pack_panel(kind, copy.data(), count, inputs, to + p * bytes);
+  }
+  return packed;
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& scales,
+                 const optional<Tensor>& zeros, const optional<Tensor>& bias, int64_t format, int64_t outputs,
+                 int64_t group) {
+  const int64_t inputs = x.size(-1);
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == at::kBFloat16, "linear: bfloat16 [rows, inputs]");
+  const auto kind = static_cast<Format>(format);
+  TORCH_CHECK(packed.size(0) == (outputs + kPanel - 1) / kPanel && packed.size(1) == panel_bytes(kind, inputs),
+              "linear: weight and input do not fit");
+  Tensor out = at::empty({x.size(0), outputs}, x.options());
+  const Weight weight{kind,   pointer<uint8_t>(packed), scales ? pointer<uint16_t>(*scales) : nullptr,
+                      zeros ? pointer<uint16_t>(*zeros) : nullptr, inputs, outputs, group};
+  linear(pointer<uint16_t>(x), x.stride(0), x.size(0), weight, bias ? pointer<uint16_t>(*bias) : nullptr,
+         pointer<uint16_t>(out));
+  return out;
+}
+
+Tensor embed(const Tensor& packed, const Tensor& token_ids) {
+  const int64_t inputs = packed.size(1) / (2 * kPanel), tokens = token_ids.size(0);
+  Tensor out = at::empty({tokens, inputs}, packed.options().dtype(at::kBFloat16));
+  const auto* ids = pointer<int64_t>(token_ids);
+  auto* to = pointer<uint32_t>(out);
+  for (int64_t t = 0; t < tokens; ++t) {
+    TORCH_CHECK_INDEX(ids[t] >= 0 && ids[t] < packed.size(0) * kPanel, "embed: token id ", ids[t]);
+    const auto* from = pointer<uint32_t>(packed) + ids[t] / kPanel * inputs / 2 * kPanel + ids[t] % kPanel;
+    for (int64_t p = 0; p < inputs / 2; ++p) to[t * inputs / 2 + p] = from[p * kPanel];
+  }
+  return out;
+}
+
+Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_cache,
+                       const Tensor& v_cache, const Tensor& slots, const Tensor& starts, const Tensor& lengths,
+                       const Tensor& table, double scale, int64_t window, double soft_cap) {
+  for (const auto& x : {q, k, v})
+    TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.dtype() == k_cache.dtype(),
+                "paged_attention: q, k and v are [tokens, heads, head_dim], dense within a token, in the cache's dtype");
+  TORCH_CHECK(table.is_contiguous() && k_cache.is_contiguous() && q.size(2) % kLanes == 0, "paged_attention: layout");
+  Attention a{};
+  a.requests = lengths.size(0), a.tokens = q.size(0), a.heads = q.size(1), a.kv_heads = k.size(1);
+  a.head_dim = q.size(2), a.block_size = k_cache.size(1), a.table_width = table.size(1);
+  a.scale = static_cast<float>(scale), a.window = window, a.soft_cap = static_cast<float>(soft_cap);
+  a.q_stride = q.stride(0), a.k_stride = k.stride(0), a.v_stride = v.stride(0);
+  a.slots = pointer<int64_t>(slots), a.starts = pointer<int32_t>(starts);
+  a.lengths = pointer<int32_t>(lengths), a.table = pointer<int32_t>(table);
+  Tensor out = at::empty(q.sizes(), q.options());
+  by_dtype(q, [&](auto kind) {
+    using T = decltype(kind);
+    attend(a, pointer<T>(q), pointer<T>(k), pointer<T>(v), pointer<T>(k_cache), pointer<T>(v_cache), pointer<T>(out));
+  });
+  return out;
+}
+
+Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % kLanes == 0 && x.dtype() == weight.dtype(),
+              "rms_norm: [rows, multiple of 16]");
+  Tensor out = at::empty(x.sizes(), x.options());
+  by_dtype(x, [&](auto kind) {
+    using T = decltype(kind);
+    rms_norm(pointer<T>(x), x.stride(0), x.size(0), x.size(1), pointer<T>(weight), static_cast<float>(eps),
+             pointer<T>(out));
+  });
+  return out;
+}
+
+void norm_and_rotate_op(const Tensor& x, const optional<Tensor>& weight, double eps, const Tensor& cos,
+                        const Tensor& sin) {
+  const int64_t rotated = cos.size(-1);
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.size(2) % kLanes == 0,
+              "norm_and_rotate: [tokens, heads, multiple of 16]");
+  TORCH_CHECK(rotated % (2 * kLanes) == 0 && cos.stride(-1) == 1 && sin.stride(0) == cos.stride(0) &&
+                  cos.dtype() == x.dtype(),
+              "norm_and_rotate: half of the rotated dimensions is a multiple of 16");
+  by_dtype(x, [&](auto kind) {
+    using T = decltype(kind);
+    norm_and_rotate(pointer<T>(x), x.stride(0), x.size(0), x.size(1), x.size(2),
+                    weight ? pointer<T>(*weight) : nullptr, static_cast<float>(eps), pointer<T>(cos),
+                    pointer<T>(sin), cos.stride(0), rotated);
+  });
+}
+
+Tensor silu_and_multiply_op(const Tensor& gate_up) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % (2 * kLanes) == 0,
+              "silu_and_multiply: [rows, two multiples of 16]");
+  Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
+  by_dtype(gate_up, [&](auto kind) {
+    using T = decltype(kind);
+    silu_and_multiply(pointer<T>(gate_up), out.size(0), out.size(1), pointer<T>(out));
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(minivllm_cpu, library) {
+  library.def("has_linear() -> bool", has_linear_op);
+  library.def("pack(Tensor(a!) rows, int format) -> Tensor(a!)", pack);
+  library.def(
+      "linear(Tensor x, Tensor packed, Tensor? scales, Tensor? zeros, Tensor? bias, int format, int outputs, "
+      "int group) -> Tensor",
+      linear_op);
+  library.def("embed(Tensor packed, Tensor token_ids) -> Tensor", embed);
+  library.def(
+      "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
+      "Tensor starts, Tensor lengths, Tensor table, float scale, int window, float soft_cap) -> Tensor",
+      paged_attention);
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_op);
+  library.def("norm_and_rotate_(Tensor(a!) x, Tensor? weight, float eps, Tensor cos, Tensor sin) -> ()",
+              norm_and_rotate_op);
+  library.def("silu_and_multiply(Tensor gate_up) -> Tensor", silu_and_multiply_op);
+}

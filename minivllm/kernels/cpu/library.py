@@ -1,0 +1,156 @@
+"""The C++ kernels for CPUs: compiled once for a machine by torch's extension loader, kept, and loaded.
+
+They need a C++ compiler and ninja once. Without these every layer keeps to torch's own operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minivllm.errors import BadInput
+
+_FOLDER = Path(__file__).parent
+_NAME = "minivllm_cpu"
+_FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno"]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operators of bindings.cpp, which says what they take."""
+
+    has_linear: bool
+    compile_s: float  # 0 where they had been compiled before
+    pack: Callable[..., Any]
+    linear: Callable[..., Any]
+    embed: Callable[..., Any]
+    paged_attention: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    norm_and_rotate_: Callable[..., Any]
+    silu_and_multiply: Callable[..., Any]
+
+
+_active: Kernels | None = None
+
+
+def active() -> Kernels | None:
+    """The kernels that what is built now is to use, if any."""
+    return _active
+
+
+@contextmanager
+def using(wanted: str, device: torch.device) -> Iterator[str | None]:
+    """Models and backends built inside use the kernels, and keep them.
+
+    Args:
+        wanted: "off"; "auto" uses them where they can be had; "on" insists.
+        device: where the model runs.
+
+    Yields:
+        Why they are not used although that was asked for, or None.
+
+    Raises:
+        BadInput: "on", and they cannot be had.
+    """
+    global _active
+    reason = None
+    if wanted != "off" and (device.type == "cpu" or wanted == "on"):
+        try:
+            if device.type != "cpu":
+                raise RuntimeError(f"the device is {device.type}")
+            _active = load()
+        except (RuntimeError, OSError, ImportError) as error:
+            reason = f"the C++ kernels for CPUs are not used: {str(error).strip().splitlines()[0]}"
+            if wanted == "on":
+                raise BadInput(f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto") from None
+    try:
+        yield reason
+    finally:
+        _active = None
+
+
+@functools.cache
+def load() -> Kernels:
+    """Load the library, compiling it first if that was not done on this machine.
+
+    Raises:
+        RuntimeError, OSError, ImportError: it cannot be compiled or loaded; the first line says why.
+    """
+    begin = time.perf_counter()
+    path = _cached_path()
+    compiled = not path.exists()
+    if compiled:
+        print("compiling the C++ kernels for this processor, once", file=sys.stderr, flush=True)
+        _compile(path)
+    else:
+        torch.ops.load_library(str(path))
+    operators = getattr(torch.ops, _NAME)
+    names = [name for name in Kernels.__dataclass_fields__ if name not in ("has_linear", "compile_s")]
+    return Kernels(
+        has_linear=operators.has_linear(),
+        compile_s=time.perf_counter() - begin if compiled else 0.0,
+        **{name: getattr(operators, name).default for name in names},
+    )
+
+
+def _cached_path() -> Path:
+    """Where the library for these sources, this torch and this processor lies, or will."""
+    digest = hashlib.sha256()
+    for source in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")]):
+        digest.update(source.read_bytes())
+    digest.update(f"{torch.__version__} {platform.machine()} {_FLAGS} {_processor()}".encode())
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "minivllm" / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+
+
+def _processor() -> str:
+    """The instruction sets that -march=native goes by."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^(flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return found.group(2) if found else ""
+
+
+def _compile(path: Path) -> None:
+    """Compile and load. Several processes may do so at the same time: the last one's file stays."""
+    from torch.utils import cpp_extension  # takes long to import, and is needed once
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # ninja may lie beside an interpreter that was started by its path.
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        cpp_extension.load(
+            _NAME,
+            [str(source) for source in sorted(_FOLDER.glob("*.cpp"))],
+            extra_cflags=_FLAGS,
+            extra_ldflags=_openmp(),
+            build_directory=folder,
+            is_python_module=False,
+            with_cuda=False,
+        )
+        os.replace(Path(folder) / f"{_NAME}.so", path)
+
+
+def _openmp() -> list[str]:
+    """The OpenMP library that torch has loaded: a second one would bring threads of its own."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return ["-fopenmp"]
+    found = re.search(r"/\S*/lib(gomp|omp|iomp5)[^/\s]*\.so\S*", mapped)
+    return [found.group(0)] if found else ["-fopenmp"]

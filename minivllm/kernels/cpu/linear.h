@@ -1,0 +1,43 @@
+// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16 and AVX512-VBMI.
+//
+// A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side by side, output
+// after output: [panels][inputs / 2][64][2], which is what both the dot-product instructions and the matrix unit take.
+#pragma once
+#include <cstdint>
+
+namespace minivllm {
+
+constexpr int64_t kPanel = 64;  // outputs
+
+enum class Format : int64_t {
+  kBfloat16 = 0,  // bfloat16, 128 bytes for an input of a panel
+  kInt8 = 1,      // -127..127, 64 bytes; one scale for each output
+  kAffine4 = 2,   // codes 0..15, 32 bytes; w = (code - 8) * scale + zero for each group of inputs
+  kNormal4 = 3,   // codes of NF4's levels, 32 bytes; w = level * scale for each group of inputs
+};
+
+struct Weight {
+  Format format;
+  const uint8_t* data;
+  const uint16_t* scales;  // bfloat16 [groups][padded outputs]; null for kBfloat16
+  const uint16_t* zeros;   // the same, of kAffine4 alone
+  int64_t inputs, outputs;
+  int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8)
+};
+
+// Whether this processor and build have the kernel.
+bool has_linear();
+
+// out[rows][outputs] = x[rows][inputs] W^T + bias; bfloat16, sums in float32. bias may be null.
+// The order of each sum depends on nothing but the weight: a row's result is the same in any batch.
+void linear(const uint16_t* x, int64_t row_stride, int64_t rows, const Weight& weight, const uint16_t* bias,
+            uint16_t* out);
+
+// Bytes of one panel.
+int64_t panel_bytes(Format format, int64_t inputs);
+
+// One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 (kInt8) or codes, a byte each. It may not
+// overlap them.
+void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel);
+
+}  // namespace minivllm

@@ -1,0 +1,81 @@
+"""Linear layers on packed panels (linear.h), and which weights can be so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minivllm.kernels.cpu.library import Kernels, active
+
+PANEL = 64  # outputs
+MOST_IN_GROUP = 256  # inputs of a group that are converted at a time
+
+
+class Format(IntEnum):
+    """How a weight is stored; the numbers are those of linear.h."""
+
+    BFLOAT16 = 0
+    INT8 = 1
+    INT4 = 2
+    NF4 = 3
+
+
+def panels_for(device: torch.device, dtype: torch.dtype, inputs: int, group: int = 2) -> Kernels | None:
+    """The kernels, if they are in use and take such a weight, whose scales go by `group` inputs."""
+    kernels = active()
+    fits = dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
+    return kernels if kernels is not None and kernels.has_linear and fits else None
+
+
+class PanelLinear(nn.Module):
+    """A linear layer for any number of rows on one copy of its weight.
+
+    Args:
+        kernels: that `panels_for` gave.
+        form: how the weight is stored.
+        packed: pieces of the weight as `kernels.pack` makes them of [out, in]: of bfloat16, whose memory it may take
+            over, of int8, or of codes in uint8. All but the last have a multiple of 64 outputs.
+        shape: outputs and inputs.
+        bias: bfloat16 [out] or None.
+        scales, zeros: [groups, out], or None as the format has none.
+        group: inputs that share a scale; 0 for all.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        form: Format,
+        packed: Sequence[Tensor],
+        shape: tuple[int, ...],
+        bias: Tensor | None,
+        scales: Tensor | None = None,
+        zeros: Tensor | None = None,
+        group: int = 0,
+    ) -> None:
+        super().__init__()
+        self.outputs, inputs = shape
+        repeats = max(1, -(-group // MOST_IN_GROUP))
+
+        def by_group(values: Tensor | None) -> nn.Parameter | None:
+            if values is None:
+                return None
+            padded = F.pad(values.to(torch.bfloat16), (0, -self.outputs % PANEL))
+            return nn.Parameter(padded.repeat_interleave(repeats, 0).contiguous(), requires_grad=False)
+
+        whole = torch.cat(list(packed)) if len(packed) > 1 else packed[0]
+        self.weight = nn.Parameter(whole, requires_grad=False)  # uint8 [panels, bytes]
+        self.scales, self.zeros = by_group(scales), by_group(zeros)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.form, self.group = int(form), group // repeats if group else inputs
+        self.multiply = kernels.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        out: Tensor = self.multiply(
+            x, self.weight, self.scales, self.zeros, self.bias, self.form, self.outputs, self.group
+        )
+        return out

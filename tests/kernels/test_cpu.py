@@ -1,0 +1,218 @@
+"""The C++ kernels against plain operations: their error, their bits in any batch, and life without them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minivllm import LLM, SamplingParams
+from minivllm.errors import BadInput
+from minivllm.kernels.cpu import library
+from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.models.layers import RMSNorm
+from minivllm.models.rope import rotate
+from minivllm.quant.base import QuantMethod
+from minivllm.quant.int4 import Int4
+from minivllm.quant.int8 import Int8
+from minivllm.quant.nf4 import NF4
+from minivllm.quant.plain import Plain
+from tests.reference import make_checkpoint
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def kernels() -> Iterator[Kernels]:
+    """In use for what a test builds."""
+    try:
+        library.load()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
+    with library.using("on", CPU):
+        yield library.load()
+
+
+@pytest.fixture
+def panels(kernels: Kernels) -> Kernels:
+    if not kernels.has_linear:
+        pytest.skip("this processor has no AVX512-BF16 and AVX512-VBMI")
+    return kernels
+
+
+def largest_error(out: Tensor, exact: Tensor) -> float:
+    assert out.isfinite().all()
+    return float((out.double() - exact).abs().max())
+
+
+METHODS = {
+    "bf16": Plain(),
+    "int8": Int8(),
+    "int4": Int4(),
+    "int4-32": Int4(group_size=32),
+    "nf4": NF4(),
+    "nf4-1024": NF4(block_size=1024),
+}
+
+
+def dense(layer: nn.Module, inputs: int) -> Tensor:
+    """The weight that a layer multiplies with: [in, out] in float64."""
+    eye = torch.eye(inputs, dtype=torch.bfloat16)
+    none = torch.zeros(1, inputs, dtype=torch.bfloat16)
+    return layer(eye).double() - layer(none).double()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 1024), (200, 1024), (17, 3072)])
+def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, outputs: int, inputs: int) -> None:
+    method: QuantMethod = METHODS[name]
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs).bfloat16()
+    ours = method.pack(weight.clone(), None)
+    assert isinstance(ours, PanelLinear)
+    with torch.inference_mode():
+        # The weight as it is stored, from products with unit vectors, which are rounded once, to bfloat16.
+        stored = dense(ours, inputs)
+        step = {"bf16": 0.0, "int8": 0.05}.get(name, 0.6)
+        assert float((stored.t() - weight.double()).abs().max()) <= step
+        for rows in (1, 2, 6, 7, 20, 200):
+            x = torch.randn(rows, inputs).bfloat16()
+            exact = x.double() @ stored
+            plain = largest_error(F.linear(x, stored.t().bfloat16()), exact)
+            # Scales are kept apart, so the stored weight is finer than the bfloat16 that `dense` sees.
+            slack = 0.0 if name == "bf16" else 2.0**-9 * float(exact.abs().max())
+            assert largest_error(ours(x), exact) <= 2 * plain + slack
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str) -> None:
+    torch.manual_seed(1)
+    ours = METHODS[name].pack(torch.randn(96, 1024).bfloat16(), torch.randn(96).bfloat16())
+    x = torch.randn(300, 1024).bfloat16()
+    with torch.inference_mode():
+        whole = ours(x)
+        for begin, end in ((0, 1), (299, 300), (5, 12), (190, 240)):
+            assert torch.equal(ours(x[begin:end]), whole[begin:end])
+
+
+def test_strided_rows_and_bias(panels: Kernels) -> None:
+    torch.manual_seed(2)
+    weight, bias = torch.randn(70, 64).bfloat16(), torch.randn(70).bfloat16()
+    ours = Plain().pack(weight.clone(), bias)
+    x = torch.randn(9, 200).bfloat16()[:, 10:74]
+    torch.testing.assert_close(ours(x), F.linear(x, weight, bias), atol=0.1, rtol=0.02)
+
+
+def test_rows_are_looked_up_in_panels(panels: Kernels) -> None:
+    weight = torch.randn(130, 32).bfloat16()
+    ids = torch.tensor([0, 63, 64, 129, 5])
+    packed = panels.pack(weight.clone(), 0)
+    assert torch.equal(panels.embed(packed, ids), weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(kernels: Kernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    for rows, size in ((1, 16), (5, 48), (40, 1024)):
+        x, weight = 3 * torch.randn(rows, size, dtype=dtype), torch.randn(size, dtype=dtype)
+        norm = RMSNorm(size, 1e-6)
+        norm.weight.data = weight
+        assert norm.kernels is not None
+        exact = F.rms_norm(x.double(), (size,), None, 1e-6) * weight.double()
+        plain = largest_error(F.rms_norm(x, (size,), None, 1e-6) * weight, exact)
+        assert largest_error(norm(x), exact) <= 2 * plain + 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rotated", [64, 32])
+def test_norm_and_rotation_of_heads(kernels: Kernels, dtype: torch.dtype, rotated: int) -> None:
+    torch.manual_seed(4)
+    for tokens in (1, 3, 50):
+        qkv = torch.randn(tokens, 7 * 64, dtype=dtype)
+        weight = torch.randn(5, 64, dtype=dtype)
+        table = torch.randn(tokens, 2, 1, rotated, dtype=dtype)
+        cos, sin = table.unbind(1)
+        heads = qkv[:, : 5 * 64].view(tokens, 5, 64)
+
+        def plain(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return rotate(F.rms_norm(x, (64,), None, 1e-6) * weight, cos, sin)
+
+        expected = plain(heads, weight, cos, sin)
+        exact = plain(*(t.double() for t in (heads, weight, cos, sin)))
+        untouched = qkv[:, 5 * 64 :].clone()
+        kernels.norm_and_rotate_(heads, weight, 1e-6, cos, sin)
+        assert largest_error(heads, exact) <= 2 * largest_error(expected, exact) + 1e-6
+        assert torch.equal(qkv[:, 5 * 64 :], untouched)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_activation(kernels: Kernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    extreme = torch.tensor([0.0, -0.0, 200.0, -200.0, 60000.0, -60000.0, 1e-6, -1e-6]).repeat(4)
+    both = torch.cat((10 * torch.randn(3, 64), torch.cat((extreme, torch.ones(32)))[None])).to(dtype)
+    gate, up = both.double().chunk(2, -1)
+    exact = F.silu(gate) * up
+    gate, up = both.chunk(2, -1)
+    torch.testing.assert_close(
+        kernels.silu_and_multiply(both).double(),
+        exact,
+        atol=1e-6,
+        rtol=2e-2 if dtype is torch.bfloat16 else 2e-3 if dtype is torch.float16 else 1e-5,
+    )
+
+
+PROMPTS = [[7, 3, 9] * 12, [5], [2] * 19, [11, 4, 8, 1]]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_on_says_what_off_says(kernels: Kernels, tmp_path: Path, tied: bool) -> None:
+    """In float32 token for token; in bfloat16 with an error that is at most twice as large."""
+    make_checkpoint(
+        tmp_path,
+        hidden_size=96,
+        intermediate_size=160,
+        head_dim=32,
+        dtype=torch.bfloat16,
+        tie_word_embeddings=tied,
+    )
+    said, scores, live = {}, {}, {}
+    for quant, mode in itertools.product(("fp32", "bf16"), ("on", "off")):
+        overrides = [f"runtime.cpu_kernels={mode!r}"]
+        with LLM(str(tmp_path), quant=quant, device="cpu", overrides=overrides) as llm:
+            results = llm.generate(PROMPTS, SamplingParams(max_tokens=12, ignore_eos=True))
+            said[quant, mode] = [result.outputs[0].token_ids for result in results]
+            scores[quant, mode] = llm.logits(PROMPTS[0])
+            live[quant, mode] = llm.engine.runner.attention.name
+            assert (llm.engine.loaded.kernels is not None) == (mode == "on")
+    assert {mode: name for (_, mode), name in live.items()} == {"on": "cpu", "off": "sdpa"}
+    assert said["fp32", "on"] == said["fp32", "off"]
+    exact = scores["fp32", "off"].double()
+    torch.testing.assert_close(scores["fp32", "on"].double(), exact, atol=1e-4, rtol=1e-4)
+    errors = [largest_error(scores["bf16", mode], exact) for mode in ("on", "off")]
+    assert errors[0] <= 2 * errors[1]
+
+
+def test_without_a_compiler_auto_does_without_and_on_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    library.load.cache_clear()
+    try:
+        with library.using("auto", CPU) as reason:
+            assert library.active() is None
+            assert reason is not None and "not used" in reason
+        with pytest.raises(BadInput, match=r"runtime\.cpu_kernels=on"), library.using("on", CPU):
+            pass
+        with library.using("off", CPU) as reason:
+            assert reason is None
+        assert not list(tmp_path.glob("minivllm/*"))  # nothing half-written
+    finally:
+        library.load.cache_clear()
