@@ -107,8 +107,8 @@ def _missing_option(error: MissingConfigException) -> BadInput:
 
 def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]) -> BadInput:
     """`key` exists neither as a group nor as a setting: find the first part that is wrong."""
-    if key == "ablation":
-        return BadInput("ablation is not there until it is added: write +ablation=...")
+    if key.partition(".")[0] in ("ablation", "optimisations"):
+        return BadInput(f"{key}: there is no ablation until one is added, as in +ablation=leave_one_out")
     parsed = {text: _parse(text) for text in overrides}
     others = {
         text: found.key_or_group

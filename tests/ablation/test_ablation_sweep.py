@@ -194,7 +194,7 @@ def test_mistakes_are_one_line(ablate: Cli, bench: Bench, plug_in: Callable[[str
         (["+ablation=leave_one_out", "ablation.metric=speed"], "metric=speed: no such figure"),
         (["+ablation=factorial", "ablation.max_arms=6"], "has 7 arms, 70 measurements in 10 blocks"),
         (["+ablation=pair"], "did you mean pairs"),
-        (["ablation=leave_one_out"], "write +ablation="),
+        (["ablation=leave_one_out"], "as in +ablation="),
         (
             ["+ablation=leave_one_out", "measure.target_ci=0.1", "measure.max_repeats=2"],
             "measure.max_repeats=2",
