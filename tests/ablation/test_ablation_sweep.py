@@ -212,6 +212,8 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plug_in("model", "mine", "_target_: my_models.load\npath: nowhere\n")
+    alone = cli("measure.target_ci=0.05")
+    assert alone.code == 2 and "measure.target_ci is for sweeps: add -m" in alone.err
     blocks: list[int] = []
 
     def run(config: dict[str, Any]) -> int:
@@ -231,8 +233,6 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     done = cli("-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine")
     assert done.code == 0 and ": done" in done.out
     assert 3 <= max(blocks) + 1 <= 20 and sorted(blocks) == sorted([*range(max(blocks) + 1)] * 2)
-    alone = cli(*command[:2], "measure.target_ci=0.05")
-    assert alone.code == 2 and "add -m" in alone.err
 
 
 @pytest.mark.slow
