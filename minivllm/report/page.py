@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.ablation.findings import Analysis
-from minivllm.report import precision, worth
+from minivllm.bench.capacity import Capacity
+from minivllm.report import capacity, precision, worth
 from minivllm.report import sections as words
 from minivllm.report.cells import Cell, gather
 from minivllm.report.distributions import distributions
@@ -28,6 +29,7 @@ from minivllm.report.writing import write_bytes
 FIGURES = (
     "forest",
     "waterfall",
+    "capacity",
     "precision",
     "throughput",
     "latency",
@@ -69,8 +71,9 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     """
     rows, unreadable = read_rows(source)
     cells = gather(rows)
-    analysis = worth.find(rows)
-    plots = {plot.name: plot for plot in [*worth.figures(analysis), *figures(cells)]}
+    analysis, searched = worth.find(rows), capacity.find(rows)
+    drawn = [*worth.figures(analysis), capacity.figure(searched), *figures(cells)]
+    plots = {plot.name: plot for plot in drawn if plot is not None}
     out_dir.mkdir(parents=True, exist_ok=True)
     for plot in plots.values():
         write_bytes(out_dir / f"{plot.name}.png", plot.png)
@@ -83,7 +86,7 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     else:
         (out_dir / "precision.md").unlink(missing_ok=True)
     index = out_dir / "index.html"
-    write_bytes(index, page(rows, cells, analysis, plots, out_dir, unreadable).encode())
+    write_bytes(index, page(rows, cells, analysis, searched, plots, out_dir, unreadable).encode())
     return index
 
 
@@ -98,6 +101,7 @@ def sections(
     rows: list[Row],
     cells: list[Cell],
     analysis: Analysis | None,
+    searched: Capacity | None,
     plots: dict[str, Plot],
     out_dir: Path,
     unreadable: list[str],
@@ -115,6 +119,11 @@ def sections(
             "worth",
             "What each optimisation is worth",
             worth.section(analysis, cells, some("forest", "waterfall"), out_dir),
+        ),
+        Section(
+            "capacity",
+            "What rate it can serve",
+            capacity.section(searched, rows, some("capacity")),
         ),
         Section(
             "asked", "What was asked", {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
@@ -155,6 +164,7 @@ def page(
     rows: list[Row],
     cells: list[Cell],
     analysis: Analysis | None,
+    searched: Capacity | None,
     plots: dict[str, Plot],
     out_dir: Path,
     unreadable: list[str],
@@ -184,7 +194,7 @@ def page(
         "names": names,
         "weights": distinct(rows, "weights"),
         "verdict": worth.verdict(analysis, cells) if analysis else verdict(cells),
-        "sections": sections(rows, cells, analysis, plots, out_dir, unreadable),
+        "sections": sections(rows, cells, analysis, searched, plots, out_dir, unreadable),
         "on_dark": ON_DARK,
         "charts": packed(live) if live else "",
         "library": library() if live else "",
