@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 ROW_HEIGHT = 1.45  # of each row of several
 MAX_NAMED = 16  # points with their names beside them
+GLYPHS = {"s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}  # of a legend's keys
 MAX_CURVES = 2 * len(PALETTE)  # lines that can be told apart: each colour whole and dashed
 
 
@@ -103,7 +104,7 @@ def _keys(chart: Chart) -> list[dict[str, str | bool]]:
         {
             "label": label,
             "colour": series.colour,
-            "line": series.kind in ("line", "steps"),
+            "glyph": "" if series.kind in ("line", "steps") else GLYPHS.get(series.marker, "●"),
             "dashed": series.dashed,
         }
         for label, series in chart.legend.items()
