@@ -79,6 +79,7 @@ def test_timelines_are_capped_and_say_so(tmp_path: Path) -> None:
     assert "Shown: 8 of 14 finished cells" in page.text
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_each_number_leads_to_its_record_or_to_the_list_of_them(tmp_path: Path) -> None:
     for blocks, wanted in ((1, r'href="[^"#]*record\.json"'), (2, r'href="#records-1"')):
         page, _ = build(tmp_path / str(blocks), make_sweep(blocks), parquet=False)
