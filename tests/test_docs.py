@@ -23,6 +23,7 @@ from minivllm import config
 from minivllm.ablation.plan import product
 from minivllm.bench import metrics, record
 from minivllm.bench.driver import RequestTrace
+from minivllm.bench.glossary import glossary
 from minivllm.bench.gpu import NullGpu
 from minivllm.bench.provenance import provenance
 from minivllm.bench.telemetry import Telemetry
@@ -226,6 +227,15 @@ def test_the_schema_in_the_docs_is_the_one_in_the_code(cls: type) -> None:
     written = [(name, re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", kind)) for name, kind in rows]
     hints = get_type_hints(cls)
     assert written == [(field.name, described(hints[field.name])) for field in fields(cls)]
+
+
+def test_every_metric_is_described_by_its_class() -> None:
+    rows = [
+        f"| `{e['name']}` | {e['unit']} | {e['direction'] or '–'} | {e['description']} | {e['formula']} | {e['example']} |"
+        for e in glossary()
+    ]
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in page if line.startswith("| `")] == rows
 
 
 def test_statuses_and_provenance_are_described() -> None:

@@ -187,7 +187,12 @@ def _label(cells: list[Cell]) -> None:
     for cell in cells:
         # An option's name speaks for itself; a bare number does not.
         parts = [f"{t.rsplit('.', 1)[-1]}={v}" if "." in t else v for t, v in cell.varying.items()]
-        named = cell.arm and (not cell.configured or not parts or len(parts) > MAX_LABEL_PARTS)
+        named = cell.arm and (
+            not cell.configured
+            or not parts
+            or len(parts) > MAX_LABEL_PARTS
+            or cell.first("ablation.design")  # its arms are named after what they switch
+        )
         cell.label = cell.arm if named else " · ".join(parts) or cell.sweep or cell.cell_id or "cell"
     counts = Counter(cell.label for cell in cells)
     for cell in cells:

@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.report import precision, sections
+from minivllm.ablation.findings import Analysis
+from minivllm.bench.capacity import Capacity
+from minivllm.report import capacity, precision, worth
+from minivllm.report import sections as words
 from minivllm.report.cells import Cell, gather
+from minivllm.report.distributions import distributions
 from minivllm.report.format import sig
 from minivllm.report.liveness import liveness
 from minivllm.report.plots import comparison_plots
+from minivllm.report.roofs import roofline
 from minivllm.report.rows import Row, distinct, read_rows
+from minivllm.report.scatter import trade_off
 from minivllm.report.simulation import simulation_check
-from minivllm.report.style import Plot
+from minivllm.report.style import ON_DARK, Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
 from minivllm.report.verdict import verdict
 from minivllm.report.writing import write_bytes
 
 FIGURES = (
+    "forest",
+    "waterfall",
+    "capacity",
     "precision",
     "throughput",
     "latency",
     "memory",
     "latency_throughput",
+    "distributions",
     "breakdown",
+    "roofline",
     "steps",
     "telemetry",
 )
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page: what its template shows as `data`. A section of no data is left out."""
+
+    id: str
+    title: str
+    data: Any
+    template: str = ""  # name of its file in templates/sections; the id if it is empty
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template", self.template or self.id)
 
 
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
@@ -46,13 +71,13 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     """
     rows, unreadable = read_rows(source)
     cells = gather(rows)
-    plots = comparison_plots(cells) + timeline_plots(cells)
-    if (pareto := precision.pareto(cells)) is not None:
-        plots.insert(0, pareto)
+    analysis, searched = worth.find(rows), capacity.find(rows)
+    drawn = [*worth.figures(analysis), capacity.figure(searched), *figures(cells)]
+    plots = {plot.name: plot for plot in drawn if plot is not None}
     out_dir.mkdir(parents=True, exist_ok=True)
-    for plot in plots:
+    for plot in plots.values():
         write_bytes(out_dir / f"{plot.name}.png", plot.png)
-    for name in set(FIGURES) - {plot.name for plot in plots}:
+    for name in set(FIGURES) - set(plots):
         (out_dir / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
     write_bytes(out_dir / "table.csv", csv_text(cells).encode())
     write_bytes(out_dir / "table.md", markdown_text(cells).encode())
@@ -61,15 +86,93 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     else:
         (out_dir / "precision.md").unlink(missing_ok=True)
     index = out_dir / "index.html"
-    write_bytes(index, page(rows, cells, plots, out_dir, unreadable).encode())
+    write_bytes(index, page(rows, cells, analysis, searched, plots, out_dir, unreadable).encode())
     return index
 
 
-def page(rows: list[Row], cells: list[Cell], plots: list[Plot], out_dir: Path, unreadable: list[str]) -> str:
+def figures(cells: list[Cell]) -> list[Plot]:
+    """Every figure for which the records hold data."""
+    single = (precision.pareto, trade_off, distributions, roofline)
+    found = [plot for draw in single if (plot := draw(cells)) is not None]
+    return found + comparison_plots(cells) + timeline_plots(cells)
+
+
+def sections(
+    rows: list[Row],
+    cells: list[Cell],
+    analysis: Analysis | None,
+    searched: Capacity | None,
+    plots: dict[str, Plot],
+    out_dir: Path,
+    unreadable: list[str],
+) -> list[Section]:
+    """The parts of the page in reading order."""
+    from minivllm.bench.glossary import glossary
+
+    def some(*names: str) -> list[Plot]:
+        return [plots[name] for name in names if name in plots]
+
+    failures, unshown = words.failures(cells, out_dir)
+    remarks, knobs = words.validity(cells), liveness(cells)
+    found = [
+        Section(
+            "worth",
+            "What each optimisation is worth",
+            worth.section(analysis, cells, some("forest", "waterfall"), out_dir),
+        ),
+        Section(
+            "capacity",
+            "What rate it can serve",
+            capacity.section(searched, rows, some("capacity")),
+        ),
+        Section(
+            "asked", "What was asked", {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
+        ),
+        Section("results", "Results", words.main_table(cells, out_dir)),
+        Section(
+            "precision", "What each cell costs in quality", precision.section(cells, plots.get("precision"))
+        ),
+        Section("simulation", "Simulation against measurement", simulation_check(cells)),
+        Section(
+            "speed",
+            "Throughput and latency",
+            some("latency_throughput", "throughput", "latency", "distributions"),
+            "figures",
+        ),
+        Section("time", "Over time", some("steps", "telemetry"), "figures"),
+        Section(
+            "limits",
+            "Where the time goes, and the hardware's limit",
+            some("breakdown", "roofline"),
+            "figures",
+        ),
+        Section("memory", "Memory", some("memory"), "figures"),
+        Section("failures", "Failures", {"failures": failures, "unshown": unshown}),
+        Section("validity", "Validity", {"remarks": remarks, "unreadable": unreadable}),
+        Section(
+            "liveness",
+            "Did each knob do its work?",
+            {"knobs": knobs, "baseline": cells[0].label} if knobs else None,
+        ),
+        Section("provenance", "Provenance", words.provenance(rows, cells, out_dir)),
+        Section("glossary", "Glossary", glossary()),
+    ]
+    return [section for section in found if section.data]
+
+
+def page(
+    rows: list[Row],
+    cells: list[Cell],
+    analysis: Analysis | None,
+    searched: Capacity | None,
+    plots: dict[str, Plot],
+    out_dir: Path,
+    unreadable: list[str],
+) -> str:
     """The page as HTML; `out_dir` is where it will lie, for its links to the records."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from minivllm.bench.glossary import glossary
+    from minivllm.report.live import library, packed
 
     environment = Environment(
         loader=PackageLoader("minivllm.report"),
@@ -80,31 +183,20 @@ def page(rows: list[Row], cells: list[Cell], plots: list[Plot], out_dir: Path, u
         keep_trailing_newline=True,
     )
     environment.filters["sig"] = sig
-    environment.filters["data_uri"] = lambda data: "data:image/png;base64," + base64.b64encode(data).decode()
-    failures, unshown_failures = sections.failures(cells, out_dir)
-    title, names = sections.heading(rows, cells)
+    environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
+    environment.filters["svg_uri"] = lambda data: (
+        "data:image/svg+xml;base64," + base64.b64encode(data).decode()
+    )
+    title, names = words.heading(rows, cells)
+    live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
     context: dict[str, Any] = {
         "title": title,
         "names": names,
         "weights": distinct(rows, "weights"),
-        "verdict": verdict(cells),
-        "asked": sections.asked(rows, cells),
-        "commands": sections.commands(rows),
-        "constants": sections.constants(cells),
-        "knobs": sections.knobs(cells),
-        "table": sections.main_table(cells, out_dir),
-        "blocks": max(len(cell.ok) for cell in cells),
-        "simulation": simulation_check(cells),
-        "plots": plots,
-        "precision": precision.section(cells),
-        "failures": failures,
-        "unshown_failures": unshown_failures,
-        "unreadable": unreadable,
-        "validity": sections.validity(cells),
-        "liveness": liveness(cells),
-        "baseline": cells[0].label,
-        "provenance": sections.provenance(rows),
-        "records": sections.every_record(cells, out_dir),
-        "glossary": glossary(),
+        "verdict": worth.verdict(analysis, cells) if analysis else verdict(cells),
+        "sections": sections(rows, cells, analysis, searched, plots, out_dir, unreadable),
+        "on_dark": ON_DARK,
+        "charts": packed(live) if live else "",
+        "library": library() if live else "",
     }
     return environment.get_template("index.html.j2").render(context)

@@ -1,4 +1,4 @@
-"""Figures that compare cells: throughput, latency, memory, their trade-off, and where a step's time goes."""
+"""Bars and ranges that compare cells: throughput, latency, memory, and where a step's time goes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from minivllm.report.format import count, sig
 from minivllm.report.style import (
     BLACK,
     BLUE,
-    FAINT,
     GREEN,
     GREY,
     INK,
     LIGHT,
-    MARKERS,
     MAX_BARS,
     ORANGE,
     PURPLE,
@@ -29,7 +27,8 @@ from minivllm.report.style import (
     mark,
     mark_failure,
     patch,
-    png,
+    plain_ticks,
+    plot,
     rows_axis,
 )
 
@@ -39,8 +38,8 @@ PHASES = {"schedule": PURPLE, "prepare": ORANGE, "forward": BLUE, "sample": GREE
 
 def comparison_plots(cells: list[Cell]) -> list[Plot]:
     """Every comparing figure for which the records hold data, in reading order."""
-    plots = [throughput(cells), latency(cells), memory(cells), trade_off(cells), breakdown(cells)]
-    return [plot for plot in plots if plot is not None]
+    drawn = [throughput(cells), latency(cells), memory(cells), breakdown(cells)]
+    return [one for one in drawn if one is not None]
 
 
 def _cut(cells: list[Cell]) -> tuple[list[Cell], str]:
@@ -87,7 +86,7 @@ def throughput(cells: list[Cell]) -> Plot | None:
     caption = (
         f"Output tokens per second, from first arrival to last token.{whiskers}{_no_data_note(shown)}{cut}"
     )
-    return Plot("throughput", "Throughput", alt + _no_data_note(shown), caption, png(figure))
+    return plot("throughput", "Throughput", alt + _no_data_note(shown), caption, figure)
 
 
 def latency(cells: list[Cell]) -> Plot | None:
@@ -102,12 +101,13 @@ def latency(cells: list[Cell]) -> Plot | None:
         points = [
             {p: v for p, _, _ in levels if (v := cell.mean(f"{key}.{p}")) is not None} for cell in shown
         ]
-        scale, unit = _unit([v for row in points for v in row.values()])
+        scale, unit = time_unit([v for row in points for v in row.values()])
         points = [{p: v * scale for p, v in row.items()} for row in points]
         values = [v for row in points for v in row.values() if v > 0]
         logarithmic = bool(values) and max(values) > 30 * min(values)
         if logarithmic:
             ax.set_xscale("log")
+            plain_ticks(ax.xaxis)
         else:
             ax.set_xlim(0, max(values, default=1.0) * 1.08)
         for y, (cell, row) in enumerate(zip(shown, points, strict=True)):
@@ -145,7 +145,7 @@ def latency(cells: list[Cell]) -> Plot | None:
         "Each block's percentiles, averaged over blocks. TTFT counts from the scheduled arrival, queueing "
         f"included. A percentile with too few samples is left out, not replaced by the maximum.{cut}"
     )
-    return Plot("latency", "Latency", alt + _no_data_note(shown), caption, png(figure))
+    return plot("latency", "Latency", alt + _no_data_note(shown), caption, figure)
 
 
 def _total_memory(cell: Cell) -> tuple[float | None, str]:
@@ -203,62 +203,7 @@ def memory(cells: list[Cell]) -> Plot | None:
         f"Total: {' or '.join(kinds) or 'not recorded'}. Dashed mark: what the same weights take in 16 bits. "
         f"Pool pages that were never touched are not resident, so a sum may exceed the process's figure.{cut}"
     )
-    return Plot("memory", "Memory", alt + _no_data_note(shown), caption, png(figure))
-
-
-def trade_off(cells: list[Cell]) -> Plot | None:
-    """Throughput against latency, a point a cell."""
-    panels = {"metrics.ttft_ms.p50": "TTFT p50", "metrics.itl_ms.p50": "ITL p50"}
-    drawn = [
-        c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) is not None for k in panels)
-    ]
-    if len(drawn) < 2:
-        return None
-    figure, axes = canvas(1, 2, height=3.9, sharey=True)
-    tints, legend, title = colours(drawn)
-    second = [t for t in drawn[0].varying if t != title]
-    shapes: dict[str, str] = {}
-    if second:
-        values = list(dict.fromkeys(cell.varying[second[0]] for cell in drawn))
-        shapes = dict(zip(values, MARKERS, strict=False)) if len(values) <= len(MARKERS) else {}
-    top = max(cell.mean(THROUGHPUT) or 0.0 for cell in drawn)
-    for ax, (key, name) in zip(axes, panels.items(), strict=True):
-        xs = [x for cell in drawn if (x := cell.mean(key)) is not None and x > 0]
-        scale, unit = _unit(xs)
-        xs = [x * scale for x in xs]
-        logarithmic = bool(xs) and max(xs) > 30 * min(xs)
-        if logarithmic:
-            ax.set_xscale("log")
-        else:
-            ax.set_xlim(0, max(xs, default=1.0) * 1.12)
-        for cell, tint in zip(drawn, tints, strict=True):
-            x, y = cell.mean(key), cell.mean(THROUGHPUT)
-            if x is None or y is None:
-                continue
-            x *= scale
-            marker = shapes.get(cell.varying[second[0]], "o") if second else "o"
-            ax.plot(x, y, marker, color=tint, ms=8, mec="white", mew=0.8, alpha=0.9)
-            if not legend and len(drawn) <= 12:
-                ax.annotate(cell.label, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
-        ax.set_ylim(0, top * 1.12)
-        ax.set_xlabel(f"{name}, {unit}" + (" (log scale)" if logarithmic else ""))
-        ax.grid(True)
-    axes[0].set_ylabel("output tokens/s")
-    heading(axes[0], "Up and to the left is better")
-    entries = [(mark("o", colour), f"{title}={value}") for value, colour in legend.items()]
-    entries += [(mark(shape, FAINT), f"{second[0]}={value}") for value, shape in shapes.items()]
-    legend_below(figure, entries)
-    alt = "Scatter of output tokens per second against median TTFT and median ITL, "
-    alt += f"{count(len(drawn), 'cell')}."
-    by = f"Colour: {title}." if title else ""
-    by += f" Shape: {second[0]}." if shapes else ""
-    return Plot(
-        "latency_throughput",
-        "Latency against throughput",
-        alt,
-        f"A point a cell, means over blocks. {by}".strip(),
-        png(figure),
-    )
+    return plot("memory", "Memory", alt + _no_data_note(shown), caption, figure)
 
 
 def breakdown(cells: list[Cell]) -> Plot | None:
@@ -294,11 +239,21 @@ def breakdown(cells: list[Cell]) -> Plot | None:
     alt += f"{count(len(shown), 'cell')}."
     caption = (
         "Right: the same without the forward pass, on its own scale, with its share of the step. "
-        f"Gap is the time between the end of one step and the start of the next.{cut}"
+        f"Gap is the time between the end of one step and the start of the next.{_on_gpu(shown)}{cut}"
     )
-    return Plot("breakdown", "Breakdown of a step", alt, caption, png(figure))
+    return plot("breakdown", "Breakdown of a step", alt, caption, figure)
 
 
-def _unit(milliseconds: list[float]) -> tuple[float, str]:
+def _on_gpu(shown: list[Cell]) -> str:
+    """What forward and sample are where the model's work is only launched."""
+    on_gpu = [cell for cell in shown if cell.first("memory.device_peak_allocated") is not None]
+    which = "" if len(on_gpu) == len(shown) else f" of {count(len(on_gpu), 'cell')}"
+    words = (
+        f" On a GPU{which}, forward is the time to launch the model, and the wait for its end is in sample."
+    )
+    return words if on_gpu else ""
+
+
+def time_unit(milliseconds: list[float]) -> tuple[float, str]:
     """Factor and unit in which times are short to write."""
     return (1e-3, "s") if milliseconds and max(milliseconds) >= 10_000 else (1.0, "ms")

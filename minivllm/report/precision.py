@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.identity import quality_wanted
 from minivllm.report.cells import Cell, gather, show
+from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct, rows_of
-from minivllm.report.style import (
-    LIGHT,
-    Plot,
-    canvas,
-    colours,
-    heading,
-    legend_below,
-    mark,
-    png,
-    short,
-)
+from minivllm.report.scatter import chosen, frontier, point_series
+from minivllm.report.sections import anchor
+from minivllm.report.style import LIGHT, Plot, colours, short
 from minivllm.report.tables import Column, markdown_table, rich_table, spread_text, summary_table, text
 
 if TYPE_CHECKING:
@@ -45,22 +37,7 @@ COLUMNS = (
     Column("quality.prefix_min", "Prefix, least", "tokens", whole=True, terminal=True),
 )
 LEAST_KL = 1e-8  # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
-MAX_NAMED = 16  # points with their names beside them
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One quality against throughput; less of it is better."""
-
-    key: str
-    title: str
-    logarithmic: bool
-
-
-PANELS = (
-    Panel(KL, "KL to the reference, nats a token", True),
-    Panel(PERPLEXITY, "Perplexity", False),
-)
+PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
 
 def judged(cells: list[Cell]) -> list[Cell]:
@@ -84,12 +61,13 @@ def used(cells: list[Cell]) -> list[Column]:
     return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
 
 
-def section(cells: list[Cell]) -> dict[str, Any] | None:
+def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | None:
     """The precision section as plain data for the page's template; None where no record has quality."""
     shown = judged(cells)
     if not shown:
         return None
     columns = used(shown)
+    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells)}
     return {
         "names": _titles(shown),
         "columns": columns,
@@ -98,6 +76,7 @@ def section(cells: list[Cell]) -> dict[str, Any] | None:
                 "names": _names(cell),
                 "status": cell.status_text,
                 "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
+                "href": places[id(cell)],
                 "figures": [
                     {"text": text(cell, c), "sort": c.mean(cell), "spread": spread_text(cell, c)}
                     for c in columns
@@ -106,6 +85,7 @@ def section(cells: list[Cell]) -> dict[str, Any] | None:
             for cell in shown
         ],
         "notes": _notes(shown, columns),
+        "plot": plot,
     }
 
 
@@ -174,16 +154,6 @@ def _quality_table(shown: list[Cell]) -> Table:
     return table
 
 
-def frontier(points: list[tuple[float, float]]) -> list[int]:
-    """Indices of the points (speed, loss) that no other beats in one without losing in the other, slowest first."""
-    best, found = float("inf"), []
-    for index in sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1])):
-        if points[index][1] < best:
-            best = points[index][1]
-            found.append(index)
-    return found[::-1]
-
-
 def pareto(cells: list[Cell]) -> Plot | None:
     """Quality against throughput, a point a cell; None unless two cells have both."""
     drawn = [
@@ -191,29 +161,24 @@ def pareto(cells: list[Cell]) -> Plot | None:
     ]
     if len(drawn) < 2:
         return None
-    figure, axes = canvas(1, 2, height=3.9)
-    tints, legend, title = colours(drawn)
-    fastest = max(cell.mean(THROUGHPUT) or 0.0 for cell in drawn)
-    for ax, panel in zip(axes, PANELS, strict=True):
-        points = [(cell.mean(THROUGHPUT) or 0.0, cell.mean(panel.key) or 0.0) for cell in drawn]
-        if panel.logarithmic:
-            points = [(x, max(y, LEAST_KL)) for x, y in points]
-            ax.set_yscale("log")
+    panels = []
+    for title, key, logarithmic in PANELS:
+        points = [(cell.mean(THROUGHPUT) or 0.0, _loss(cell, key, logarithmic)) for cell in drawn]
         edge = frontier(points)
-        ax.plot(*zip(*(points[i] for i in edge), strict=True), color=LIGHT, lw=2, zorder=1)
-        for i, (cell, tint, (x, y)) in enumerate(zip(drawn, tints, points, strict=True)):
-            ax.plot(x, y, "o", color=tint, ms=8, mew=1.6, mfc=tint if i in edge else "white", zorder=2)
-            if not legend and len(drawn) <= MAX_NAMED:
-                ax.annotate(
-                    short(cell.label, 26), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8
-                )
-        ax.set_xlim(0, fastest * 1.12)
-        ax.margins(y=0.15)
-        ax.set_xlabel("output tokens/s")
-        ax.set_ylabel(panel.title + (" (log scale)" if panel.logarithmic else ""))
-        ax.grid(True)
-    heading(axes[0], "Down and to the right is better")
-    legend_below(figure, [(mark("o", colour), f"{title}={value}") for value, colour in legend.items()])
+        place = dict(zip(map(id, drawn), points, strict=True))
+        series = point_series(drawn, lambda cell, at=place: at[id(cell)], _words, chosen(drawn, edge))  # type: ignore[misc]
+        line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
+        panels.append(
+            Panel(
+                f"{title}: down and to the right is better",
+                "output tokens/s",
+                title + (" (log scale)" if logarithmic else ""),
+                [line, *series],
+                log_y=logarithmic,
+                y_from_zero=False,
+                named=not colours(drawn)[1],
+            )
+        )
     kl = [(cell.mean(THROUGHPUT) or 0.0, cell.mean(KL) or 0.0) for cell in drawn]
     best = [drawn[i].label for i in frontier(kl)]
     alt = (
@@ -226,7 +191,20 @@ def pareto(cells: list[Cell]) -> Plot | None:
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."
-    return Plot("precision", "Quality against speed", alt, caption, png(figure))
+    return finish(Chart("precision", "Quality against speed", alt, caption, [("", panels)]))
+
+
+def _loss(cell: Cell, key: str, logarithmic: bool) -> float:
+    value = cell.mean(key) or 0.0
+    return max(value, LEAST_KL) if logarithmic else value
+
+
+def _words(cell: Cell) -> str:
+    """What the pointer shows of a cell."""
+    return (
+        f"{short(cell.label, 60)}: {sig(cell.mean(THROUGHPUT))} tok/s, KL {sig(cell.mean(KL))}, "
+        f"perplexity {sig(cell.mean(PERPLEXITY), 4)}"
+    )
 
 
 def headline(cells: list[Cell]) -> list[str]:

@@ -132,13 +132,23 @@ def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
     ]
 
 
+def place_of(cell: Cell, index: int, out_dir: Path) -> str | None:
+    """Where a cell's numbers come from: its only record, or the list of them in the provenance."""
+    return link(cell.ok[0], out_dir) if len(cell.ok) == 1 else f"#{anchor(index)}"
+
+
+def anchor(index: int) -> str:
+    """Name of a cell's first line in the list of records."""
+    return f"records-{index + 1}"
+
+
 def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
-    """Header and rows of the main table, and why a column is absent."""
+    """Header and rows of the main table, what is the same in every cell, and why a column is absent."""
     columns = used_columns(cells)
     top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
     names = _titles(cells) or ["cell"]
     rows = []
-    for cell in cells:
+    for index, cell in enumerate(cells):
         figures = []
         for column in columns:
             value = cell.mean(column.key)
@@ -160,6 +170,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
                 "status": cell.status_text,
                 "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
                 "speedup": speedup(cell, cells[0]),
+                "href": place_of(cell, index, out_dir),
                 "figures": figures,
                 "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
             }
@@ -170,6 +181,8 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
         "rows": rows,
         "compare": len(cells) > 1 and any(c.key == COLUMNS[0].key for c in columns),
         "absent": _absent(cells, columns),
+        "constants": constants(cells),
+        "blocks": max(len(cell.ok) for cell in cells),
     }
 
 
@@ -234,7 +247,8 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
 def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
     """The page's title, such as `qwen3: quant × batching`, and the names of the record folders."""
     models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
-    varied = [title for title in _titles(cells) if title != "model"]
+    studied = cells[0].first("ablation.optimisations")
+    varied = list(studied) if studied else [title for title in _titles(cells) if title != "model"]
     constant = dict(constants(cells))
     options = [constant[group] for group in ("quant", "batching") if group in constant] if not varied else []
     title = f"{models}: {' × '.join(varied)}" if varied else " · ".join([models, *options])
@@ -267,8 +281,13 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
     ]
 
 
-def provenance(rows: list[Row]) -> list[tuple[str, str]]:
-    """Where the numbers come from; several values where the records differ."""
+def provenance(rows: list[Row], cells: list[Cell], out_dir: Path) -> dict[str, Any]:
+    """Where the numbers come from: facts, every record, and every knob of the first cell."""
+    return {"facts": _facts(rows), "records": every_record(cells, out_dir), "knobs": knobs(cells)}
+
+
+def _facts(rows: list[Row]) -> list[tuple[str, str]]:
+    """Several values where the records differ."""
     names = {
         "provenance.git_sha": "Commit",
         "provenance.dirty_hash": "Uncommitted changes",
@@ -315,7 +334,8 @@ def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
             "figures": [sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in keys],
             "record": link(row, out_dir),
             "run_id": str(row.get("run_id") or ""),
+            "anchor": anchor(index) if row is cell.rows[0] else None,
         }
-        for cell in cells
+        for index, cell in enumerate(cells)
         for row in cell.rows
     ]

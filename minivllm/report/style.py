@@ -1,15 +1,17 @@
-"""How figures look: one palette, one canvas, safe for colour-blind readers and for dark pages."""
+"""How figures look: one palette, one canvas, safe for colour-blind readers, light and dark."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minivllm.report.cells import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe and Ito (2008), without yellow (too faint on white) and with a grey.
@@ -28,6 +30,19 @@ MARKERS = "osD^vPX"
 INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"
 DPI = 144
 WIDTH = 8.6  # inches; shown at about 830 CSS pixels
+PAPER = "#fefefe"  # not quite white, which Bokeh takes for its default and leaves out
+# Colours that are not data, and what they become on a dark page.
+ON_DARK = {
+    "#ffffff": "#14171a",
+    PAPER: "#14171a",
+    INK: "#dde1e5",
+    FAINT: "#98a1aa",
+    LIGHT: "#4a525a",
+    GRID: "#2c3238",
+    BLACK: "#e8eaec",
+    "#bbbbbb": "#59616a",
+    "#b5b5b5": "#59616a",
+}
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
 
 
@@ -40,6 +55,9 @@ class Plot:
     alt: str
     caption: str
     png: bytes
+    svg: bytes = b""  # what the page shows, unless it shows `live`
+    live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
+    legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
 
 
 def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any) -> tuple[Figure, Any]:
@@ -67,6 +85,34 @@ def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any)
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, **options)
     return figure, axes
+
+
+def plot(name: str, title: str, alt: str, caption: str, figure: Figure) -> Plot:
+    """A figure that the page shows as it is drawn."""
+    return Plot(name, title, alt, caption, png(figure), svg(figure, name))
+
+
+def svg(figure: Figure, name: str) -> bytes:
+    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(
+            out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    text = out.getvalue()
+    text = re.sub("|".join(ON_DARK), lambda found: f"var(--c{found[0][1:]})", text)
+    text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
+
+    def scheme(colours: dict[str, str]) -> str:
+        return ":root {" + " ".join(f"--c{key[1:]}: {value};" for key, value in colours.items()) + "}"
+
+    style = (
+        f"{scheme({key: key for key in ON_DARK})} @media (prefers-color-scheme: dark) {{ {scheme(ON_DARK)} }}"
+    )
+    style += f" text {{ fill: var(--c{INK[1:]}); }}"
+    return re.sub(r"(<svg[^>]*>)", rf"\1<style>{style}</style>", text, count=1).encode()
 
 
 def png(figure: Figure) -> bytes:
@@ -109,6 +155,20 @@ def colours(cells: list[Cell]) -> tuple[list[str], dict[str, str], str]:
             legend = dict(zip(values, PALETTE, strict=False))
             return [legend.get(cell.varying[title], GREY) for cell in cells], legend, title
     return [BLUE] * len(cells), {}, ""
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write the figures of a logarithmic axis as numbers, not as powers of ten; between these only in a short one."""
+
+    def plain(value: float, _: float = 0.0) -> str:
+        return f"{value:,g}" if 1e-3 <= value < 1e5 else f"{value:g}"
+
+    def between(value: float, _: float = 0.0) -> str:
+        low, high = axis.get_view_interval()
+        return plain(value) if high < 10 * low else ""
+
+    axis.set_major_formatter(plain)
+    axis.set_minor_formatter(between)
 
 
 def heading(ax: Axes, text: str) -> None:

@@ -2,118 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minivllm.report.cells import Cell
+from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count
-from minivllm.report.rows import record_folder
-from minivllm.report.style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Plot,
-    canvas,
-    legend_below,
-    png,
-    short,
-)
+from minivllm.report.parquet import frames
+from minivllm.report.style import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Plot, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_TIMELINES = 12
-MAX_POINTS = 800  # a line; more than pixels would only grow the file
+MAX_TIMELINES = 8
+MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One column of a timeline figure: the series drawn in it and the unit."""
+class Track:
+    """One panel of a row: the unit, and the lines in it as field, name, colour, scale."""
 
-    title: str
-    series: tuple[tuple[str, str, str, float], ...]  # field, name, colour, scale
+    unit: str
+    lines: tuple[tuple[str, str, str, float], ...]
 
 
 STEPS = (
-    Panel(
-        "requests",
-        (("num_requests", "requests in the batch", BLUE, 1.0), ("waiting", "waiting", ORANGE, 1.0)),
+    Track(
+        "tokens a step",
+        (
+            ("num_prefill_tokens", "prompt tokens", ORANGE, 1.0),
+            ("num_decode_tokens", "decode tokens", BLUE, 1.0),
+        ),
     ),
-    Panel(
+    Track(
+        "requests",
+        (("num_requests", "requests in the batch", SKY, 1.0), ("waiting", "waiting", VERMILION, 1.0)),
+    ),
+    Track(
         "KV blocks",
-        (("kv_blocks_used", "KV blocks used", GREEN, 1.0), ("kv_blocks_total", "in the pool", FAINT, 1.0)),
+        (
+            ("kv_blocks_used", "KV blocks used", GREEN, 1.0),
+            ("kv_blocks_total", "KV blocks in the pool", FAINT, 1.0),
+        ),
     ),
 )
 TELEMETRY = (
-    Panel("host GB", (("rss", "resident memory of the worker", BLUE, 1e-9),)),
-    Panel(
+    Track("GPU W", (("gpu_power_w", "GPU power", VERMILION, 1.0),)),
+    Track(
+        "GB",
+        (
+            ("rss", "memory of the worker", BLUE, 1e-9),
+            ("gpu_process_memory", "GPU memory of the worker", GREEN, 1e-9),
+        ),
+    ),
+    Track(
         "CPU % of a core",
         (
             ("cpu_worker_percent", "CPU of the worker", SKY, 1.0),
-            ("cpu_other_percent", "of others", ORANGE, 1.0),
+            ("cpu_other_percent", "CPU of others", ORANGE, 1.0),
         ),
     ),
-    Panel("GPU GB", (("gpu_process_memory", "GPU memory of the worker", GREEN, 1e-9),)),
-    Panel("GPU W", (("gpu_power_w", "GPU power", VERMILION, 1.0),)),
-    Panel("GPU MHz", (("gpu_sm_mhz", "GPU clock", PURPLE, 1.0),)),
+    Track("GPU MHz", (("gpu_sm_mhz", "GPU clock", PURPLE, 1.0),)),
 )
+CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
 
 
 def timeline_plots(cells: list[Cell]) -> list[Plot]:
     """Steps and telemetry of the first cells that have them; cells without the files are passed over."""
-    return [
-        plot
-        for plot in (
-            _timeline(
-                cells,
-                STEPS,
-                lambda cell: _frame(cell, "steps.parquet", "start_s"),
-                name="steps",
-                title="Steps over time",
-                alt="requests in the batch and waiting, and KV blocks used",
-                caption="Time from the first step of the measured window.",
-            ),
-            _timeline(
-                cells,
-                TELEMETRY,
-                lambda cell: _frame(cell, "telemetry.parquet", "t_s"),
-                name="telemetry",
-                title="The machine over time",
-                alt="memory, CPU use and, on a GPU, power",
-                caption="Sampled by the supervising process, not by the measured one.",
-            ),
-        )
-        if plot is not None
-    ]
+    plots = (
+        _timeline(
+            cells,
+            STEPS,
+            "steps.parquet",
+            "start_s",
+            name="steps",
+            title="Batch and cache over time",
+            alt="prompt and decode tokens of a step, requests in the batch and waiting, and KV blocks used",
+            caption="Time from the first step of the measured window. A thinned line shows the greatest of each bin.",
+        ),
+        _timeline(
+            cells,
+            TELEMETRY,
+            "telemetry.parquet",
+            "t_s",
+            name="telemetry",
+            title="Power, memory and clocks over time",
+            alt="memory and CPU use and, on a GPU, power and clock",
+            caption="Sampled by the supervising process, not by the measured one.",
+        ),
+    )
+    return [plot for plot in plots if plot is not None]
 
 
 def _frame(cell: Cell, file: str, clock: str) -> pd.DataFrame | None:
-    """A parquet file of the cell's first ok block, with `seconds` counted from its first row."""
-    for row in cell.ok:
-        folder = record_folder(row)
-        if folder is None or not (folder / file).is_file():
+    """The table of the cell's first block that has one, with `seconds` counted from its first row."""
+    for frame in frames(cell, file):
+        if clock not in frame or len(frame) < 2:
             continue
-        import pandas as pd
-
-        try:
-            frame = pd.read_parquet(folder / file)
-        except (OSError, ValueError):  # pyarrow's own errors derive from these
-            continue
-        if clock in frame and len(frame) >= 2:
-            frame = frame.sort_values(clock)
-            return frame.assign(seconds=frame[clock] - frame[clock].iloc[0])
+        frame = frame.sort_values(clock)
+        if {"num_tokens", "num_prefill_tokens"} <= set(frame):
+            frame = frame.assign(num_decode_tokens=frame["num_tokens"] - frame["num_prefill_tokens"])
+        return frame.assign(seconds=frame[clock] - frame[clock].iloc[0])
     return None
 
 
 def _timeline(
     cells: list[Cell],
-    panels: tuple[Panel, ...],
-    read: Callable[[Cell], pd.DataFrame | None],
+    tracks: tuple[Track, ...],
+    file: str,
+    clock: str,
     *,
     name: str,
     title: str,
@@ -125,58 +122,49 @@ def _timeline(
     for cell in able:
         if len(drawn) == MAX_TIMELINES:
             break
-        frame = read(cell)
-        if frame is not None:
+        if (frame := _frame(cell, file, clock)) is not None:
             drawn.append((cell, frame))
-    used = [
-        panel for panel in panels if any(_has(frame, key) for _, frame in drawn for key, *_ in panel.series)
+    full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)
+    shown = [
+        (track.unit, lines)
+        for track in tracks
+        if (
+            lines := [
+                line
+                for line in track.lines
+                if (full or line[0] != CEILING) and any(_has(frame, line[0]) for _, frame in drawn)
+            ]
+        )
     ]
-    if not used:
+    if not shown:
         return None
-    figure, grid = canvas(
-        len(drawn), len(used), height=0.8 + 1.25 * len(drawn), squeeze=False, sharex=True, sharey="col"
-    )
-    for axes, (cell, frame) in zip(grid, drawn, strict=True):
-        axes[0].set_title(short(cell.label, 60), loc="left", fontsize=9, fontweight="bold")
-        for ax, panel in zip(axes, used, strict=True):
-            _lines(ax, frame, panel)
-            ax.set_ylabel(panel.title, fontsize=8.5)
-            ax.margins(y=0.12)
-            ax.set_ylim(bottom=0)
-            ax.grid(True)
-    for ax in grid[-1]:
-        ax.set_xlabel("seconds")
-    entries = {line.get_label(): line for axes in grid for ax in axes for line in ax.get_lines()}
-    legend_below(figure, [(line, str(label)) for label, line in entries.items()])
+    rows = [
+        (
+            short(cell.label, 60),
+            [Panel(unit, "seconds", unit, [_line(frame, *line) for line in lines]) for unit, lines in shown],
+        )
+        for cell, frame in drawn
+    ]
     missing = len(able) - len(drawn)
     note = (
         f" Shown: {len(drawn)} of {count(len(able), 'finished cell')}, first block of each."
         if missing
         else " First block of each cell."
     )
-    shared = " All rows share their axes." if len(drawn) > 1 else ""
     full_alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {alt}."
-    return Plot(name, title, full_alt, caption + shared + note, png(figure))
+    return finish(Chart(name, title, full_alt, caption + note, rows))
 
 
 def _has(frame: pd.DataFrame, key: str) -> bool:
     return key in frame and bool(frame[key].notna().any())
 
 
-def _lines(ax: Any, frame: pd.DataFrame, panel: Panel) -> None:
-    for key, label, colour, scale in panel.series:
-        if not _has(frame, key):
-            continue
-        points = frame[["seconds", key]].dropna()
-        if len(points) > MAX_POINTS:
-            # The greatest of each bin: a peak must not vanish by thinning.
-            bins = (points["seconds"].rank(method="first") * MAX_POINTS / (len(points) + 1)).astype(int)
-            points = points.groupby(bins).agg({"seconds": "first", key: "max"})
-        ax.plot(
-            points["seconds"],
-            points[key].astype(float) * scale,
-            color=colour,
-            lw=1.2,
-            label=label,
-            drawstyle="steps-post",
-        )
+def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) -> Series:
+    if not _has(frame, key):
+        return Series(label, colour, [], [], "steps")
+    points = frame[["seconds", key]].dropna()
+    if len(points) > MAX_POINTS:
+        # The greatest of each bin: a peak must not vanish by thinning.
+        bins = (points["seconds"] * MAX_POINTS / (points["seconds"].iloc[-1] or 1.0)).astype(int)
+        points = points.groupby(bins).agg({"seconds": "first", key: "max"})
+    return Series(label, colour, list(points["seconds"]), list(points[key].astype(float) * scale), "steps")

@@ -62,6 +62,11 @@ def verdict(cells: list[Cell]) -> Verdict:
     return Verdict(headline + ".", lines)
 
 
+def remarks(cells: list[Cell]) -> list[str]:
+    """What is worth knowing besides who is fastest: memory, quality, failures."""
+    return _memory([cell for cell in cells if cell.stat(THROUGHPUT)]) + quality(cells) + _failures(cells)
+
+
 def _ratio(cell: Cell, other: Cell) -> str:
     mine, theirs = cell.mean(THROUGHPUT), other.mean(THROUGHPUT)
     return ratio(mine / theirs) if mine and theirs else "–"

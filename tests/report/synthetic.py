@@ -148,6 +148,23 @@ def make_record(
     return Record(**fields)
 
 
+def counted(index: int = 0) -> Roofline:
+    """A roofline whose steps were counted: decode at 1 FLOP a byte, prefill at 100."""
+    return Roofline(
+        bandwidth_bytes_per_s=20e9,
+        matrix_flops_per_s=1e12,
+        matrix_dtype="bfloat16",
+        decode_bytes=1e10,
+        decode_flops=1e10,
+        decode_s=1.0 + 0.01 * index,
+        mbu=0.5 / (1.0 + 0.01 * index),
+        prefill_bytes=1e9,
+        prefill_flops=1e11,
+        prefill_s=0.2,
+        mfu=0.5,
+    )
+
+
 def failed(record: Record, status: str, kind: str, message: str, log: str = "") -> Record:
     """The record that is left when the cell did not end well: no figures."""
     record.status, record.error = status, Failure(kind, message, log)

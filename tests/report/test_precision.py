@@ -12,7 +12,7 @@ from minivllm.bench.identity import QUALITY_TASK
 from minivllm.bench.record import Metrics, Quality, Record
 from minivllm.bench.records import load_records
 from minivllm.report import summary_tables
-from minivllm.report.precision import frontier
+from minivllm.report.scatter import frontier
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
@@ -78,10 +78,10 @@ def test_everything_side_by_side(tmp_path: Path) -> None:
     assert nf4["Prefix, mean (tokens)"] == "40.5" and nf4["Prefix, least (tokens)"] == "2"
     assert "TPOT p50 (ms)" in nf4 and "TTFT p50 (ms)" in nf4 and "ITL p50 (ms)" in nf4
     assert "Energy (J/token)" not in nf4
-    section = page.source[page.source.index('id="precision"') : page.source.index('id="figures"')]
+    section = page.source[page.source.index('id="precision"') : page.source.index('id="speed"')]
     assert "J/token: no RAPL counter is readable" in section
     assert "over 8191 tokens, KL(fp32 ‖ cell) over 4000" in section and "of 64, over 8 prompts" in section
-    assert 'alt="Scatter of mean KL' in section and (out / "precision.png").read_bytes()[1:4] == b"PNG"
+    assert 'aria-label="Scatter of mean KL' in section and (out / "precision.png").read_bytes()[1:4] == b"PNG"
     assert "Quality: KL to fp32 is 0.000200 nats in fp16" in page.text and "0.0310 nats in nf4" in page.text
     assert float(table(out)["nf4"]["quality.kl_mean"]) == 0.031
     assert {page.attributes("img", "alt")[0][:7], len(page.attributes("img", "src"))} == {"Scatter", 8}

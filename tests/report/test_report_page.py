@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+from shutil import which
 from urllib.parse import unquote, urlparse
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from minivllm.bench.record import STATUSES
 from minivllm.report import build_report
 from tests.report.pagereader import Page, build, table
-from tests.report.synthetic import failed, make_record, make_sweep
+from tests.report.synthetic import counted, failed, make_record, make_sweep
 
 
 def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -> None:
@@ -20,7 +22,10 @@ def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -
         page.attributes("img", "src") + page.attributes("script", "src") + page.attributes("link", "href")
     )
     assert len(page.attributes("img", "src")) == 7
-    assert all(source.startswith("data:") for source in sources)
+    # What needs no script shows the files beside the page; all else is within it.
+    besides = [source for source in sources if not source.startswith("data:")]
+    assert set(besides) == {f"{name}.png" for name in ("latency_throughput", "steps", "telemetry")}
+    assert page.source.count("<noscript>") == len(besides)
     assert not re.search(r"url\(|@import|https?:", page.source)
     assert all(len(alt) > 30 for alt in page.attributes("img", "alt"))
     assert "viewport" in page.attributes("meta", "name")
@@ -32,7 +37,10 @@ def test_links_resolve_and_name_the_records(sweep: Path, tmp_path: Path) -> None
     page = Page(build_report(sweep, out))
     links = page.attributes("a", "href")
     assert all(not urlparse(link).scheme for link in links)
-    targets = {(out / unquote(link)).resolve() for link in links}
+    names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(names) == len(set(names))
+    assert {link[1:] for link in links if link.startswith("#")} <= set(names)
+    targets = {(out / unquote(link)).resolve() for link in links if not link.startswith("#")}
     assert all(target.is_file() for target in targets)
     assert {t for t in targets if t.name == "record.json"} == set(sweep.glob("*/record.json"))
     assert {"table.csv", "table.md", "throughput.png"} <= {target.name for target in targets}
@@ -68,7 +76,69 @@ def test_a_torn_parquet_file_does_not_cost_the_report(sweep: Path, tmp_path: Pat
 def test_timelines_are_capped_and_say_so(tmp_path: Path) -> None:
     records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(14)]
     page, _ = build(tmp_path, records)
-    assert "Shown: 12 of 14 finished cells" in page.text
+    assert "Shown: 8 of 14 finished cells" in page.text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_each_number_leads_to_its_record_or_to_the_list_of_them(tmp_path: Path) -> None:
+    for blocks, wanted in ((1, r'href="[^"#]*record\.json"'), (2, r'href="#records-1"')):
+        page, _ = build(tmp_path / str(blocks), make_sweep(blocks), parquet=False)
+        first = page.source[page.source.index("<tbody>") :]
+        row = first[: first.index("</tr>")]
+        assert re.search(r'class="figure-link" ' + wanted, row), row
+        assert row.count("figure-link") >= 5
+    assert 'id="records-1"' in page.source
+
+
+def test_two_hundred_cells_stay_small(tmp_path: Path) -> None:
+    records = [
+        make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i, roofline=counted(i))
+        for i in range(200)
+    ]
+    page, out = build(tmp_path, records)
+    assert len(page.source) < 2_500_000
+    assert sum(path.stat().st_size for path in out.iterdir()) < 5_000_000
+    assert page.text.count("arm 199") >= 2 and "The first 48 of 200 cells" in page.text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_thousand_records_are_read(tmp_path: Path) -> None:
+    records = [
+        make_record(cell_id=f"c{i // 5}", arm=f"arm {i // 5}", run_id=f"r{i}", block=i % 5, index=i)
+        for i in range(1000)
+    ]
+    _, out = build(tmp_path, records, parquet=False)
+    rows = table(out)
+    assert len(rows) == 200 and {row["blocks_ok"] for row in rows.values()} == {"5"}
+
+
+CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := which(name))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
+def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Path) -> None:
+    index = build_report(sweep, tmp_path / "out")
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    )
+    flags += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=390,20000"
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            *flags.split(),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=60000",
+            "--dump-dom",
+            index.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "Uncaught" not in done.stderr and ":ERROR:CONSOLE" not in done.stderr, done.stderr
+    live = re.findall(r'<div class="live"[^>]*>', done.stdout)
+    assert len(live) == 3 and all("data-drawn" in tag for tag in live), done.stderr
+    assert "cannot draw the figure" not in done.stdout
 
 
 def test_rebuilding_changes_nothing_and_leaves_nothing_behind(sweep: Path, tmp_path: Path) -> None:

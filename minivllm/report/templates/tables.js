@@ -36,3 +36,23 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+for (const input of document.querySelectorAll("input[data-filter]")) {
+  const rows = [...document.getElementById(input.dataset.filter).tBodies[0].rows];
+  const status = input.closest(".filter").querySelector("[role=status]");
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+    status.textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+  });
+}
+// A number may lead to a record in a closed list.
+const reveal = () => {
+  const target = location.hash && document.getElementById(location.hash.slice(1));
+  const folded = target && target.closest("details:not([open])");
+  if (folded) { folded.open = true; target.scrollIntoView(); }
+};
+addEventListener("hashchange", reveal);
+reveal();

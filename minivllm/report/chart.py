@@ -1,0 +1,196 @@
+"""Figures of points and lines, defined once: drawn by matplotlib as the file, by Bokeh as what the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from minivllm.report.style import BLUE, GRID, PALETTE, Plot, canvas, heading, legend_below, plain_ticks, png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from minivllm.report.cells import Cell
+
+PANEL_HEIGHT = 3.9  # inches, of a figure of one row
+ROW_HEIGHT = 1.45  # of each row of several
+MAX_NAMED = 16  # points with their names beside them
+GLYPHS = {"s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}  # of a legend's keys
+MAX_CURVES = 2 * len(PALETTE)  # lines that can be told apart: each colour whole and dashed
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points, a line through them, steps, or a band over the whole height (x: its two ends)."""
+
+    label: str  # its entry in the legend, which several series may share; "" has none
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
+    kind: Literal["points", "line", "steps", "band"] = "points"
+    marker: str = "o"  # matplotlib's letter
+    dashed: bool = False
+    hollow: bool = False
+    names: Sequence[str] = ()  # what the pointer shows of each point
+    low: Sequence[float] = ()  # of a horizontal interval through each point
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+    x_from_zero: bool = True
+    y_from_zero: bool = True
+    named: bool = False  # the names of points stand beside them in the file; the page has the pointer
+    rows: Sequence[str] = ()  # names of y = 0, 1, ... from the top, in place of numbers
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels in rows; the panels of a titled row share their x axis."""
+
+    name: str  # file name without .png
+    title: str
+    alt: str
+    caption: str
+    rows: Sequence[tuple[str, Sequence[Panel]]] = field(default_factory=tuple)
+
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Labels in order of appearance, with the first series of each."""
+        found: dict[str, Series] = {}
+        for _, panels in self.rows:
+            for panel in panels:
+                for series in panel.series:
+                    if series.label:
+                        found.setdefault(series.label, series)
+        return found
+
+
+def finish(chart: Chart) -> Plot:
+    """The chart as a file and for the page."""
+    from minivllm.report.live import items
+
+    return Plot(
+        chart.name,
+        chart.title,
+        chart.alt,
+        chart.caption,
+        _drawn(chart),
+        live=items(chart),
+        legend=_keys(chart),
+    )
+
+
+def curve_styles(cells: Sequence[Cell]) -> list[tuple[Cell, str, bool]]:
+    """A colour and whether dashed, for the first MAX_CURVES cells; a lone one is blue."""
+    if len(cells) == 1:
+        return [(cells[0], BLUE, False)]
+    n = len(PALETTE)
+    return [(cell, PALETTE[i % n], i >= n) for i, cell in enumerate(cells[:MAX_CURVES])]
+
+
+def _keys(chart: Chart) -> list[dict[str, str | bool]]:
+    """The page's legend: a key that shows and hides its series."""
+    return [
+        {
+            "label": label,
+            "colour": series.colour,
+            "glyph": "" if series.kind in ("line", "steps") else GLYPHS.get(series.marker, "●"),
+            "dashed": series.dashed,
+        }
+        for label, series in chart.legend.items()
+    ]
+
+
+def _drawn(chart: Chart) -> bytes:
+    columns = max(len(panels) for _, panels in chart.rows)
+    several = len(chart.rows) > 1
+    height = 0.8 + ROW_HEIGHT * len(chart.rows) if several else PANEL_HEIGHT
+    tallest = max((len(panel.rows) for _, panels in chart.rows for panel in panels), default=0)
+    if tallest:
+        height = 1.3 + 0.3 * max(3, tallest)
+    figure, grid = canvas(
+        len(chart.rows), columns, height, squeeze=False, sharex=several, sharey="col" if several else False
+    )
+    handles: dict[str, object] = {}
+    for axes, (title, panels) in zip(grid, chart.rows, strict=True):
+        for ax, panel in zip(axes, panels, strict=False):
+            for series in panel.series:
+                handle = _series(ax, series)
+                if series.label:
+                    handles.setdefault(series.label, handle)
+            _axes(ax, panel, bottom=not several or axes is grid[-1])
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
+        heading(axes[0], title or panels[0].title)
+        if not title:
+            for ax, panel in zip(axes[1:], panels[1:], strict=False):
+                heading(ax, panel.title)
+    legend_below(figure, [(handle, label) for label, handle in handles.items()])
+    return png(figure)
+
+
+def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
+    if panel.log_x:
+        ax.set_xscale("log")
+        plain_ticks(ax.xaxis)
+    elif panel.x_from_zero:
+        ax.set_xlim(left=0)
+    if panel.log_y:
+        ax.set_yscale("log")
+    elif panel.rows:
+        ax.set_yticks(range(len(panel.rows)), panel.rows)
+        ax.set_ylim(len(panel.rows) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+    elif panel.y_from_zero:
+        ax.set_ylim(bottom=0)
+    if bottom:
+        ax.set_xlabel(panel.x_label)
+    ax.set_ylabel(panel.y_label)
+    ax.grid(True, axis="x" if panel.rows else "both")
+    if panel.named and sum(len(s.names) for s in panel.series) <= MAX_NAMED:
+        for series in panel.series:
+            for x, y, name in zip(series.x, series.y, series.names, strict=bool(series.names)):
+                ax.annotate(
+                    name.split(": ")[0], (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8
+                )
+
+
+def _series(ax: Axes, series: Series) -> object:
+    """Draw one series; returns the legend's handle."""
+    ax.margins(0.08)
+    if series.kind == "band":
+        return ax.axvspan(series.x[0], series.x[1], color=series.colour or GRID, alpha=0.35, lw=0, zorder=0)
+    if series.kind == "points":
+        for low, high, y in zip(series.low, series.high, series.y, strict=bool(series.low)):
+            ax.plot([low, high], [y, y], color=series.colour, lw=2, solid_capstyle="butt", zorder=2)
+        (line,) = ax.plot(
+            series.x,
+            series.y,
+            series.marker,
+            color=series.colour,
+            ms=7,
+            mfc="white" if series.hollow else series.colour,
+            mew=1.5 if series.hollow else 0.6,
+            zorder=3,
+        )
+        return line
+    (line,) = ax.plot(
+        series.x,
+        series.y,
+        color=series.colour,
+        lw=1.4,
+        ls=(0, (4, 2)) if series.dashed else "-",
+        drawstyle="steps-post" if series.kind == "steps" else "default",
+        zorder=2,
+    )
+    return line

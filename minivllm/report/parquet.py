@@ -1,0 +1,36 @@
+"""The tables beside the records, read only for the cells that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from minivllm.report.rows import record_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from minivllm.report.cells import Cell
+
+
+def frames(cell: Cell, file: str, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
+    """A parquet file of each ok block that has it, in the blocks' order; torn and missing ones are passed over.
+
+    Args:
+        cell: whose records.
+        file: name beside record.json.
+        columns: to read, those that are there; None reads all.
+    """
+    for row in cell.ok:
+        folder = record_folder(row)
+        if folder is None or not (folder / file).is_file():
+            continue
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(folder / file) as table:
+                wanted = None if columns is None else [n for n in columns if n in table.schema_arrow.names]
+                frame = table.read(wanted).to_pandas()
+        except (OSError, ValueError):  # pyarrow's own errors derive from these
+            continue
+        yield frame

@@ -1,0 +1,276 @@
+"""What each optimisation is worth: the verdict of an ablation as words, a table, and figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minivllm.ablation.findings import Analysis, Attribution, Effect
+from minivllm.report.cells import Cell
+from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.format import MISSING, count, listing, ratio, sig
+from minivllm.report.rows import Row
+from minivllm.report.sections import place_of
+from minivllm.report.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    VERMILION,
+    Plot,
+    bar_height,
+    canvas,
+    heading,
+    plain_ticks,
+    plot,
+    short,
+)
+from minivllm.report.verdict import Verdict, remarks
+
+NAMES = {
+    "output_tokens_per_s": "output tokens/s",
+    "ttft_ms.p50": "TTFT p50",
+    "itl_ms.p50": "ITL p50",
+    "energy.joules_per_output_token": "J/token",
+}
+TONES = {
+    "faster": "ok",
+    "slower": "failed",
+    "more together": "ok",
+    "less together": "failed",
+    "failed": "failed",
+}
+COLOURS = {"faster": GREEN, "slower": VERMILION, "none": GREY}
+WORDS = {"faster": "better", "slower": "worse", "none": "no effect found"}
+DESIGNS = {
+    "leave_one_out": "each optimisation taken out of all of them",
+    "add_one_in": "each optimisation added to none of them",
+    "pairs": "each optimisation and each pair of them added to none",
+    "factorial": "every combination of the optimisations",
+}
+
+
+def find(rows: list[Row]) -> Analysis | None:
+    """The analysis of the records' ablation; None where there is none."""
+    if not any(row.get("ablation.design") for row in rows):
+        return None
+    from minivllm.ablation.analysis import analyse  # with scipy: a second that other reports are spared
+
+    return analyse(rows)
+
+
+def metric_name(metric: str) -> str:
+    """A metric as one says it."""
+    return NAMES.get(metric, metric)
+
+
+def interval(ratio_: float | None, low: float | None, high: float | None) -> str:
+    """`1.42× [1.38, 1.47]`; without the brackets where there is no interval."""
+    if ratio_ is None:
+        return MISSING
+    return ratio(ratio_) + ("" if low is None or high is None else f" [{sig(low)}, {sig(high)}]")
+
+
+def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
+    """What each optimisation gives, with its interval, then what is not decided."""
+    name = metric_name(analysis.metric)
+    ranked = sorted(
+        (e for e in analysis.effects if e.verdict in ("faster", "slower") and e.ratio),
+        key=lambda e: -_gain(e, analysis),
+    )
+    said = [f"{e.name} {interval(e.ratio, e.low, e.high)}" for e in ranked]
+    if said:
+        headline = f"What each optimisation is worth in {name}: {'; '.join(said)}."
+    else:
+        headline = f"No optimisation is shown to change {name}."
+    lines = []
+    for state, text in (
+        ("none", "No effect found"),
+        ("not live", "Not live, so not a result"),
+        ("failed", "Failed"),
+        ("too few blocks", "Too few blocks for a verdict"),
+    ):
+        if names := [_undecided(e) for e in analysis.effects if e.verdict == state]:
+            lines.append(f"{text}: {listing(names, 8)}.")
+    if whole := analysis.attribution:
+        total = interval(whole.total, whole.low, whole.high)
+        lines.append(f"All of them together: {total} against none of them.")
+    lines += [*analysis.notes, *remarks(cells)]
+    return Verdict(headline, list(dict.fromkeys(lines)))
+
+
+def _gain(effect: Effect, analysis: Analysis) -> float:
+    """How much better, whichever way is better."""
+    value = effect.ratio or 1.0
+    return value if analysis.direction == "higher" else 1 / value
+
+
+def _undecided(effect: Effect) -> str:
+    if effect.verdict != "none" or effect.minimum_detectable is None:
+        return effect.name
+    return f"{effect.name} ({sig(100 * effect.minimum_detectable, 2)} % or more would have been)"
+
+
+def section(
+    analysis: Analysis | None, cells: list[Cell], plots: list[Plot], out_dir: Any
+) -> dict[str, Any] | None:
+    """The section as plain data for its template."""
+    if analysis is None:
+        return None
+    places = {cell.arm: place_of(cell, i, out_dir) for i, cell in enumerate(cells) if cell.ok}
+    others = list(dict.fromkeys(e.metric for e in analysis.others))
+    further = {(e.name, e.metric): e for e in analysis.others}
+    rows = [
+        {
+            "name": e.name,
+            "verdict": WORDS.get(e.verdict, e.verdict),
+            "tone": TONES.get(e.verdict, "mixed"),
+            "sort": e.ratio,
+            "ratio": ratio(e.ratio),
+            "interval": MISSING if e.low is None or e.high is None else f"{sig(e.low)} to {sig(e.high)}",
+            "p": MISSING if e.p_holm is None else f"{e.p_holm:.3f}" if e.p_holm >= 0.001 else "< 0.001",
+            "least": MISSING if e.minimum_detectable is None else f"{sig(100 * e.minimum_detectable, 2)}",
+            "blocks": e.blocks,
+            "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
+            "pairs": e.pairs,
+            "others": [
+                interval(o.ratio, o.low, o.high) if (o := further.get((e.name, m))) else MISSING
+                for m in others
+            ],
+        }
+        for e in analysis.effects
+    ]
+    together = [
+        {
+            "names": f"{i.first} with {i.second}",
+            "verdict": i.verdict if i.verdict != "none" else "no interaction found",
+            "tone": TONES.get(i.verdict, "mixed"),
+            "sort": i.ratio,
+            "ratio": ratio(i.ratio),
+            "interval": MISSING if i.low is None or i.high is None else f"{sig(i.low)} to {sig(i.high)}",
+            "p": MISSING if i.p_holm is None else f"{i.p_holm:.3f}" if i.p_holm >= 0.001 else "< 0.001",
+        }
+        for i in analysis.interactions
+    ]
+    return {
+        "design": DESIGNS.get(analysis.design, analysis.design),
+        "metric": metric_name(analysis.metric),
+        "better": "above 1 is better" if analysis.direction == "higher" else "below 1 is better",
+        "baseline": analysis.baseline,
+        "blocks": count(analysis.blocks, "block"),
+        "needed": analysis.blocks_needed if analysis.blocks < analysis.blocks_needed else None,
+        "noise": analysis.noise and interval(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
+        "others": [metric_name(m) for m in others],
+        "rows": rows,
+        "interactions": together,
+        "plots": plots,
+    }
+
+
+def figures(analysis: Analysis | None) -> list[Plot]:
+    """The forest of effects, and the waterfall where a factorial attributes the whole."""
+    if analysis is None:
+        return []
+    found = [forest(analysis)]
+    if analysis.attribution is not None:
+        found.append(waterfall(analysis.attribution))
+    return [one for one in found if one is not None]
+
+
+def forest(analysis: Analysis) -> Plot | None:
+    """Each optimisation's ratio with its interval, over the band of the A/A arm."""
+    known = [e for e in analysis.effects if e.ratio is not None]
+    if not known:
+        return None
+    names = [short(e.name, 30) for e in known]
+    series = []
+    noise = analysis.noise
+    if noise and noise.low is not None and noise.high is not None:
+        series.append(Series("A/A: the baseline against itself", LIGHT, [noise.low, noise.high], [], "band"))
+    series.append(Series("", INK, [1.0, 1.0], [-0.6, len(known) - 0.4], "line"))
+    for state, members in _by_verdict(known).items():
+        ys = [float(known.index(e)) for e in members]
+        xs = [e.ratio or 1.0 for e in members]
+        series.append(
+            Series(
+                state,
+                COLOURS.get(members[0].verdict, ORANGE),
+                xs,
+                ys,
+                names=[
+                    f"{e.name}: {interval(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
+                    for e in members
+                ],
+                low=[x if e.low is None else e.low for e, x in zip(members, xs, strict=True)],
+                high=[x if e.high is None else e.high for e, x in zip(members, xs, strict=True)],
+            )
+        )
+    name = metric_name(analysis.metric)
+    panel = Panel("", f"{name}, with it / without it (log scale)", "", series, log_x=True, rows=names)
+    said = [f"{e.name} {interval(e.ratio, e.low, e.high)}" for e in known]
+    alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
+    caption = (
+        "Geometric means over blocks with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
+        "effect. The verdict is that of the test, after correction for the number of optimisations."
+    )
+    return finish(Chart("forest", "Effects with their intervals", alt, caption, [("", [panel])]))
+
+
+def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
+    found: dict[str, list[Effect]] = {}
+    for effect in effects:
+        found.setdefault(WORDS.get(effect.verdict, effect.verdict), []).append(effect)
+    return found
+
+
+def waterfall(whole: Attribution) -> Plot:
+    """The whole change as a product of factors, one bar from where the last one ended."""
+    figure, ax = canvas(height=bar_height(len(whole.factors) + 2))
+    labels, reached = ["none of them"], 1.0
+    ax.plot([1.0, 1.0], [-0.31, 0.31], color=INK, lw=2)
+    for y, factor in enumerate(whole.factors, 1):
+        until = reached * factor.ratio
+        tint = GREEN if factor.ratio > 1 else VERMILION if factor.ratio < 1 else GREY
+        ax.barh(y, until - reached, left=reached, height=0.62, color=tint)
+        ax.plot([until, until], [y - 0.31, y + 1.31], color=FAINT, lw=0.8)
+        ax.annotate(
+            interval(factor.ratio, factor.low, factor.high),
+            (max(reached, until), y),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+        labels.append(short(factor.name, 30))
+        reached = until
+    last = len(whole.factors) + 1
+    ax.barh(last, whole.total - 1, left=1.0, height=0.62, color=BLUE)
+    ax.annotate(
+        interval(whole.total, whole.low, whole.high),
+        (max(1.0, whole.total), last),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+    )
+    ax.set_xscale("log")
+    plain_ticks(ax.xaxis)
+    left, right = ax.get_xlim()
+    ax.set_xlim(left, right * (right / left) ** 0.35)  # room for the labels
+    ax.set_yticks(range(last + 1), [*labels, "all of them"])
+    ax.set_ylim(last + 0.6, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+    ax.set_xlabel(f"{metric_name(whole.metric)} against none of them (log scale)")
+    heading(ax, "The factors multiply to the whole")
+    said = [f"{f.name} {interval(f.ratio, f.low, f.high)}" for f in whole.factors]
+    alt = (
+        f"Waterfall of {listing(said, 12)}, which multiply to {interval(whole.total, whole.low, whole.high)}."
+    )
+    caption = (
+        "Each factor is the geometric mean of what the optimisation gives over every order of switching them on "
+        "(Shapley values of the logarithm), so that none is favoured by coming first and nothing is counted twice."
+    )
+    return plot("waterfall", "What the whole is made of", alt, caption, figure)

@@ -1,0 +1,152 @@
+"""Figures: true to the records, the same twice, and one definition for the file and for the page."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.driver import RequestTrace
+from minivllm.bench.metrics import ITL
+from minivllm.bench.storage import write_record
+from minivllm.report import live
+from minivllm.report.cells import Cell, gather
+from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.distributions import distributions, token_gaps
+from minivllm.report.plots import breakdown
+from minivllm.report.roofs import roofline
+from minivllm.report.rows import read_rows
+from minivllm.report.scatter import point_series
+from minivllm.report.style import INK, ON_DARK
+from tests.report.synthetic import counted, make_record, write
+
+
+def chart(**panel: Any) -> Chart:
+    series = [
+        Series("a line", "#0072B2", [1.0, 2.0, 3.0], [1.0, 4.0, 9.0], "line", names=["one", "two", "three"]),
+        Series(
+            "points", "#E69F00", [1.0, 2.0], [2.0, 3.0], low=[0.5, 1.5], high=[1.5, 2.5], names=["p", "q"]
+        ),
+        Series("steps", "#009E73", [1.0, 3.0], [5.0, 6.0], "steps", dashed=True),
+        Series("band", "#cfcfcf", [1.2, 1.4], [], "band"),
+    ]
+    return Chart(
+        "c", "A chart", "What is seen.", "How to read it.", [("", [Panel("T", "x", "y", series, **panel)])]
+    )
+
+
+def sources(plot: Any) -> list[dict[str, list[Any]]]:
+    """The data of every series that Bokeh is given."""
+    found = []
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if node.get("name") == "ColumnDataSource":
+                found.append(dict(node["attributes"]["data"]["entries"]))
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(plot.live)
+    return found
+
+
+@pytest.mark.parametrize("panel", [{}, {"log_x": True, "log_y": True}, {"rows": ["r0", "r1"]}])
+def test_the_page_is_given_what_the_file_shows(panel: dict[str, Any]) -> None:
+    plot = finish(chart(**panel))
+    assert plot.png[1:4] == b"PNG" and len(plot.live) == 1
+    line, points, steps = sources(plot)
+    assert (line["x"], line["y"], line["name"]) == ([1, 2, 3], [1, 4, 9], ["one", "two", "three"])
+    assert (points["low"], points["high"]) == ([0.5, 1.5], [1.5, 2.5])
+    assert steps["name"] == ["steps", "steps"]
+    assert [key["label"] for key in plot.legend] == ["a line", "points", "steps", "band"]
+
+
+def test_the_same_chart_is_the_same_bytes() -> None:
+    first, second = finish(chart()), finish(chart())
+    assert first.png == second.png and json.dumps(first.live) == json.dumps(second.live)
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    packed = live.packed([["c", [1, 2]]])
+    assert json.loads(gzip.decompress(base64.b64decode(packed))) == [["c", [1, 2]]]
+    assert live.packed([["c", [1, 2]]]) == packed
+    assert b"Bokeh" in gzip.decompress(base64.b64decode(live.library()))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=30))
+def test_gaps_between_tokens_are_those_of_the_metric(times: list[int]) -> None:
+    times.sort()
+    trace = RequestTrace("r", 1, 0.0)
+    trace.token_times = [float(t) for t in times]
+    found = token_gaps(np.array(trace.token_times))
+    assert sorted(found) == pytest.approx(sorted(ITL().samples(trace)))
+    assert len(found) == len(times) - 1
+
+
+def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:
+    return gather(read_rows(write(tmp_path / "runs", list(records), parquet=False))[0])
+
+
+def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
+    record = make_record()
+    rows = [{"ttft_ms": 10.0 * (i + 1), "token_times_s": [1.0, 1.1, 1.3]} for i in range(11)] + [
+        {"ttft_ms": None, "token_times_s": [5.0]}
+    ]
+    write_record(tmp_path / "runs" / "s" / "r", record, requests=rows)
+    plot = distributions(gather(read_rows(tmp_path / "runs")[0]))
+    assert plot is not None
+    ttft, itl = sources(plot)
+    assert (ttft["x"][0], ttft["x"][5], ttft["x"][-1]) == (10, 60, 110)  # least, median, greatest of 11
+    assert (ttft["y"][0], ttft["y"][5], ttft["y"][-1]) == (0, 50, 100)
+    assert itl["x"][0] == pytest.approx(100, rel=1e-3) and itl["x"][-1] == pytest.approx(200, rel=1e-3)
+    assert distributions(cells_of(tmp_path / "none", make_record())) is None
+
+
+def test_roofline_by_hand(tmp_path: Path) -> None:
+    """20 GB/s and 1 TFLOP/s: the ridge is at 50 FLOP a byte. Decode: 10 GFLOP over 10 GB in 1 s."""
+    plot = roofline(cells_of(tmp_path, make_record(roofline=counted())))
+    assert plot is not None
+    roof, decode, again, prefill = sources(plot)
+    assert (decode["x"], decode["y"]) == ([1], [10]) and "50.0 % of the bandwidth" in decode["name"][0]
+    assert (prefill["x"], prefill["y"]) == ([100], [500]) and "50.0 % of the matrix rate" in prefill["name"][
+        0
+    ]
+    assert roof == again and 50 in roof["x"] and roof["y"][roof["x"].index(50)] == 1000
+    assert roof["y"][0] == pytest.approx(20 * roof["x"][0], rel=1e-3)
+    assert roofline(cells_of(tmp_path / "none", make_record())) is None  # an older record counts fewer things
+
+
+def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
+    plot = breakdown(cells_of(tmp_path, make_record()))
+    assert plot is not None
+    text = plot.svg.decode()
+    body = text[text.index("</style>") :]
+    assert "prefers-color-scheme: dark" in text and f"var(--c{INK[1:]})" in body
+    assert not any(colour in body for colour in ON_DARK)
+
+
+def test_on_a_gpu_the_breakdown_says_what_forward_is(tmp_path: Path) -> None:
+    record = make_record()
+    for device, said in ((None, False), (10**9, True)):
+        record.memory.device_peak_allocated = device
+        plot = breakdown(cells_of(tmp_path / str(said), record))
+        assert plot is not None and ("forward is the time to launch" in plot.caption) is said
+
+
+def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
+    records = [
+        make_record(q, b, run_id=f"{q}{b}") for q in ("fp16", "nf4") for b in ("sequential", "continuous")
+    ]
+    series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
+    assert next(s.label for s in series) == "quant=fp16 · sequential"
+    assert len({(s.colour, s.marker) for s in series}) == 4

@@ -1,0 +1,87 @@
+"""An ablation's report: the verdict first, with intervals, and no more than the analysis says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.ablation.analysis import analyse
+from minivllm.ablation.design import Design
+from minivllm.report import worth
+from minivllm.report.cells import gather
+from minivllm.report.page import build_report
+from tests.ablation.synthetic import ablation_rows
+from tests.report.pagereader import Page
+
+NAMES = {"prefix caching": (), "nf4": (), "graphs": ()}
+EFFECTS = {"prefix caching": 1.42, "nf4": 0.9}
+
+
+def rows_of(kind: str, **changes: Any) -> list[dict[str, Any]]:
+    return ablation_rows(Design(kind, NAMES), EFFECTS, idle=["graphs"], **changes)  # type: ignore[arg-type]
+
+
+def test_the_headline_is_what_each_is_worth_with_its_interval() -> None:
+    rows = rows_of("leave_one_out")
+    found = analyse(rows)
+    assert found is not None
+    said = worth.verdict(found, gather(rows))
+    caching, nf4, _ = found.effects
+    assert caching.ratio is not None and math.isclose(caching.ratio, 1.42, rel_tol=0.02)
+    assert said.headline == (
+        f"What each optimisation is worth in output tokens/s: prefix caching {worth.interval(caching.ratio, caching.low, caching.high)}; "
+        f"nf4 {worth.interval(nf4.ratio, nf4.low, nf4.high)}."
+    )
+    assert "Not live, so not a result: graphs." in said.lines
+
+
+def test_too_few_blocks_have_no_verdict() -> None:
+    rows = rows_of("leave_one_out", blocks=2)
+    found = analyse(rows)
+    assert found is not None
+    said = worth.verdict(found, gather(rows))
+    assert said.headline == "No optimisation is shown to change output tokens/s."
+    assert any(line.startswith("Too few blocks for a verdict: prefix caching") for line in said.lines)
+
+
+def test_noise_alone_is_worth_nothing() -> None:
+    rows = ablation_rows(Design("add_one_in", {"a": (), "b": ()}), {}, noise=0.01)
+    found = analyse(rows)
+    assert found is not None
+    said = worth.verdict(found, gather(rows))
+    assert said.headline == "No optimisation is shown to change output tokens/s."
+    assert any(
+        line.startswith("No effect found: a (") and "or more would have been" in line for line in said.lines
+    )
+
+
+def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
+    found = analyse(rows_of("factorial"))
+    assert found is not None and found.attribution is not None
+    assert math.prod(f.ratio for f in found.attribution.factors) == pytest.approx(found.attribution.total)
+    plots = {plot.name: plot for plot in worth.figures(found)}
+    assert set(plots) == {"forest", "waterfall"}
+    assert (
+        worth.interval(found.attribution.total, found.attribution.low, found.attribution.high)
+        in plots["waterfall"].alt
+    )
+    assert [item["label"] for item in plots["forest"].legend] == [
+        "A/A: the baseline against itself", "better", "worse", "not live",
+    ]  # fmt: skip
+
+
+def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of("pairs")
+    monkeypatch.setattr("minivllm.report.page.read_rows", lambda source: (rows, []))
+    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    page = Page(build_report(tmp_path, tmp_path / "out"))
+    assert page.text.index("What each optimisation is worth in") < page.text.index("What was asked")
+    assert "prefix caching with nf4" in page.text and "no interaction found" in page.text
+    assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
+
+
+def test_other_reports_do_not_pay_for_the_analysis() -> None:
+    assert worth.find([{"config.quant": "nf4"}]) is None
