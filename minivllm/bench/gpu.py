@@ -85,6 +85,8 @@ class Gpu(NullGpu):
             "gpu_memory_used": None if memory is None else int(memory.used),
             "gpu_process_memory": sum(filter(None, own)) or None,
             "gpu_processes": len(processes),
+            # In a container the driver may know the worker by a number that we do not: it is taken for one process.
+            "gpu_other_processes": max(0, len(processes) - max(1, len(own))),
             "gpu_utilisation": None if utilisation is None else utilisation.gpu,
             "gpu_sm_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "gpu_memory_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),

@@ -130,10 +130,10 @@ def _power_cap(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Processes with a context on the GPU, the worker's own among them."""
-    most = max(_readings(rows, "gpu_processes"), default=0)
-    if most > 1:
-        yield f"{most - 1} other processes were on the GPU" if most > 2 else "another process was on the GPU"
+    """Processes with a context on the GPU that the worker did not start."""
+    most = max(_readings(rows, "gpu_other_processes"), default=0)
+    if most:
+        yield f"{most} other processes were on the GPU" if most > 1 else "another process was on the GPU"
 
 
 def _clocks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

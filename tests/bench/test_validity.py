@@ -197,7 +197,7 @@ def seen_on_a_gpu(*changes: dict[str, Any]) -> Validity:
     nvml.readings["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=42, usedGpuMemory=300)]
     for i, change in enumerate(changes):
         nvml.readings.update(change)
-        rows.append({"t_s": 1.0 + 0.1 * i, "cpu_other_percent": 0.0, **Gpu(nvml, None).sample(pid=42)})
+        rows.append({"t_s": 1.0 + 0.1 * i, "cpu_other_percent": 0.0, **Gpu(nvml, None).sample({42, 43})})
     return check_telemetry(rows, 1.0, 1.0 + 0.1 * len(rows))
 
 
@@ -225,6 +225,12 @@ def test_other_processes_on_the_gpu_are_noted() -> None:
     own, other = SimpleNamespace(pid=42, usedGpuMemory=300), SimpleNamespace(pid=7, usedGpuMemory=9)
     both = {"nvmlDeviceGetComputeRunningProcesses": [own, other]}
     assert seen_on_a_gpu({}, both, {}).notes == ["another process was on the GPU"]
+    child = SimpleNamespace(
+        pid=43, usedGpuMemory=100
+    )  # of the worker: an engine may compute in one of its own
+    assert seen_on_a_gpu({"nvmlDeviceGetComputeRunningProcesses": [own, child]}, {}).notes == []
+    renumbered = SimpleNamespace(pid=90_001, usedGpuMemory=300)
+    assert seen_on_a_gpu({"nvmlDeviceGetComputeRunningProcesses": [renumbered]}, {}).notes == []
     three = {"nvmlDeviceGetComputeRunningProcesses": [own, other, other]}
     assert seen_on_a_gpu(three, {}).notes == ["2 other processes were on the GPU"]
 
