@@ -335,7 +335,7 @@ def test_auto_takes_the_backend_that_returns_attention(model: tuple[Path, Any]) 
     with serving(model[0], *KNOBS, "cache.eviction=h2o") as llm:
         assert llm.engine.runner.attention.name == "eager"
     with serving(model[0], *KNOBS, "cache.eviction=streaming") as llm:
-        assert llm.engine.runner.attention.name == "sdpa"
+        assert llm.engine.runner.attention.name in ("cpu", "sdpa")
 
 
 @pytest.mark.parametrize(("policy", "queries"), [("streaming", 0), ("h2o", 24 + 8 + 8), ("snapkv", 3 * 8)])
