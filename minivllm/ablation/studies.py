@@ -46,9 +46,8 @@ def _arms(
     preset = next((text for text in arm.overrides if text.startswith(PRESET)), f"{PRESET}none")
     if preset in seen:
         raise BadInput(f"{preset}: this study contains itself")
-    parts = _params(
-        [preset, *settings], load
-    )  # alone: other overrides may be for knobs that only its arms have
+    # Alone, because other overrides may be for knobs that only its arms have.
+    parts = _params([preset, *settings], load)
     if not parts:
         yield arm
         return

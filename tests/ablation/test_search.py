@@ -90,7 +90,7 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
 
 @pytest.mark.slow
 def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, quick: None) -> None:
-    done = cli(*TUNE, "sweep.limits={metrics.ttft_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
+    done = cli(*TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
     assert done.code == 1 and "0 of 1 cells are within the limits" in done.out
 
 
