@@ -45,7 +45,8 @@ class Bench:
                 raise KeyboardInterrupt
             self.measured.append(m)
             assert m.ablation is not None
-            rng = np.random.default_rng([m.block, *m.arm.encode()])  # not run_id, which any edit of the package changes
+            # Not from run_id, which any edit of the package changes.
+            rng = np.random.default_rng([m.block, *m.arm.encode()])
             speed = 100 * math.exp(rng.normal(0, self.noise)) * (0.9 if "slow" in m.ablation["on"] else 1.0)
             record = m.record("ok", provenance={"host": "here", "code_hash": "c", "device": {"name": "cpu"}})
             record.metrics.output_tokens_per_s = speed
@@ -222,7 +223,7 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
             m = Measurement.from_dict(item)
             blocks.append(m.block)
             record = m.record("ok")
-            noise = np.random.default_rng(int(m.run_id, 16)).normal(0, 0.02)
+            noise = np.random.default_rng([m.block, *m.arm.encode()]).normal(0, 0.02)
             record.metrics.output_tokens_per_s = 100 * math.exp(noise)
             storage.write_record(m.path, record, config=m.config)
         return 0
