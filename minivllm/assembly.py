@@ -36,7 +36,7 @@ def select_device(name: str) -> torch.device:
 
 
 def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
-    """The attention option; at the level "batch" there is but one, which `auto` takes.
+    """The attention option; at the level "batch" the one that `auto` takes, or Triton's kernels in one shape.
 
     Raises:
         BadInput: another was chosen.
@@ -44,10 +44,12 @@ def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
     invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
     if determinism != "batch" or chosen == invariant:
         return chosen
+    if chosen["_target_"] == "minivllm.attention.triton.TritonBackend":
+        return {**chosen, "invariant": True}
     if chosen["_target_"] != "minivllm.attention.auto.select":
         raise BadInput(
             f"attention: {chosen['_target_'].rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
-            "asks; use attention=auto or attention=invariant"
+            "asks; use attention=auto, attention=invariant or attention=triton"
         )
     return invariant
 

@@ -93,8 +93,8 @@ TORCH_FREE = (
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
 # Lines of code. What every request goes through is to be read in one sitting; families and formats are one file each.
-MOST_CORE_LINES = 3000
-MOST_ENGINE_LINES = 5000
+MOST_CORE_LINES = 3100
+MOST_ENGINE_LINES = 5200
 CORE = (
     "engine",
     "cache",

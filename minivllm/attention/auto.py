@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.sdpa import SDPABackend
+from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
 
 
 def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
     """The first backend, fastest first, whose constraints hold; its name goes into the record."""
-    try:
-        return SDPABackend(specs, kv)
-    except BadInput:
-        return EagerBackend(specs, kv)
+    on_gpu = kv.parts[0][0].is_cuda
+    for backend in (TritonBackend, SDPABackend) if on_gpu else (SDPABackend,):
+        with contextlib.suppress(BadInput):
+            return backend(specs, kv)
+    return EagerBackend(specs, kv)

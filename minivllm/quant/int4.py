@@ -31,6 +31,8 @@ class Int4(Quantizer):
         group_size: consecutive inputs that share a scale: 32, 64, 128 or 256.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
+        kernel: of products with few rows: "triton", "torch", or "auto": torch's where it has one for the device and
+            the dtype, else Triton's on a GPU.
     """
 
     name = "int4"
@@ -41,18 +43,20 @@ class Int4(Quantizer):
         group_size: int = 128,
         skip: Sequence[str] = (),
         lm_head: bool = False,
+        kernel: str = "auto",
     ) -> None:
         super().__init__(dtype, skip, lm_head)
         if group_size not in GROUP_SIZES:
             raise BadInput(f"quant.group_size={group_size} must be one of {', '.join(map(str, GROUP_SIZES))}")
-        self.group_size = group_size
+        self.group_size, self.kernel = group_size, kernel
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
         chunk = _CHUNK if weight.device.type == "cpu" else _SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         pieces = (quantize(part, self.group_size) for part in weight.split(step))
-        return Int4Linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
+        shape = (weight.shape[0], weight.shape[1])
+        return Int4Linear(pieces, shape, self.group_size, bias, kernel=self.kernel)
 
 
 class Int4Linear(nn.Module):
@@ -65,6 +69,7 @@ class Int4Linear(nn.Module):
         group_size: inputs that share a scale.
         bias: [rows] or None.
         order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
+        kernel: see Int4.
     """
 
     def __init__(
@@ -74,12 +79,13 @@ class Int4Linear(nn.Module):
         group_size: int,
         bias: Tensor | None,
         order: Tensor | None = None,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
         packed, scales = [], []
         for codes, scale, zero in pieces:
             missing = -codes.shape[0] % ROWS
-            self.layout = layout_for(codes.device, scale.dtype)
+            self.layout = layout_for(codes.device, scale.dtype, kernel)
             packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
             scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
         self.weight = frozen(torch.cat(packed) if len(packed) > 1 else packed[0])

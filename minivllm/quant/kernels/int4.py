@@ -6,9 +6,12 @@ All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [gro
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from minivllm.kernels.choice import takes_triton
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of converting and
@@ -20,14 +23,14 @@ _CUDA_KERNEL_ROWS = 128
 
 
 class Interleaved:
-    """The layout of torch's CPU kernel; without a kernel, on any device, the same.
+    """The layout of torch's CPU kernel and of the Triton kernel; without a kernel, on any device, the same.
 
     `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its low half
     and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
     """
 
-    def __init__(self, half: int, kernel_rows: int) -> None:
-        self.half, self.kernel_rows = half, kernel_rows
+    def __init__(self, half: int, kernel_rows: int, products: ModuleType | None = None) -> None:
+        self.half, self.kernel_rows, self.products = half, kernel_rows, products
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64."""
@@ -44,6 +47,9 @@ class Interleaved:
 
     def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
+        if self.products is not None:
+            product: Tensor = self.products.int4_product(x, packed, group_size, scales_and_zeros)
+            return product
         weight = packed.view(scales_and_zeros.shape[1], -1)
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales_and_zeros)
         return out
@@ -56,6 +62,7 @@ class TensorCore:
     """
 
     kernel_rows = _CUDA_KERNEL_ROWS
+    products = None
 
     def __init__(self) -> None:
         self._orders: dict[tuple[int, torch.device], Tensor] = {}
@@ -98,12 +105,27 @@ def nibbles(words: Tensor) -> Tensor:
 
 
 @functools.cache
-def layout_for(device: torch.device, dtype: torch.dtype) -> Interleaved | TensorCore:
-    """The layout of the kernel that this device has for this dtype."""
+def layout_for(device: torch.device, dtype: torch.dtype, kernel: str = "auto") -> Interleaved | TensorCore:
+    """The layout of the kernel that this device has for this dtype; see Int4 for `kernel`.
+
+    Raises:
+        BadInput: Triton's is asked for and cannot run here.
+    """
+    triton = takes_triton("quant.kernel", kernel, "torch", device)
+    tensor_cores = (
+        dtype is torch.bfloat16
+        and device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+    if tensor_cores and kernel != "triton":
+        return TensorCore()
+    if triton:
+        from minivllm.quant.kernels import products
+
+        return Interleaved(32, products.MOST_ROWS, products)
     if dtype is not torch.bfloat16:
         return Interleaved(32, 0)
-    if device.type == "cuda" and torch.version.cuda is not None:
-        return TensorCore() if torch.cuda.get_device_capability(device) >= (8, 0) else Interleaved(32, 0)
     if device.type == "cpu":
         half = {"AVX512": 32, "AVX2": 16}.get(torch.backends.cpu.get_cpu_capability())
         if half is not None:
