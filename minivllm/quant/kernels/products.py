@@ -91,14 +91,14 @@ def _nf4(
     HALF: tl.constexpr = BLOCK_K // 2
     GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    row = n[:, None].to(tl.int64) * inputs
+    half = inputs // 2
+    row = n[:, None].to(tl.int64)
     there = (n < outputs)[:, None]
     for step in range(0, steps):
-        begin = (tl.program_id(1) * steps + step) * BLOCK_K
-        j = tl.arange(0, HALF)
-        inside = begin + 2 * j < inputs
-        g = begin + tl.arange(0, GROUPS) * GROUP
-        block = (row + g[None, :]) // GROUP
+        at = tl.program_id(1) * steps + step
+        k, j = at * BLOCK_K + tl.arange(0, BLOCK_K), at * HALF + tl.arange(0, HALF)
+        g = at * BLOCK_K + tl.arange(0, GROUPS) * GROUP
+        block = row * (inputs // GROUP) + (g // GROUP)[None, :]
         held = there & (g < inputs)[None, :]
         if NESTED:
             code = tl.load(scales + block, mask=held, other=0).to(tl.int32)
@@ -108,20 +108,27 @@ def _nf4(
             scale += tl.load(offset)
         else:
             scale = tl.load(scales + block, mask=held, other=0.0)
-        packed = tl.load(
-            codes + row // 2 + begin // 2 + j[None, :], mask=there & inside[None, :], other=0
-        ).to(tl.int32)
-        known = (m < rows)[:, None] & inside[None, :]
-        even = x + m[:, None] * inputs + begin + 2 * j[None, :]
-        acc = dot(
-            tl.load(even, mask=known, other=0.0), _nf4_tile(packed >> 4, levels, scale, dtype, GROUPS), acc
+        packed = tl.load(codes + row * half + j[None, :], mask=there & (j < half)[None, :], other=0).to(
+            tl.int32
         )
-        acc = dot(
-            tl.load(even + 1, mask=known, other=0.0),
-            _nf4_tile(packed & 15, levels, scale, dtype, GROUPS),
-            acc,
+        a = tl.load(
+            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & (k < inputs)[None, :], other=0.0
         )
+        even, odd = tl.split(tl.reshape(a, [BLOCK_M, HALF, 2]))
+        acc = dot(even, _nf4_tile(packed >> 4, levels, scale, dtype, GROUPS), acc)
+        acc = dot(odd, _nf4_tile(packed & 15, levels, scale, dtype, GROUPS), acc)
     _store(partial, acc, rows, outputs, m, n)
+
+
+@triton.jit
+def _int4_tile(codes, pair, held, dtype: tl.constexpr, GROUPS: tl.constexpr):
+    """Half bytes [inputs, n], and where their scales and zeros lie [GROUPS, n], to weights [inputs, n]."""
+    INPUTS: tl.constexpr = codes.shape[0]
+    WIDTH: tl.constexpr = codes.shape[1]
+    scale = tl.load(pair, mask=held, other=0.0).to(tl.float32)
+    zero = tl.load(pair + 1, mask=held, other=0.0).to(tl.float32)
+    wide = tl.reshape((codes - 8).to(tl.float32), [GROUPS, INPUTS // GROUPS, WIDTH])
+    return narrow(tl.reshape(wide * scale[:, None, :] + zero[:, None, :], [INPUTS, WIDTH]), dtype)
 
 
 @triton.jit
@@ -141,24 +148,23 @@ def _int4(
     """The layout `Interleaved(32)` of kernels/int4.py. The two halves are two products with outputs of their own."""
     m, r = tl.arange(0, BLOCK_M), tl.arange(0, 32)
     dtype: tl.constexpr = x.dtype.element_ty
+    GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
     low, high = tl.zeros([BLOCK_M, 32], tl.float32), tl.zeros([BLOCK_M, 32], tl.float32)
     n = tl.program_id(0) * 64 + r
     tile = weight + tl.program_id(0).to(tl.int64) * inputs * 32
     for step in range(0, steps):
-        k = (tl.program_id(1) * steps + step) * BLOCK_K + tl.arange(0, BLOCK_K)
+        begin = (tl.program_id(1) * steps + step) * BLOCK_K
+        k = begin + tl.arange(0, BLOCK_K)
         inside = k < inputs
         a = tl.load(
             x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
         )
         packed = tl.load(tile + k[:, None] * 32 + r[None, :], mask=inside[:, None], other=0).to(tl.int32)
-        pair = scales_and_zeros + ((k // GROUP)[:, None] * outputs + n[None, :]) * 2
-        for half in tl.static_range(2):
-            scale = tl.load(pair + 64 * half, mask=inside[:, None], other=0.0).to(tl.float32)
-            zero = tl.load(pair + 64 * half + 1, mask=inside[:, None], other=0.0).to(tl.float32)
-            if half:
-                high = dot(a, narrow(((packed >> 4) - 8).to(tl.float32) * scale + zero, dtype), high)
-            else:
-                low = dot(a, narrow(((packed & 15) - 8).to(tl.float32) * scale + zero, dtype), low)
+        g = begin + tl.arange(0, GROUPS) * GROUP
+        pair = scales_and_zeros + ((g // GROUP)[:, None] * outputs + n[None, :]) * 2
+        held = (g < inputs)[:, None]
+        low = dot(a, _int4_tile(packed & 15, pair, held, dtype, GROUPS), low)
+        high = dot(a, _int4_tile(packed >> 4, pair + 64, held, dtype, GROUPS), high)
     _store(partial, low, rows, outputs, m, n)
     _store(partial, high, rows, outputs, m, n + 32)
 
@@ -294,7 +300,8 @@ def nf4_product(
         BLOCK_M=cut.block_m,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
-        num_stages=3,
+        num_warps=4 if cut.block_m == 16 else 8,
+        num_stages=1,  # further stages would fetch every level through shared memory
     )
     return cut.add(None, bias)
 
@@ -309,7 +316,7 @@ def int4_product(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    block_k = 64
+    block_k = 128
     cut = _Launch(x, scales_and_zeros.shape[1], block_k)
     _int4[cut.grid](
         x.contiguous(),
