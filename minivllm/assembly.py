@@ -10,6 +10,7 @@ from minivllm.config import build
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.kernels.choice import takes_triton
 from minivllm.models.weights import Progress
 
 
@@ -75,6 +76,10 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     loaded = build(config["model"], {"progress": progress}, quant=build(config["quant"]), device=device)
     if level == "batch":
         make_batch_invariant(loaded, device)
+    if takes_triton("runtime.fused_kernels", config["runtime"]["fused_kernels"], "off", device):
+        from minivllm.models.kernels.fuse import fuse  # imports Triton
+
+        fuse(loaded.model)
     return Engine(
         loaded,
         loaded.tokenizer,

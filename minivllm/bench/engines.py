@@ -61,6 +61,8 @@ class MinivllmEngine(Adapter):
         self._started: dict[str, float] = {}
         self.engine.events.subscribe(self._listen)
         self._base = self._counters()
+        modules = self.engine.loaded.model.modules()
+        self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
         kinds = Counter(map(_kernel_name, self.engine.loaded.model.modules()))
         self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
         self.info = self._describe(time.monotonic() - begin)
@@ -156,6 +158,7 @@ class MinivllmEngine(Adapter):
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },
+            "runtime": {"modules_fused": float(self._fused)},
             "attention": {"kernel": self.engine.runner.attention.name, **counts["attention"]},
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},

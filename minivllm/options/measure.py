@@ -52,6 +52,7 @@ class RuntimeOptions(Options):
     device: str = "auto"
     threads: int | None = knob(None, at_least=1)
     determinism: Literal["off", "run", "batch"] = "off"
+    fused_kernels: Literal["auto", "triton", "off"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
