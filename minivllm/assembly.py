@@ -10,6 +10,7 @@ from minivllm.config import build
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.models.weights import Progress
 
@@ -37,7 +38,7 @@ def select_device(name: str) -> torch.device:
 
 
 def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
-    """The attention option; at the level "batch" there is but one, which `auto` takes.
+    """The attention option; at the level "batch" the one that `auto` takes, or Triton's kernels in one shape.
 
     Raises:
         BadInput: another was chosen.
@@ -45,10 +46,12 @@ def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
     invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
     if determinism != "batch" or chosen == invariant:
         return chosen
+    if chosen["_target_"] == "minivllm.attention.triton.TritonBackend":
+        return {**chosen, "invariant": True}
     if chosen["_target_"] != "minivllm.attention.auto.select":
         raise BadInput(
             f"attention: {chosen['_target_'].rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
-            "asks; use attention=auto or attention=invariant"
+            "asks; use attention=auto, attention=invariant or attention=triton"
         )
     return invariant
 
@@ -72,12 +75,17 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     attention = _attention(config["attention"], level)
     deterministic_kernels(level != "off")
     quant = build(config["quant"])
+    fused = takes_triton("runtime.fused_kernels", config["runtime"]["fused_kernels"], "off", device)
     with library.using(config["runtime"]["cpu_kernels"], device) as missing:
         loaded = build(config["model"], {"progress": progress}, quant=quant, device=device)
         if missing is not None:
             loaded.warnings.append(missing)
         if level == "batch":
             make_batch_invariant(loaded, device)
+        if fused:
+            from minivllm.models.kernels.fuse import fuse  # imports Triton
+
+            fuse(loaded.model)
         return Engine(
             loaded,
             loaded.tokenizer,

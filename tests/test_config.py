@@ -25,7 +25,7 @@ OPTION_FILES = sorted(
 # What SamplingParams takes from Python alone.
 FROM_PYTHON = {"token_mask"}
 # What minivllm passes when it builds an option, beside its knobs.
-RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config", "progress"}
+RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config", "progress", "invariant"}
 
 
 def needed(group: str, name: str) -> list[str]:
@@ -110,7 +110,10 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("+nmae=x", "nmae: no such setting; did you mean name?"),
         ("sweep.frsh=true", "sweep.frsh: no such option of sweep; did you mean fresh?"),
         ("quant=nf5", "quant=nf5: no such option; did you mean nf4? (quant: bf16"),
-        ("attention=quick", "attention=quick: no such option; choose from auto, cpu, eager, invariant, sdpa"),
+        (
+            "attention=quick",
+            "attention=quick: no such option; choose from auto, cpu, eager, invariant, sdpa, triton",
+        ),
         ("cache.block_size=0", "cache.block_size=0 must be at least 1"),
         ("cache.offload_gb=1", "cache.offload_gb=1.0 keeps prefixes, so it needs cache.prefix_caching=true"),
         ("cache.memory_fraction=1.5", "cache.memory_fraction=1.5 must be at most 1"),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
+from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
 
 
 def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
     """The first backend, fastest first, whose constraints hold; its name goes into the record."""
-    for backend in (CPUBackend, SDPABackend):
-        try:
+    backends = (TritonBackend, SDPABackend) if kv.parts[0][0].is_cuda else (CPUBackend, SDPABackend)
+    for backend in backends:
+        with contextlib.suppress(BadInput):
             return backend(specs, kv)
-        except BadInput:
-            continue
     return EagerBackend(specs, kv)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from minivllm.assembly import build_engine
 from minivllm.bench.adapter import Adapter
@@ -23,6 +24,15 @@ from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.models.weights import Progress
+
+
+def _kernel_name(module: nn.Module) -> str | None:
+    """How a linear layer is computed; None for any other module."""
+    name = type(module).__name__
+    if not name.endswith("Linear") or any(module.children()):
+        return None
+    holder = getattr(module, "layout", module)
+    return f"{name} with Triton" if getattr(holder, "products", None) else name
 
 
 class MinivllmEngine(Adapter):
@@ -51,10 +61,10 @@ class MinivllmEngine(Adapter):
         self._started: dict[str, float] = {}
         self.engine.events.subscribe(self._listen)
         self._base = self._counters()
-        kinds = Counter(type(m).__name__ for m in self.engine.loaded.model.modules() if not any(m.children()))
-        self._kernels = ", ".join(
-            f"{count} {kind}" for kind, count in kinds.items() if kind.endswith("Linear")
-        )
+        modules = self.engine.loaded.model.modules()
+        self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
+        kinds = Counter(map(_kernel_name, self.engine.loaded.model.modules()))
+        self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
         self.info = self._describe(time.monotonic() - begin)
 
     def _describe(self, load_s: float) -> EngineInfo:
@@ -131,7 +141,9 @@ class MinivllmEngine(Adapter):
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
         decoding = {name: float(count) for name, count in vars(self.engine.decoding).items()}
-        return {**counters, "decoding": decoding}
+        launches = getattr(self.engine.runner.attention, "counters", {})
+        attention = {name: float(count) for name, count in launches.items()}
+        return {**counters, "decoding": decoding, "attention": attention}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
@@ -147,8 +159,11 @@ class MinivllmEngine(Adapter):
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },
-            "attention": {"kernel": self.engine.runner.attention.name},
-            "runtime": {"cpu_kernels": "off" if loaded.kernels is None else "on"},
+            "attention": {"kernel": self.engine.runner.attention.name, **counts["attention"]},
+            "runtime": {
+                "cpu_kernels": "off" if loaded.kernels is None else "on",
+                "modules_fused": float(self._fused),
+            },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
             "cache": {

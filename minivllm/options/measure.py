@@ -18,6 +18,7 @@ class RuntimeOptions(Options):
     threads: int | None = knob(None, at_least=1)
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
+    fused_kernels: Literal["auto", "triton", "off"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

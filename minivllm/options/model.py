@@ -42,6 +42,7 @@ class Int8Options(Options):
     dtype: Dtype = "bfloat16"
     skip: list[str] = field(default_factory=list)
     lm_head: bool = False
+    kernel: Literal["auto", "triton", "torch"] = "auto"
 
 
 @option("minivllm.quant.fp8.FP8")
@@ -65,6 +66,7 @@ class Int4Options(Options):
     group_size: Literal[32, 64, 128, 256] = 128
     skip: list[str] = field(default_factory=list)
     lm_head: bool = False
+    kernel: Literal["auto", "triton", "torch"] = "auto"
 
 
 @option("minivllm.quant.int8_mixed.Int8Mixed")
@@ -90,3 +92,4 @@ class NF4Options(Options):
     double_quant: bool = True
     skip: list[str] = field(default_factory=list)
     lm_head: bool = False
+    kernel: Literal["auto", "triton", "bitsandbytes"] = "auto"

@@ -23,6 +23,15 @@ class PlainAttentionOptions(Options):
     group = "attention"
 
 
+@option("minivllm.attention.triton.TritonBackend")
+@dataclass(frozen=True)
+class TritonAttentionOptions(Options):
+    """attention=triton."""
+
+    group = "attention"
+    split_size: int | None = knob(512, at_least=64)
+
+
 Preemption = Literal["recompute", "swap", "reserve"]
 
 

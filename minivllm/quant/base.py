@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -96,6 +97,13 @@ def parse_dtype(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise BadInput(f"quant.dtype={dtype!r} must be one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def triton_products() -> ModuleType:
+    """The Triton kernels for products with few rows; imported only where they are used."""
+    from minivllm.quant.kernels import products
+
+    return products
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:

@@ -31,6 +31,8 @@ class Int4(Quantizer):
         group_size: consecutive inputs that share a scale: 32, 64, 128 or 256.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
+        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it has one for the
+            dtype, else Triton's; on a CPU the C++ kernels if they are in use, else torch's.
     """
 
     name = "int4"
@@ -41,18 +43,21 @@ class Int4(Quantizer):
         group_size: int = 128,
         skip: Sequence[str] = (),
         lm_head: bool = False,
+        kernel: str = "auto",
     ) -> None:
         super().__init__(dtype, skip, lm_head)
         if group_size not in GROUP_SIZES:
             raise BadInput(f"quant.group_size={group_size} must be one of {', '.join(map(str, GROUP_SIZES))}")
-        self.group_size = group_size
+        self.group_size, self.kernel = group_size, kernel
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
         chunk = _CHUNK if weight.device.type == "cpu" else SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         pieces = (quantize(part, self.group_size) for part in weight.split(step))
-        return int4_linear(pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias)
+        return int4_linear(
+            pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias, kernel=self.kernel
+        )
 
 
 def int4_linear(
@@ -61,14 +66,17 @@ def int4_linear(
     group_size: int,
     bias: Tensor | None,
     order: Tensor | None = None,
+    kernel: str = "auto",
 ) -> nn.Module:
     """The layer for what Int4Linear takes: on panels if these kernels are in use and the weight needs no filling up."""
     pieces = iter(pieces)
     first = next(pieces)
-    kernels = panels_for(first[0].device, first[1].dtype, shape[1], group_size) if order is None else None
+    kernels = (
+        panels_for(first[0].device, first[1].dtype, shape[1], group_size, kernel) if order is None else None
+    )
     pieces = itertools.chain([first], pieces)
     if kernels is None:
-        return Int4Linear(pieces, shape, group_size, bias, order)
+        return Int4Linear(pieces, shape, group_size, bias, order, kernel)
     packed = [(kernels.pack(codes, Format.INT4), scales, zeros) for codes, scales, zeros in pieces]
     codes, scales, zeros = zip(*packed, strict=True)
     return PanelLinear(

@@ -75,7 +75,9 @@ class StoredInt4:
             )
         scales, zeros = (t.repeat_interleave(group // size, 0).to(self.quant.dtype) for t in (scales, zeros))
         codes = F.pad(codes, (0, len(scales) * size - columns))
-        return int4_linear([(codes, scales, zeros)], (len(codes), columns), size, bias, order)
+        return int4_linear(
+            [(codes, scales, zeros)], (len(codes), columns), size, bias, order, self.quant.kernel
+        )
 
     def _codes(self, qweight: Tensor) -> Tensor:
         """The weight's integers, uint8 [out, in]."""

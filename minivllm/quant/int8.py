@@ -6,11 +6,14 @@ columns, because activations are not quantised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
-from minivllm.quant.base import Quantizer, converted_product, frozen
+from minivllm.quant.base import Quantizer, converted_product, frozen, triton_products
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
 # bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8 rows 0.7, 16 rows 1.3.
@@ -25,17 +28,30 @@ class Int8(Quantizer):
         dtype: of activations and scales.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
+        kernel: "triton" for products with few rows, "torch", or "auto": Triton's on a GPU, the C++ kernels on a CPU
+            that uses them, else torch's.
     """
 
     name = "int8"
 
+    def __init__(
+        self,
+        dtype: str = "bfloat16",
+        skip: Sequence[str] = (),
+        lm_head: bool = False,
+        kernel: str = "auto",
+    ) -> None:
+        super().__init__(dtype, skip, lm_head)
+        self.kernel = kernel
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
         quantized, scale = quantize(weight)
-        if kernels := panels_for(weight.device, weight.dtype, weight.shape[1]):
+        if kernels := panels_for(weight.device, weight.dtype, weight.shape[1], kernel=self.kernel):
             packed = kernels.pack(quantized, Format.INT8)
             return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
-        return Int8Linear(quantized, scale, bias)
+        triton = takes_triton("quant.kernel", self.kernel, "torch", weight.device)
+        return Int8Linear(quantized, scale, bias, triton)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,17 +69,21 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Int8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q int8 [out, in] and scale [out] in the compute dtype."""
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, triton: bool = False) -> None:
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
         self.step = max(1, _SLICE // weight.shape[1])
+        self.products = triton_products() if triton else None
         # The kernel reads past the end of rows and columns that are no multiple of its blocks.
         fits = weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
         self.has_kernel = weight.device.type == "cpu" and scale.dtype is torch.bfloat16 and fits
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
+        if self.products is not None and x.shape[0] <= self.products.MOST_ROWS:
+            product: Tensor = self.products.int8_product(x, self.weight, self.scale, self.bias)
+            return product
         if self.has_kernel and x.shape[0] <= _KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x, self.weight, self.scale)
         else:

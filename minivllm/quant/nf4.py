@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.base import Quantizer, frozen, triton_products
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.kernels.nf4 import SLICE, NF4CPULinear, converted, interleave
 
@@ -35,6 +36,8 @@ class NF4(Quantizer):
             bfloat16, so there the rounding of double quantisation is kept but not its saving.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
+        kernel: "triton" for products with few rows, "bitsandbytes", or "auto": Triton's on a GPU, the C++ kernels on
+            a CPU that uses them, else bitsandbytes'.
     """
 
     name = "nf4"
@@ -46,13 +49,14 @@ class NF4(Quantizer):
         double_quant: bool = True,
         skip: Sequence[str] = (),
         lm_head: bool = False,
+        kernel: str = "auto",
     ) -> None:
         super().__init__(dtype, skip, lm_head)
         if block_size not in _BLOCK_SIZES:
             raise BadInput(
                 f"quant.block_size={block_size} must be one of {', '.join(map(str, _BLOCK_SIZES))}"
             )
-        self.block_size, self.double_quant = block_size, double_quant
+        self.block_size, self.double_quant, self.kernel = block_size, double_quant, kernel
         self.library = import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -63,44 +67,66 @@ class NF4(Quantizer):
         """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as `quantize` gives them."""
         rows, columns = state.shape
         functional = self.library.functional
-        if kernels := panels_for(codes.device, self.dtype, columns, state.blocksize):
+        if kernels := panels_for(codes.device, self.dtype, columns, state.blocksize, self.kernel):
             scales = single_scales(functional, state).view(rows, -1).t()
             step = max(PANEL, SLICE // columns // PANEL * PANEL)
             packed = [kernels.pack(_nibbles(part), Format.NF4) for part in codes.view(rows, -1).split(step)]
             return PanelLinear(
                 kernels, Format.NF4, packed, (rows, columns), bias, scales, group=state.blocksize
             )
+        triton = takes_triton("quant.kernel", self.kernel, "bitsandbytes", codes.device)
         kernel_fits = (
             codes.device.type == "cpu"
+            and not triton
             and self.dtype is not torch.float32  # the kernel computes in bfloat16
             and rows % 32 == 0
             and columns % state.blocksize == 0
             and functional.has_avx512bf16()
         )
         if not kernel_fits:
-            return NF4Linear(self.library, codes, state, bias)
+            return NF4Linear(self.library, codes, state, bias, triton)
         scales = single_scales(functional, state).view(rows, -1).t().to(torch.bfloat16).contiguous()
         return NF4CPULinear(self.library, interleave(codes.view(rows, -1)), scales, state, bias)
 
 
 class NF4Linear(nn.Module):
-    """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does."""
+    """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does.
 
-    def __init__(self, library: Any, codes: Tensor, state: Any, bias: Tensor | None) -> None:
+    With `triton`, products with few rows go through a kernel that reads the same layout; rows of the weight must be
+    whole blocks then, others go the old way.
+    """
+
+    def __init__(
+        self, library: Any, codes: Tensor, state: Any, bias: Tensor | None, triton: bool = False
+    ) -> None:
         super().__init__()
         self.codes, self.scales = frozen(codes), frozen(state.absmax)  # two weights a byte; one a block
         if state.nested:
             self.nested_scales, self.nested_map = frozen(state.state2.absmax), frozen(state.state2.code)
         self.bias = None if bias is None else frozen(bias)
         self.library, self.state = library, state
+        self.products = triton_products() if triton and state.shape[1] % state.blocksize == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
+        if self.products is not None and x.shape[0] <= self.products.MOST_ROWS:
+            return self._few_rows(x)
         if x.device.type == "cpu":
             scales = single_scales(self.library.functional, self.state)
             weight = converted(self.codes, scales, self.state.blocksize, self.state.shape, x.dtype)
             return F.linear(x, weight, self.bias)
         out: Tensor = self.library.matmul_4bit(x, self.codes.t(), quant_state=self.state, bias=self.bias)
+        return out
+
+    def _few_rows(self, x: Tensor) -> Tensor:
+        assert self.products is not None
+        state = self.state
+        nested = None
+        if state.nested:
+            nested = self.nested_map, self.nested_scales, state.offset.view(1), state.state2.blocksize
+        out: Tensor = self.products.nf4_product(
+            x, self.codes, state.shape, state.blocksize, state.code, self.scales, nested, self.bias
+        )
         return out
 
 

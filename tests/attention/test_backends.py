@@ -49,6 +49,9 @@ def run_in_pieces(
     seed: int,
     other: AttentionSpec | None = None,
     cut_seed: int | None = None,
+    device: torch.device = CPU,
+    kv_dtype: str = "auto",
+    lengths: Sequence[int] = LENGTHS,
 ) -> list[tuple[Tensor, Tensor]]:
     """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each.
 
@@ -57,15 +60,15 @@ def run_in_pieces(
     torch.manual_seed(seed)
     rng = random.Random(seed if cut_seed is None else cut_seed)
     specs = [other or spec, spec]
-    kv = KVCache(specs, layout, dtype, CPU)
+    kv = KVCache(specs, layout, dtype, device, kv_dtype)
     for part in itertools.chain(*kv.parts):  # poisoned: what is read must have been written
         part[1:] = torch.nan if part.is_floating_point() else -1
     manager = CacheManager(layout)
     backend = make(specs, kv)
-    runner = Runner(nn.Identity(), backend, layout.block_size, CPU)
+    runner = Runner(nn.Identity(), backend, layout.block_size, device)
     heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
     requests, data, outputs = [], [], []
-    for index, length in enumerate(LENGTHS):
+    for index, length in enumerate(lengths):
         requests.append(
             Request(str(index), [0] * length, SamplingParams(), max_num_tokens=length + 1, seed=0)
         )
@@ -84,12 +87,13 @@ def run_in_pieces(
         rng.shuffle(parts)
         batch = runner.prepare(parts)
         q, k, v = (
-            torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]) for i in range(3)
+            torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]).to(device)
+            for i in range(3)
         )
         out = backend.forward(1, q, k, v, batch)
         start = 0
         for p in parts:
-            outputs[int(p.request.request_id)][p.start : p.end] = out[start : start + p.num_tokens]
+            outputs[int(p.request.request_id)][p.start : p.end] = out[start : start + p.num_tokens].cpu()
             p.request.num_computed_tokens = p.end
             start += p.num_tokens
     return [(out, reference(*qkv, spec)) for out, qkv in zip(outputs, data, strict=True)]

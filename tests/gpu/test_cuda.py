@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("cache", ["paged", "contiguous"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "triton"])
 def test_logits_equal_those_of_the_cpu(folder: Path, attention: str, cache: str) -> None:
     with LLM(str(folder), device="cpu", quant="fp32") as llm:
         expected = llm.logits(PROMPTS[0])

@@ -102,6 +102,13 @@ def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str) -> Non
             assert torch.equal(ours(x[begin:end]), whole[begin:end])
 
 
+@pytest.mark.parametrize(
+    "method", [Int8(kernel="torch"), Int4(kernel="torch"), NF4(kernel="bitsandbytes")], ids=lambda m: m.name
+)
+def test_a_library_named_by_quant_kernel_multiplies_instead(panels: Kernels, method: QuantMethod) -> None:
+    assert not isinstance(method.pack(torch.randn(64, 128).bfloat16(), None), PanelLinear)
+
+
 def test_strided_rows_and_bias(panels: Kernels) -> None:
     torch.manual_seed(2)
     weight, bias = torch.randn(70, 64).bfloat16(), torch.randn(70).bfloat16()

@@ -24,9 +24,14 @@ class Format(IntEnum):
     NF4 = 3
 
 
-def panels_for(device: torch.device, dtype: torch.dtype, inputs: int, group: int = 2) -> Kernels | None:
-    """The kernels, if they are in use and take such a weight, whose scales go by `group` inputs."""
-    kernels = active()
+def panels_for(
+    device: torch.device, dtype: torch.dtype, inputs: int, group: int = 2, kernel: str = "auto"
+) -> Kernels | None:
+    """The kernels, if they are in use and take such a weight, whose scales go by `group` inputs.
+
+    `kernel` is the knob quant.kernel: a value that names another one is obeyed.
+    """
+    kernels = active() if kernel == "auto" else None
     fits = dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
     return kernels if kernels is not None and kernels.has_linear and fits else None
 

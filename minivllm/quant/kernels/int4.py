@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.quant.base import frozen
+from minivllm.kernels.choice import takes_triton
+from minivllm.quant.base import frozen, triton_products
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of converting and
@@ -25,14 +27,14 @@ SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists 
 
 
 class Interleaved:
-    """The layout of torch's CPU kernel; without a kernel, on any device, the same.
+    """The layout of torch's CPU kernel and of the Triton kernel; without a kernel, on any device, the same.
 
     `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its low half
     and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
     """
 
-    def __init__(self, half: int, kernel_rows: int) -> None:
-        self.half, self.kernel_rows = half, kernel_rows
+    def __init__(self, half: int, kernel_rows: int, products: ModuleType | None = None) -> None:
+        self.half, self.kernel_rows, self.products = half, kernel_rows, products
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64."""
@@ -49,6 +51,9 @@ class Interleaved:
 
     def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
+        if self.products is not None:
+            product: Tensor = self.products.int4_product(x, packed, group_size, scales_and_zeros)
+            return product
         weight = packed.view(scales_and_zeros.shape[1], -1)
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales_and_zeros)
         return out
@@ -61,6 +66,7 @@ class TensorCore:
     """
 
     kernel_rows = _CUDA_KERNEL_ROWS
+    products = None
 
     def __init__(self) -> None:
         self._orders: dict[tuple[int, torch.device], Tensor] = {}
@@ -103,12 +109,26 @@ def nibbles(words: Tensor) -> Tensor:
 
 
 @functools.cache
-def layout_for(device: torch.device, dtype: torch.dtype) -> Interleaved | TensorCore:
-    """The layout of the kernel that this device has for this dtype."""
+def layout_for(device: torch.device, dtype: torch.dtype, kernel: str = "auto") -> Interleaved | TensorCore:
+    """The layout of the kernel that this device has for this dtype; see Int4 for `kernel`.
+
+    Raises:
+        BadInput: Triton's is asked for and cannot run here.
+    """
+    triton = takes_triton("quant.kernel", kernel, "torch", device)
+    tensor_cores = (
+        dtype is torch.bfloat16
+        and device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+    if tensor_cores and kernel != "triton":
+        return TensorCore()
+    if triton:
+        products = triton_products()
+        return Interleaved(32, products.MOST_ROWS, products)
     if dtype is not torch.bfloat16:
         return Interleaved(32, 0)
-    if device.type == "cuda" and torch.version.cuda is not None:
-        return TensorCore() if torch.cuda.get_device_capability(device) >= (8, 0) else Interleaved(32, 0)
     if device.type == "cpu":
         half = {"AVX512": 32, "AVX2": 16}.get(torch.backends.cpu.get_cpu_capability())
         if half is not None:
@@ -126,6 +146,7 @@ class Int4Linear(nn.Module):
         group_size: inputs that share a scale.
         bias: [rows] or None.
         order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
+        kernel: see Int4.
     """
 
     def __init__(
@@ -135,12 +156,13 @@ class Int4Linear(nn.Module):
         group_size: int,
         bias: Tensor | None,
         order: Tensor | None = None,
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
         packed, scales = [], []
         for codes, scale, zero in pieces:
             missing = -codes.shape[0] % ROWS
-            self.layout = layout_for(codes.device, scale.dtype)
+            self.layout = layout_for(codes.device, scale.dtype, kernel)
             packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
             scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
         self.weight = frozen(torch.cat(packed) if len(packed) > 1 else packed[0])

@@ -1,0 +1,168 @@
+"""attention=triton: kernels of this project's own over the paged cache, for every mix of prompts and decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.cache.kv import KVCache
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.attention.kernels.paged import Tiles
+    from minivllm.engine.step import StepBatch
+
+DECODE_ROWS = (
+    16  # (query, head) pairs of a tile where requests have one query or a few; a tensor core's least
+)
+MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
+
+
+class TritonBackend:
+    """Reads keys and values where they lie, compressed ones too; writes them in one kernel with norm and rotation.
+
+    Tokens do not wait for each other's shapes: requests with few queries go in one launch, in narrow tiles and, where
+    they are long, split over their keys; all others in a second launch.
+
+    Args:
+        specs: attention of each layer.
+        kv: the cache.
+        split_size: keys that one program goes through when requests decode, a power of two; null: all of them.
+        invariant: tiles of one shape and no splits, so that a query's result is the same to the bit whatever else is
+            computed in the step. For runtime.determinism=batch.
+
+    Raises:
+        BadInput: no GPU and no interpreter; Triton is missing; eviction goes by attention; a bad split size.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        kv: KVCache,
+        split_size: int | None = 512,
+        invariant: bool = False,
+    ) -> None:
+        try:
+            from minivllm.attention.kernels import paged, write
+            from minivllm.kernels.common import check_device
+        except ImportError as error:
+            raise BadInput(
+                f"attention=triton needs triton, which does not load ({error}): pip install triton, "
+                "or use attention=sdpa"
+            ) from None
+        check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
+        refuse_scores(self.name, kv)
+        if split_size is not None and (split_size < 64 or split_size & (split_size - 1)):
+            raise BadInput(
+                f"attention.split_size={split_size} must be a power of two of at least 64, or null (never split)"
+            )
+        self.paged, self.write = paged, write
+        self.specs, self.kv = specs, kv
+        self.split_size = None if invariant else split_size
+        self.invariant = invariant
+        self.counters = {"launches": 0, "launches_split": 0}
+        # Layers of one shape share their tiles.
+        self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
+        self._one_each: dict[int, Tensor] = {}  # tiles of a batch in which every request has one query
+
+    def prepare(self, batch: StepBatch) -> dict[tuple[int, int, int], tuple[Tiles, ...]]:
+        """The tiles of each launch, for each shape of heads that the layers have."""
+        return {key: self._tiles(spec, batch) for key, spec in self._shapes.items()}
+
+    def _tiles(self, spec: AttentionSpec, batch: StepBatch) -> tuple[Tiles, ...]:
+        few = self.paged.tile_shape(spec, DECODE_ROWS)
+        many = self.paged.tile_shape(spec, self.paged.prompt_rows(spec.head_dim, self.kv.dtype))
+        lens = batch.query_lens_host
+        if self.invariant:
+            return (self._launch(spec, range(len(lens)), batch, *many),)
+        if max(lens) <= few[1]:
+            return (self._launch(spec, range(len(lens)), batch, *few, self.split_size),)
+        narrow = [row for row, count in enumerate(lens) if count <= few[1]]
+        wide = [row for row, count in enumerate(lens) if count > few[1]]
+        launches = [self._launch(spec, wide, batch, *many)]
+        if narrow:
+            launches.append(self._launch(spec, narrow, batch, *few, self.split_size))
+        return tuple(launches)
+
+    def _launch(
+        self,
+        spec: AttentionSpec,
+        rows: Sequence[int],
+        batch: StepBatch,
+        block_m: int,
+        queries: int,
+        split_size: int | None = None,
+    ) -> Tiles:
+        """Tiles of the requests in `rows` of the batch."""
+        lens, device = batch.query_lens_host, batch.block_table.device
+        if len(batch.token_ids) == len(rows) == len(lens):
+            count, queries = len(rows), 1
+            if count not in self._one_each:
+                pairs = [(row, 0) for row in rows]
+                self._one_each[count] = torch.tensor(pairs, dtype=torch.int32, device=device)
+            table = self._one_each[count]
+        else:
+            pairs = [(row, first) for row in rows for first in range(0, lens[row], queries)]
+            table, count = torch.tensor(pairs, dtype=torch.int32, device=device), len(pairs)
+        longest = max(batch.seq_lens_host[row] for row in rows)
+        enough = count * spec.num_kv_heads > MOST_SPLIT_PROGRAMS
+        if split_size is None or longest <= split_size or enough:
+            return self.paged.Tiles(table, count, block_m, queries)
+        return self.paged.Tiles(table, count, block_m, queries, -(-longest // split_size), split_size)
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
+        """See AttentionBackend."""
+        self.write.write(self.kv, layer, batch.slot_mapping, k, v)
+        return self._attend(layer, q, batch)
+
+    def forward_projected(
+        self,
+        layer: int,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        norm: tuple[Tensor, float, str] | None,
+        batch: StepBatch,
+    ) -> Tensor:
+        """The same for queries, keys and values as they come from the projection.
+
+        Args:
+            layer: index of the layer.
+            qk: [tokens, num_heads + num_kv_heads, head_dim]; v: [tokens, num_kv_heads, head_dim].
+            cos, sin: [tokens, 1, rotated dimensions].
+            norm: of queries and keys: weight [num_heads + num_kv_heads, head_dim], epsilon, and "plain" or "gemma".
+            batch: the step.
+
+        Returns:
+            [tokens, num_heads, head_dim] in qk's dtype.
+        """
+        heads = self.specs[layer].num_heads
+        q = self.write.rotate_and_write(qk, v, heads, cos, sin, norm, self.kv, layer, batch.slot_mapping)
+        return self._attend(layer, q, batch)
+
+    def _attend(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:
+        spec = self.specs[layer]
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for tiles in batch.attention[spec.num_heads, spec.num_kv_heads, spec.head_dim]:
+            self.counters["launches"] += 1
+            self.counters["launches_split"] += tiles.splits > 1
+            self.paged.attend(
+                q,
+                self.kv,
+                layer,
+                spec,
+                tiles,
+                out,
+                batch.block_table,
+                batch.query_start_loc,
+                batch.seq_lens,
+            )
+        return out

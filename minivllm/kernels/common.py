@@ -1,0 +1,53 @@
+"""What all Triton kernels share: where they run, and the conversions that the interpreter gets wrong."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minivllm.errors import BadInput
+
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run in numpy, on the CPU
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+def check_device(option: str, device: torch.device, instead: str) -> None:
+    """Raises BadInput where Triton's kernels cannot run on `device`; names `option` and what to use `instead`."""
+    if device.type == "cuda":
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+            raise BadInput(f"{option} needs a GPU of compute capability 8.0 or later; use {instead}")
+    elif not INTERPRETED:
+        raise BadInput(
+            f"{option} needs a GPU, or TRITON_INTERPRET=1 in the environment, which runs its kernels very slowly on "
+            f"the CPU; use {instead}"
+        )
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 rounded to the nearest number of `dtype`, to even in the middle.
+
+    The interpreter (3.6) cuts the bits of bfloat16 off instead, so there the rounding is done by hand.
+    """
+    if _INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a b in float32. The interpreter (3.6) multiplies the bits of bfloat16, so there both are widened."""
+    if _INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def tanh(x):
+    """Of float32; good to about 1e-7 absolutely."""
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))

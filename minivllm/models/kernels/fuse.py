@@ -1,0 +1,156 @@
+"""Put modules with fused kernels in the place of the layers of models/; weights and names stay what they are.
+
+Only the classes that are known here are replaced, each exactly: a layer of a user's own stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention.kernels.write import rotate
+from minivllm.models.gemma import GemmaHeadNorm, GemmaNorm
+from minivllm.models.gemma2 import SandwichLayer
+from minivllm.models.kernels import small
+from minivllm.models.layers import ACTIVATIONS, MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from minivllm.attention.base import AttentionBackend
+    from minivllm.engine.step import StepBatch
+
+
+class FusedNorm(nn.Module):
+    """RMSNorm or GemmaNorm, with or without the sum before it."""
+
+    def __init__(self, inner: RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps, self.gemma = inner.weight, inner.eps, type(inner) is GemmaNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, size] to the same."""
+        return small.norm(x, self.weight, self.eps, self.gemma)
+
+    def add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and its norm."""
+        return small.add_norm(x, delta, self.weight, self.eps, self.gemma)
+
+
+class FusedMLP(nn.Module):
+    """MLP with activation and product in one."""
+
+    def __init__(self, inner: MLP) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = inner.gate_up_proj, inner.down_proj
+        self.activation = next(name for name, known in ACTIVATIONS.items() if known is inner.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] to the same."""
+        out: Tensor = self.down_proj(small.gated(self.gate_up_proj(x), self.activation))
+        return out
+
+
+class FusedAttention(nn.Module):
+    """Attention with norm and rotation in one; attention=triton writes the cache in the same kernel."""
+
+    def __init__(self, inner: Attention) -> None:
+        super().__init__()
+        self.layer, self.heads, self.kv_heads, self.dim = inner.layer, inner.heads, inner.kv_heads, inner.dim
+        self.widths = (inner.qk_width, inner.v_width)
+        self.qkv_proj, self.o_proj, self.qk_norm = inner.qkv_proj, inner.o_proj, inner.qk_norm
+        self.norm: tuple[Tensor, float, str] | None = None
+        if (found := inner.qk_norm) is not None:
+            kind = "gemma" if type(found) is GemmaHeadNorm else "plain"
+            self.norm = (found.weight, found.eps, kind)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
+    ) -> Tensor:
+        """[tokens, hidden] to the same; keys and values go to the backend's cache."""
+        qk, v = (part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1))
+        projected = getattr(attention, "forward_projected", None)
+        if projected is not None:
+            out = projected(self.layer, qk, v, cos, sin, self.norm, batch)
+        else:
+            q, k = rotate(qk, cos, sin, self.norm).split((self.heads, self.kv_heads), 1)
+            out = attention.forward(self.layer, q, k, v, batch)
+        result: Tensor = self.o_proj(out.flatten(1))
+        return result
+
+
+class FusedLayer(nn.Module):
+    """DecoderLayer whose second norm takes the sum before it along."""
+
+    def __init__(self, inner: DecoderLayer) -> None:
+        super().__init__()
+        assert isinstance(inner.post_attention_layernorm, FusedNorm)
+        self.input_layernorm, self.self_attn = inner.input_layernorm, inner.self_attn
+        self.post_attention_layernorm, self.mlp = inner.post_attention_layernorm, inner.mlp
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
+    ) -> Tensor:
+        """[tokens, hidden] to the same."""
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        x, normed = self.post_attention_layernorm.add(x, attended)
+        out: Tensor = x + self.mlp(normed)
+        return out
+
+
+class FusedSandwich(nn.Module):
+    """SandwichLayer whose third norm takes the sum before it along."""
+
+    def __init__(self, inner: SandwichLayer) -> None:
+        super().__init__()
+        assert isinstance(inner.pre_feedforward_layernorm, FusedNorm)
+        self.self_attn, self.mlp = inner.self_attn, inner.mlp
+        self.input_layernorm, self.post_attention_layernorm = (
+            inner.input_layernorm,
+            inner.post_attention_layernorm,
+        )
+        self.pre_feedforward_layernorm = inner.pre_feedforward_layernorm
+        self.post_feedforward_layernorm = inner.post_feedforward_layernorm
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
+    ) -> Tensor:
+        """[tokens, hidden] to the same."""
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        x, normed = self.pre_feedforward_layernorm.add(x, self.post_attention_layernorm(attended))
+        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(normed))
+        return out
+
+
+def fuse(model: nn.Module) -> int:
+    """Replace what can be replaced; how many modules that were.
+
+    Norms of queries and keys go into the attention that holds them.
+    """
+    replaced = 0
+    with torch.inference_mode():
+        for name, module in list(model.named_modules()):
+            if (made := _fused(module)) is not None:
+                model.set_submodule(name, made)
+                replaced += 1
+        # Layers last: they hold the norms that were made above, and only those can add.
+        for name, module in list(model.named_modules()):
+            if type(module) is DecoderLayer and isinstance(module.post_attention_layernorm, FusedNorm):
+                model.set_submodule(name, FusedLayer(module))
+                replaced += 1
+            elif type(module) is SandwichLayer and isinstance(module.pre_feedforward_layernorm, FusedNorm):
+                model.set_submodule(name, FusedSandwich(module))
+                replaced += 1
+    return replaced
+
+
+def _fused(module: nn.Module) -> nn.Module | None:
+    """The module that stands for this one, if there is one."""
+    if type(module) in (RMSNorm, GemmaNorm):
+        assert isinstance(module, RMSNorm)
+        return FusedNorm(module)
+    if type(module) is MLP:
+        return FusedMLP(module)
+    if type(module) is Attention and type(module.qk_norm) in (type(None), HeadNorm, GemmaHeadNorm):
+        return FusedAttention(module)
+    return None

@@ -1,0 +1,335 @@
+"""Products of few rows with quantised weights, which are read as they are stored: int8, NF4 and int4.
+
+At few rows a product costs the time to read its weight. So a program reads a tile of the weight once, widens it in
+registers and multiplies it with all rows at once. Inputs are cut into so many parts that programs fill the GPU, as a
+weight has few rows of output; how many depends on the weight alone, so a row's result does not depend on the number
+of rows beside it (but for the width of the tile, 16, 32 or 64 rows). The parts are added in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minivllm.kernels.common import INTERPRETED, dot, narrow
+
+MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
+_PROGRAMS = 512  # about four for each processor of a large GPU
+_BLOCK_N = 64  # outputs of a program
+
+
+@triton.jit
+def _store(partial, acc, rows, outputs, m, n):
+    """Each part of the inputs has its own place: partial is float32 [parts, rows, outputs]."""
+    at = (tl.program_id(1).to(tl.int64) * rows + m[:, None]) * outputs + n[None, :]
+    tl.store(partial + at, acc, mask=(m < rows)[:, None] & (n < outputs)[None, :])
+
+
+@triton.jit
+def _int8(
+    x,  # [rows, inputs]
+    weight,  # int8 [outputs, inputs]
+    partial,
+    rows,
+    outputs,
+    inputs,
+    steps,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of outputs, `steps` steps of inputs a program; the weight without its scales."""
+    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dtype: tl.constexpr = x.dtype.element_ty
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    row = weight + n[None, :].to(tl.int64) * inputs
+    for step in range(0, steps):
+        k = (tl.program_id(1) * steps + step) * BLOCK_K + tl.arange(0, BLOCK_K)
+        inside = k < inputs
+        a = tl.load(
+            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
+        )
+        b = tl.load(row + k[:, None], mask=inside[:, None] & (n < outputs)[None, :], other=0)
+        acc = dot(a, narrow(b.to(tl.float32), dtype), acc)
+    _store(partial, acc, rows, outputs, m, n)
+
+
+@triton.jit
+def _nf4_tile(codes, levels, scales, dtype: tl.constexpr, GROUPS: tl.constexpr):
+    """Half bytes [outputs, n] and scales [outputs, GROUPS] to weights [n, outputs]."""
+    BLOCK_N: tl.constexpr = codes.shape[0]
+    WIDTH: tl.constexpr = codes.shape[1]
+    wide = tl.reshape(tl.load(levels + codes), [BLOCK_N, GROUPS, WIDTH // GROUPS]) * scales[:, :, None]
+    return tl.trans(narrow(tl.reshape(wide, [BLOCK_N, WIDTH]), dtype))
+
+
+@triton.jit
+def _nf4(
+    x,  # [rows, inputs]
+    codes,  # uint8 [outputs, inputs / 2], the first of two inputs in the high half
+    levels,  # float32 [16]
+    scales,  # float32 [outputs * inputs / GROUP]; uint8 if NESTED
+    nested_levels,  # float32 [256]
+    nested_scales,  # float32 [scales / NESTED]
+    offset,  # float32 [1]
+    partial,
+    rows,
+    outputs,
+    inputs,
+    steps,
+    GROUP: tl.constexpr,
+    NESTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """bitsandbytes' layout. Even and odd inputs are two products, so that half bytes need not be interleaved."""
+    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dtype: tl.constexpr = x.dtype.element_ty
+    HALF: tl.constexpr = BLOCK_K // 2
+    GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    half = inputs // 2
+    row = n[:, None].to(tl.int64)
+    there = (n < outputs)[:, None]
+    for step in range(0, steps):
+        at = tl.program_id(1) * steps + step
+        k, j = at * BLOCK_K + tl.arange(0, BLOCK_K), at * HALF + tl.arange(0, HALF)
+        g = at * BLOCK_K + tl.arange(0, GROUPS) * GROUP
+        block = row * (inputs // GROUP) + (g // GROUP)[None, :]
+        held = there & (g < inputs)[None, :]
+        if NESTED:
+            code = tl.load(scales + block, mask=held, other=0).to(tl.int32)
+            scale = tl.load(nested_levels + code) * tl.load(
+                nested_scales + block // NESTED, mask=held, other=0.0
+            )
+            scale += tl.load(offset)
+        else:
+            scale = tl.load(scales + block, mask=held, other=0.0)
+        packed = tl.load(codes + row * half + j[None, :], mask=there & (j < half)[None, :], other=0).to(
+            tl.int32
+        )
+        a = tl.load(
+            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & (k < inputs)[None, :], other=0.0
+        )
+        even, odd = tl.split(tl.reshape(a, [BLOCK_M, HALF, 2]))
+        acc = dot(even, _nf4_tile(packed >> 4, levels, scale, dtype, GROUPS), acc)
+        acc = dot(odd, _nf4_tile(packed & 15, levels, scale, dtype, GROUPS), acc)
+    _store(partial, acc, rows, outputs, m, n)
+
+
+@triton.jit
+def _int4_tile(codes, pair, held, dtype: tl.constexpr, GROUPS: tl.constexpr):
+    """Half bytes [inputs, n], and where their scales and zeros lie [GROUPS, n], to weights [inputs, n]."""
+    INPUTS: tl.constexpr = codes.shape[0]
+    WIDTH: tl.constexpr = codes.shape[1]
+    scale = tl.load(pair, mask=held, other=0.0).to(tl.float32)
+    zero = tl.load(pair + 1, mask=held, other=0.0).to(tl.float32)
+    wide = tl.reshape((codes - 8).to(tl.float32), [GROUPS, INPUTS // GROUPS, WIDTH])
+    return narrow(tl.reshape(wide * scale[:, None, :] + zero[:, None, :], [INPUTS, WIDTH]), dtype)
+
+
+@triton.jit
+def _int4(
+    x,  # [rows, inputs]
+    weight,  # uint8 [outputs / 64, inputs, 32]: output r of 64 in the low half of byte r, output r + 32 in its high half
+    scales_and_zeros,  # [inputs / GROUP, outputs, 2]
+    partial,
+    rows,
+    outputs,
+    inputs,
+    steps,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The layout `Interleaved(32)` of kernels/int4.py. The two halves are two products with outputs of their own."""
+    m, r = tl.arange(0, BLOCK_M), tl.arange(0, 32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
+    low, high = tl.zeros([BLOCK_M, 32], tl.float32), tl.zeros([BLOCK_M, 32], tl.float32)
+    n = tl.program_id(0) * 64 + r
+    tile = weight + tl.program_id(0).to(tl.int64) * inputs * 32
+    for step in range(0, steps):
+        begin = (tl.program_id(1) * steps + step) * BLOCK_K
+        k = begin + tl.arange(0, BLOCK_K)
+        inside = k < inputs
+        a = tl.load(
+            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
+        )
+        packed = tl.load(tile + k[:, None] * 32 + r[None, :], mask=inside[:, None], other=0).to(tl.int32)
+        g = begin + tl.arange(0, GROUPS) * GROUP
+        pair = scales_and_zeros + ((g // GROUP)[:, None] * outputs + n[None, :]) * 2
+        held = (g < inputs)[:, None]
+        low = dot(a, _int4_tile(packed & 15, pair, held, dtype, GROUPS), low)
+        high = dot(a, _int4_tile(packed >> 4, pair + 64, held, dtype, GROUPS), high)
+    _store(partial, low, rows, outputs, m, n)
+    _store(partial, high, rows, outputs, m, n + 32)
+
+
+@triton.jit
+def _add(
+    partial,
+    scale,
+    bias,
+    out,
+    size,
+    outputs,
+    parts,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add the parts, always from the first to the last; then scale and bias of each output."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in range(0, parts):
+        total += tl.load(partial + part * size + i, mask=inside, other=0.0)
+    dtype: tl.constexpr = out.dtype.element_ty
+    if SCALED:
+        total *= tl.load(scale + i % outputs, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        total += tl.load(bias + i % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + i, narrow(total, dtype), mask=inside)
+
+
+class _Launch:
+    """The cut of one product: rows a tile, parts of the inputs, and where their results go."""
+
+    def __init__(self, x: Tensor, outputs: int, block_k: int) -> None:
+        self.rows, self.inputs = x.shape
+        self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
+        self.block_m = max(16, triton.next_power_of_2(self.rows))
+        tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(self.inputs, block_k)
+        wanted = 2 if INTERPRETED else max(1, _PROGRAMS // tiles)
+        self.steps = triton.cdiv(steps, min(wanted, steps))  # of each part
+        self.grid = (tiles, triton.cdiv(steps, self.steps))
+        self.partial = torch.empty(self.grid[1], self.rows, outputs, dtype=torch.float32, device=x.device)
+
+    def add(self, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The product: [rows, outputs] in the dtype of x."""
+        out = torch.empty(self.rows, self.outputs, dtype=self.dtype, device=self.device)
+        size = out.numel()
+        _add[(triton.cdiv(size, 1024),)](
+            self.partial,
+            out if scale is None else scale,
+            out if bias is None else bias,
+            out,
+            size,
+            self.outputs,
+            self.grid[1],
+            SCALED=scale is not None,
+            BIASED=bias is not None,
+            BLOCK=1024,
+        )
+        return out
+
+
+def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """(x Q^T) * scale + bias.
+
+    Args:
+        x: [rows, inputs], at most 64 rows; weight: int8 [outputs, inputs]; scale: [outputs]; bias: [outputs] or None.
+
+    Returns:
+        [rows, outputs] in the dtype of x.
+    """
+    block_k = 128
+    cut = _Launch(x, weight.shape[0], block_k)
+    _int8[cut.grid](
+        x.contiguous(),
+        weight,
+        cut.partial,
+        cut.rows,
+        cut.outputs,
+        cut.inputs,
+        cut.steps,
+        BLOCK_M=cut.block_m,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=block_k,
+        num_stages=3,
+    )
+    return cut.add(scale, bias)
+
+
+def nf4_product(
+    x: Tensor,
+    codes: Tensor,
+    shape: tuple[int, int],
+    group: int,
+    levels: Tensor,
+    scales: Tensor,
+    nested: tuple[Tensor, Tensor, Tensor, int] | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """x W^T + bias for a weight as bitsandbytes stores it.
+
+    Args:
+        x: [rows, inputs], at most 64 rows.
+        codes: uint8, `shape[0] * shape[1] / 2` of them; shape: outputs and inputs, inputs a multiple of the group.
+        group: consecutive inputs that share a scale; levels: float32 [16].
+        scales: one a group: float32, or uint8 with double quantisation.
+        nested: with double quantisation the 256 levels of the scales, the scales of each `n` of them, their mean [1],
+            and n.
+        bias: [outputs] or None.
+
+    Returns:
+        [rows, outputs] in the dtype of x.
+    """
+    block_k = 128
+    cut = _Launch(x, shape[0], block_k)
+    nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
+    _nf4[cut.grid](
+        x.contiguous(),
+        codes,
+        levels,
+        scales,
+        nested_levels,
+        nested_scales,
+        offset,
+        cut.partial,
+        cut.rows,
+        cut.outputs,
+        cut.inputs,
+        cut.steps,
+        GROUP=group,
+        NESTED=count,
+        BLOCK_M=cut.block_m,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=block_k,
+        num_warps=4 if cut.block_m == 16 else 8,
+        num_stages=1,  # further stages would fetch every level through shared memory
+    )
+    return cut.add(None, bias)
+
+
+def int4_product(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
+    """x W^T for w = (q - 8) * scale + zero.
+
+    Args:
+        x: [rows, inputs], at most 64 rows, inputs a multiple of the group; weight: uint8 [outputs / 64, inputs, 32].
+        group: consecutive inputs that share a scale; scales_and_zeros: [inputs / group, outputs, 2].
+
+    Returns:
+        [rows, outputs] in the dtype of x.
+    """
+    block_k = 128
+    cut = _Launch(x, scales_and_zeros.shape[1], block_k)
+    _int4[cut.grid](
+        x.contiguous(),
+        weight,
+        scales_and_zeros,
+        cut.partial,
+        cut.rows,
+        cut.outputs,
+        cut.inputs,
+        cut.steps,
+        GROUP=group,
+        BLOCK_M=cut.block_m,
+        BLOCK_K=block_k,
+        num_stages=3,
+    )
+    return cut.add(None, None)

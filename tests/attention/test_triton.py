@@ -1,0 +1,234 @@
+"""attention=triton: in the interpreter where there is no GPU, on the GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minivllm import LLM, SamplingParams
+from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.eager import EagerBackend
+from minivllm.attention.kernels import write
+from minivllm.attention.triton import TritonBackend
+from minivllm.cache.compression import compress
+from minivllm.cache.kv import KVCache
+from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.engine.request import Request
+from minivllm.engine.runner import Runner
+from minivllm.engine.step import ScheduledRequest
+from minivllm.errors import BadInput
+from minivllm.kernels import common
+from minivllm.models.rope import rotate
+from tests.attention.test_backends import CPU, SPECS, reference, run_in_pieces
+from tests.reference import make_checkpoint
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYOUT = CacheLayout(8, 24)
+CUTS = (70, 1, 3)  # a prompt, then decoding and verification, which are cut into pieces of 64 keys
+backend = partial(TritonBackend, split_size=64)
+
+
+@pytest.mark.parametrize("name", ["grouped", "one kv head, odd size", "soft cap and window"])
+def test_ragged_batches_match_the_reference(name: str) -> None:
+    pairs = run_in_pieces(backend, SPECS[name], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 5, 21))
+    for out, expected in pairs:
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_layers_of_other_shapes_have_tiles_of_their_own() -> None:
+    spec, other = SPECS["grouped"], SPECS["one kv head, odd size"]
+    pairs = run_in_pieces(backend, spec, LAYOUT, torch.float32, 2, other, device=DEVICE, lengths=(3, 21))
+    for out, expected in pairs:
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+def in_cuts(attention: AttentionBackend, qkv: tuple[Tensor, ...], cuts: Sequence[int]) -> Tensor:
+    """One sequence through the backend's cache, so many tokens at a time; on the CPU."""
+    kv = attention.kv
+    for part in kv.parts[0]:  # poisoned: what is read must have been written
+        part[1:] = torch.nan if part.is_floating_point() else -1
+    manager = CacheManager(kv.layout)
+    device = kv.parts[0][0].device
+    runner = Runner(nn.Identity(), attention, kv.layout.block_size, device)
+    request = Request("a", [0] * len(qkv[0]), SamplingParams(), max_num_tokens=len(qkv[0]) + 1, seed=0)
+    outs, start = [], 0
+    for count in cuts:
+        manager.grow(request, start + count)
+        batch = runner.prepare([ScheduledRequest(request, start, count)])
+        q, k, v = (x[start : start + count].to(device) for x in qkv)
+        outs.append(attention.forward(0, q, k, v, batch).cpu())
+        start += count
+    return torch.cat(outs)
+
+
+def sequence(spec: AttentionSpec, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(length)
+    heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+    return tuple(torch.randn(length, h, spec.head_dim).to(dtype) for h in heads)
+
+
+@pytest.mark.parametrize(("name", "size"), [*((name, 64) for name in SPECS), ("grouped", None)])
+def test_pieces_of_the_keys_are_put_together(name: str, size: int | None) -> None:
+    spec = SPECS[name]
+    layout = CacheLayout(160, 3) if name == "window" else LAYOUT
+    attention = TritonBackend([spec], KVCache([spec], layout, torch.float32, DEVICE), split_size=size)
+    qkv = sequence(spec, sum(CUTS), torch.float32)
+    torch.testing.assert_close(
+        in_cuts(attention, qkv, CUTS).double(), reference(*qkv, spec), atol=2e-6, rtol=1e-5
+    )
+    assert attention.counters == {"launches": 3, "launches_split": 0 if size is None else 2}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (torch.bfloat16, "auto"),
+        (torch.bfloat16, "int8"),
+        (torch.float16, "auto"),
+        (torch.float16, "fp8"),
+        (torch.float32, "fp8"),
+    ],
+)
+def test_error_is_at_most_twice_that_of_eager(dtype: torch.dtype, kv_dtype: str) -> None:
+    spec = SPECS["grouped"]
+    qkv = sequence(spec, sum(CUTS), dtype)
+    expected = reference(*qkv, spec)
+    errors = []
+    for make, device in ((backend, DEVICE), (EagerBackend, CPU)):
+        attention = make([spec], KVCache([spec], LAYOUT, dtype, device, kv_dtype))
+        errors.append(float((in_cuts(attention, qkv, CUTS).double() - expected).abs().max()))
+    assert errors[0] <= 2 * errors[1] + 1e-6
+
+
+@pytest.mark.parametrize("name", ["grouped", "window"])
+def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut(name: str) -> None:
+    spec = SPECS[name]
+    qkv = sequence(spec, 50, torch.bfloat16)
+    outs = []
+    for cuts in ([50], [17] + [1] * 3 + [30]):
+        attention = TritonBackend([spec], KVCache([spec], LAYOUT, torch.bfloat16, DEVICE), invariant=True)
+        outs.append(in_cuts(attention, qkv, cuts))
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_what_is_written_is_what_compression_says(kv_dtype: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    spec, layout = AttentionSpec(4, 2, 24, 1.0), CacheLayout(4, 8)
+    k, v = torch.randn(2, 9, 2, 24).to(dtype).unbind(0)
+    k = k * torch.logspace(-8, 2, 9, dtype=torch.float32).to(dtype)[:, None, None]
+    v[3] = 0.0
+    k[2, 1, :16] *= 1e-3  # numbers that fp8 has only without an exponent
+    slots = torch.randperm(28)[:9] + 4
+    kv = KVCache([spec], layout, dtype, DEVICE, kv_dtype)
+    write.write(kv, 0, slots.to(DEVICE), k.to(DEVICE), v.to(DEVICE))
+    for x, bits, scales in zip((k, v), kv.parts[0][:2], kv.parts[0][2:], strict=True):
+        wanted_bits, wanted_scales = compress(x, kv_dtype)
+        assert torch.equal(scales.flatten(0, 1)[slots.to(DEVICE)].cpu(), wanted_scales)
+        found = bits.flatten(0, 1)[slots.to(DEVICE)].cpu()
+        zero = wanted_bits.view(torch.uint8) & 0x7F == 0  # minus zero is as good
+        assert torch.equal(found[~zero], wanted_bits[~zero])
+        assert not (found[zero].view(torch.uint8) & 0x7F).any()
+
+
+@pytest.mark.parametrize("norm", ["none", "plain", "gemma"])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (24, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_rotation_and_write_in_one(
+    dtype: torch.dtype, head_dim: int, rotary_dim: int, norm: str
+) -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, tokens = 6, 2, 5
+    layout = CacheLayout(4, 8)
+    spec = AttentionSpec(heads, kv_heads, head_dim, 1.0)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    qk, v = (
+        part.unflatten(1, (-1, head_dim))
+        for part in qkv.split([(heads + kv_heads) * head_dim, kv_heads * head_dim], 1)
+    )
+    cos, sin = torch.randn(tokens, 2, 1, rotary_dim).to(dtype).unbind(1)
+    weight = torch.randn(heads + kv_heads, head_dim).to(dtype)
+    normed = torch.nn.functional.rms_norm(qk, (head_dim,), None, 1e-6)
+    wanted = {
+        "none": qk,
+        "plain": normed * weight,
+        "gemma": torch.addcmul(normed, normed, weight),
+    }[norm]
+    wanted = rotate(wanted, cos, sin)
+    slots = (torch.randperm(28)[:tokens] + 4).to(DEVICE)
+    given = None if norm == "none" else (weight.to(DEVICE), 1e-6, norm)
+    on_device = [t.to(DEVICE) for t in (qkv, cos, sin)]
+    qk, v = (
+        part.unflatten(1, (-1, head_dim))
+        for part in on_device[0].split([(heads + kv_heads) * head_dim, kv_heads * head_dim], 1)
+    )
+    kv = KVCache([spec], layout, dtype, DEVICE)
+    for part in kv.parts[0]:
+        part.fill_(torch.nan)
+    q = write.rotate_and_write(qk, v, heads, *on_device[1:], given, kv, 0, slots)
+    keys, values = (part.flatten(0, 1)[slots].cpu() for part in kv.parts[0])
+    alone = write.rotate(qk, *on_device[1:], given)
+    # Rounded at the same places; sums of squares may differ in their last bit, and with it what is rounded.
+    close = {"atol": 2e-6, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.008}
+    torch.testing.assert_close(torch.cat((q.cpu(), keys), 1), wanted, **close)
+    torch.testing.assert_close(alone.cpu(), wanted, **close)
+    assert torch.equal(values, v.cpu())
+    assert sum(int(part.isfinite().sum()) for part in kv.parts[0]) == 2 * tokens * kv_heads * head_dim
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_tokens_are_those_of_eager(family: str, tmp_path: Path) -> None:
+    """Chunks, joined batches and a warm prefix cache; gemma2 has soft caps and windows."""
+    make_checkpoint(tmp_path, family)
+    prompts = [list(range(3, 30)), [9, 8, 7], list(range(3, 25))]
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    overrides = [
+        "batching.max_num_batched_tokens=16",
+        "cache.block_size=8",
+        "cache.prefix_caching=true",
+        "model.max_model_len=64",
+        "cache.num_blocks=30",
+    ]
+    tokens = []
+    for attention, device in (("eager", "cpu"), ("triton", DEVICE.type)):
+        with LLM(str(tmp_path), device=device, quant="fp32", attention=attention, overrides=overrides) as llm:
+            assert llm.engine.runner.attention.name == attention
+            tokens.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
+    assert tokens[0] == tokens[1]
+
+
+def test_batch_determinism_takes_one_shape_of_tiles(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama")
+    with LLM(
+        str(tmp_path),
+        device=DEVICE.type,
+        quant="fp32",
+        attention="triton",
+        overrides=["runtime.determinism=batch", "cache.num_blocks=20"],
+    ) as llm:
+        chosen = llm.engine.runner.attention
+        assert isinstance(chosen, TritonBackend)
+        assert chosen.invariant
+        assert chosen.split_size is None
+
+
+def test_without_gpu_or_interpreter_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "INTERPRETED", False)
+    kv = KVCache([SPECS["grouped"]], LAYOUT, torch.float32, CPU)
+    with pytest.raises(
+        BadInput, match=r"attention=triton needs a GPU, or TRITON_INTERPRET=1.*attention=sdpa"
+    ):
+        TritonBackend([SPECS["grouped"]], kv)
+
+
+@pytest.mark.parametrize("size", [32, 100])
+def test_a_bad_split_size_is_refused(size: int) -> None:
+    kv = KVCache([SPECS["grouped"]], LAYOUT, torch.float32, DEVICE)
+    with pytest.raises(BadInput, match=rf"attention.split_size={size} must be a power of two"):
+        TritonBackend([SPECS["grouped"]], kv, split_size=size)

@@ -1,0 +1,105 @@
+"""Triton's kernels on a GPU at the shapes of real models; tests/attention, tests/quant and tests/models have the small ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minivllm.attention.base import AttentionSpec
+from minivllm.attention.eager import EagerBackend
+from minivllm.attention.triton import TritonBackend
+from minivllm.cache.kv import KVCache
+from minivllm.cache.manager import CacheLayout
+from minivllm.engine.step import StepBatch
+from minivllm.quant.base import Quantizer
+from minivllm.quant.int4 import Int4
+from minivllm.quant.int8 import Int8
+from minivllm.quant.nf4 import NF4
+
+pytestmark = pytest.mark.gpu
+SPECS = {
+    "qwen3": AttentionSpec(16, 8, 128, 128**-0.5),
+    "qwen2.5": AttentionSpec(14, 2, 64, 64**-0.5),
+    "gemma2": AttentionSpec(8, 4, 256, 256**-0.5, window=4096, soft_cap=50.0),
+    "gemma3": AttentionSpec(4, 1, 256, 256**-0.5, window=512),
+    "phi3": AttentionSpec(32, 32, 96, 96**-0.5, window=2047),
+}
+
+
+def batch_of(query_lens: list[int], seq_lens: list[int], block_size: int) -> StepBatch:
+    """Requests whose blocks lie at random places of the cache."""
+    counts = [-(-length // block_size) for length in seq_lens]
+    order = (torch.randperm(sum(counts)) + 1).split(counts)
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for row, blocks in enumerate(order):
+        table[row, : len(blocks)] = blocks
+    positions = torch.cat([torch.arange(s - q, s) for q, s in zip(query_lens, seq_lens, strict=True)])
+    rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(query_lens))
+    slots = table[rows, positions // block_size].long() * block_size + positions % block_size
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    tensors = (positions, positions, slots, starts, torch.tensor(seq_lens).int(), table, positions[:0])
+    lens = (tuple(query_lens), tuple(seq_lens), tuple(seq_lens))
+    return StepBatch(*(t.cuda() for t in tensors), *lens)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SPECS)
+@torch.inference_mode()
+def test_attention_is_within_twice_the_error_of_eager(name: str, dtype: torch.dtype, kv_dtype: str) -> None:
+    torch.manual_seed(0)
+    spec, layout = SPECS[name], CacheLayout(16, 1400)
+    for query_lens, seq_lens in (
+        ([1] * 6, [1, 17, 600, 2048, 3000, 9000]),
+        ([5, 1, 300, 64], [905, 4000, 5000, 64]),
+    ):
+        batch = batch_of(query_lens, seq_lens, layout.block_size)
+        exact_kv = KVCache([spec], layout, torch.float32, torch.device("cuda"))
+        kv = KVCache([spec], layout, dtype, torch.device("cuda"), kv_dtype)
+        slots = torch.arange(layout.num_blocks * layout.block_size, device="cuda")
+        past = torch.randn(2, len(slots), spec.num_kv_heads, spec.head_dim, device="cuda").to(dtype)
+        kv.write(0, slots, *past)
+        exact_kv.write(0, slots, *past.float())
+        total = sum(query_lens)
+        q = torch.randn(total, spec.num_heads, spec.head_dim, device="cuda").to(dtype)
+        k, v = past[:, batch.slot_mapping].unbind(0)
+        exact = EagerBackend([spec], exact_kv).forward(0, q.float(), k.float(), v.float(), batch)
+        eager = EagerBackend([spec], kv).forward(0, q, k, v, batch)
+        backend = TritonBackend([spec], kv)
+        batch = replace(batch, attention=backend.prepare(batch))
+        out = backend.forward(0, q, k, v, batch)
+        errors = [float((y.float() - exact).norm() / exact.norm()) for y in (out, eager)]
+        assert errors[0] <= 2 * errors[1], errors
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (4096, 12288)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        Int8(kernel="triton"),
+        NF4(kernel="triton"),
+        NF4(double_quant=False, kernel="triton"),
+        NF4("float16", kernel="triton"),
+        Int4(kernel="triton"),
+        Int4("float16", kernel="triton"),
+    ],
+    ids=["int8", "nf4", "nf4 plain scales", "nf4 fp16", "int4", "int4 fp16"],
+)
+@torch.inference_mode()
+def test_products_are_within_twice_the_error_of_the_converted_weight(
+    method: Quantizer, shape: tuple[int, int], rows: int
+) -> None:
+    torch.manual_seed(0)
+    layer = method.pack((torch.randn(*shape, device="cuda") * 0.02).to(method.dtype), None)
+    # What the layer makes of the identity, above the kernel's rows, is its weight.
+    weight = torch.cat(
+        [layer(part) for part in torch.eye(shape[1], device="cuda").to(method.dtype).split(512)]
+    )
+    x = torch.randn(rows, shape[1], device="cuda").to(method.dtype)
+    exact = x.double() @ weight.double()
+    plain, out = x @ weight, layer(x)
+    errors = [float((y.double() - exact).norm() / exact.norm()) for y in (out, plain)]
+    assert errors[0] <= 2 * errors[1] + 1e-4, errors

@@ -1,0 +1,36 @@
+"""Every kernel compiles for the GPUs that it is meant for. The interpreter is Python and accepts more than Triton does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_every_kernel_compiles(capability: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/kernels/compiling.py"), capability],
+        env={**environment, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {line.split()[1] for line in done.stdout.splitlines()} == {
+        "_attend",
+        "_combine",
+        "_write",
+        "_int8",
+        "_nf4",
+        "_int4",
+        "_add",
+        "_norm",
+        "_gated",
+    }

@@ -1,0 +1,116 @@
+"""Triton's products with quantised weights: in the interpreter where there is no GPU, on the GPU where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minivllm import LLM, SamplingParams
+from minivllm.errors import BadInput
+from minivllm.kernels import common
+from minivllm.kernels.cpu import library
+from minivllm.quant.base import Quantizer
+from minivllm.quant.int4 import Int4, Int4Linear
+from minivllm.quant.int8 import Int8, Int8Linear
+from minivllm.quant.kernels import products
+from minivllm.quant.nf4 import NF4, NF4Linear
+from tests.reference import make_checkpoint
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+METHODS = {
+    "int8": lambda dtype: Int8(dtype, kernel="triton"),
+    "int4": lambda dtype: Int4(dtype, group_size=32, kernel="triton"),
+    "nf4": lambda dtype: NF4(dtype, kernel="triton"),
+    "nf4, plain scales": lambda dtype: NF4(dtype, double_quant=False, kernel="triton"),
+    "nf4, large blocks": lambda dtype: NF4(dtype, block_size=256, kernel="triton"),
+}
+
+
+def stored(layer: nn.Module) -> Tensor:
+    """The weight [out, in] that the layer's bytes stand for, in float64."""
+    if isinstance(layer, Int8Linear):
+        return layer.weight.double() * layer.scale.double()[:, None]
+    if isinstance(layer, Int4Linear):
+        return (
+            layer.transposed(0, layer.scales_and_zeros.shape[1])[: layer.shape[1]]
+            .t()[: layer.shape[0]]
+            .double()
+        )
+    assert isinstance(layer, NF4Linear)
+    return layer.library.functional.dequantize_4bit(layer.codes, layer.state).double()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", METHODS)
+@torch.inference_mode()
+def test_error_is_at_most_twice_that_of_the_converted_weight(name: str, dtype: str) -> None:
+    torch.manual_seed(0)
+    method: Quantizer = METHODS[name](dtype)
+    inputs = 512 if "large" in name else 192  # 192 is no multiple of the kernel's step
+    weight = (torch.randn(96, inputs) * 0.05).to(method.dtype).to(DEVICE)
+    bias = torch.randn(96).to(method.dtype).to(DEVICE)
+    layer = method.pack(weight, bias)
+    exact = stored(layer)
+    for rows in (1, 20):
+        x = torch.randn(rows, inputs).to(method.dtype).to(DEVICE)
+        out = layer(x)
+        assert out.dtype is method.dtype
+        wanted = x.double() @ exact.t() + bias.double()
+        plain = torch.nn.functional.linear(x, exact.to(method.dtype), bias)
+        errors = [float((y.double() - wanted).norm() / wanted.norm()) for y in (out, plain)]
+        assert errors[0] <= 2 * errors[1] + 1e-6, (rows, errors)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "nf4"])
+@torch.inference_mode()
+def test_the_kernel_runs_up_to_its_rows_and_no_further(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    for kernel in ("int8_product", "int4_product", "nf4_product"):
+        monkeypatch.setattr(
+            products, kernel, lambda x, *rest: ran.append(x.shape[0]) or x.new_zeros(x.shape[0], 64)
+        )
+    layer = METHODS[name]("bfloat16").pack(torch.randn(64, 128).bfloat16().to(DEVICE), None)
+    for rows in (1, products.MOST_ROWS, products.MOST_ROWS + 1):
+        assert layer(torch.randn(rows, 128).bfloat16().to(DEVICE)).shape == (rows, 64)
+    assert ran == [1, products.MOST_ROWS]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "nf4"])
+def test_it_is_taken_before_the_kernels_of_the_cpu(name: str) -> None:
+    with library.using("auto", DEVICE):
+        layer = METHODS[name]("bfloat16").pack(torch.randn(64, 128).bfloat16().to(DEVICE), None)
+    assert getattr(layer, "layout", layer).products is products
+
+
+def test_nf4_blocks_that_begin_within_a_row_go_the_old_way() -> None:
+    layer = NF4("float32", kernel="triton").pack(torch.randn(32, 96, device=DEVICE), None)
+    assert isinstance(layer, NF4Linear)
+    assert layer.products is None
+
+
+@pytest.mark.parametrize(("quant", "other"), [("int8", "torch"), ("nf4", "bitsandbytes")])
+def test_tokens_are_those_of_the_other_kernel(quant: str, other: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", hidden_size=64, num_hidden_layers=1)
+    results = []
+    for kernel in ("triton", other):
+        overrides = [f"quant.kernel={kernel}", "quant.dtype=float32", "cache.num_blocks=20"]
+        with LLM(str(tmp_path), device=DEVICE.type, quant=quant, overrides=overrides) as llm:
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            results.append(llm.generate([[5, 6, 7], [9]], params))
+    tokens = [[o.outputs[0].token_ids for o in result] for result in results]
+    assert tokens[0] == tokens[1]
+
+
+def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "INTERPRETED", False)
+    weight = torch.randn(64, 128).bfloat16()
+    with pytest.raises(BadInput, match=r"quant.kernel=triton needs a GPU.*quant.kernel=torch"):
+        Int8(kernel="triton").pack(weight, None)
+    layer = Int8().pack(weight, None)
+    assert isinstance(layer, Int8Linear)
+    assert layer.products is None
+    with pytest.raises(BadInput, match="must be auto, triton or bitsandbytes"):
+        NF4(kernel="fast").pack(weight, None)
