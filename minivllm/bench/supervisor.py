@@ -37,8 +37,11 @@ POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
 GRACE_S = 3.0  # between asking a worker to end and killing it
 CLOSING_S = 30.0  # for a worker to release its engine after the last measurement
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Of `measure`: what the supervisor or a session reads once for all measurements of a worker.
-WATCH_KNOBS = ("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s", "roofline")
+# Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a worker.
+WATCH_KNOBS = (
+    *("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s", "roofline"),
+    *("prefix_cache", "seed"),
+)
 OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
 

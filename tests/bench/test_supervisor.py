@@ -228,6 +228,18 @@ def test_repeats_share_a_worker(tmp_path: Path) -> None:
     assert all((m.path / storage.LOG).exists() and (m.path / storage.CONFIG).exists() for m in measurements)
 
 
+@pytest.mark.parametrize("knob", [{"prefix_cache": "warm"}, {"seed": 1}])
+def test_what_an_engine_reads_of_measure_once_gets_a_worker_of_its_own(
+    tmp_path: Path, knob: dict[str, Any]
+) -> None:
+    """A cell with a cold prefix cache must not be measured by an engine that was told to keep it."""
+    state = tmp_path / "state"
+    configs = [make_config(engine={"state": str(state)}, measure=measure) for measure in ({}, knob, knob)]
+    outcomes = supervisor.run(plan(tmp_path, *configs))
+    assert [outcome.status for outcome in outcomes] == ["ok"] * 3
+    assert len(set(state.read_text().split())) == 2
+
+
 def test_isolation_run_gives_each_a_worker_of_its_own(tmp_path: Path) -> None:
     state = tmp_path / "state"
     config = make_config(engine={"state": str(state)}, measure={"repeats": 2, "isolation": "run"})
