@@ -75,8 +75,9 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
     goal = Goal("metrics.output_tokens_per_s", True, {"metrics.ttft_ms.p90": 2000, "metrics.itl_ms.p90": 8})
     kept = {arm: goal.value([r]) for arm, r in records.items() if not goal.excess([r])}
     assert f"{len(kept)} of {len(records)} cells are within the limits" in done.out
-    best = max(kept, key=lambda arm: kept[arm])
-    assert f"best: {best}: metrics.output_tokens_per_s {kept[best]:.4g}" in done.out
+    ties = [arm for arm in kept if kept[arm] == max(kept.values())]  # a knob may make no difference
+    told = [f"best: {arm}: metrics.output_tokens_per_s {kept[arm]:.4g}" for arm in ties]
+    (best,) = (arm for arm, words in zip(ties, told, strict=True) if words in done.out)
     result = yaml.safe_load(Path("runs/mine/optimization_results.yaml").read_text())
     assert result["best_value"] == pytest.approx(kept[best])
     assert {f"{knob}={value}" for knob, value in result["best_params"].items()} == set(best.split())
