@@ -204,7 +204,7 @@ def _print_effects(plan: Plan) -> None:
     from rich.console import Console
 
     from minivllm.ablation.analysis import analyse
-    from minivllm.ablation.summary import effects_table
+    from minivllm.report.effects import effects_table
     from minivllm.report.rows import read_rows
 
     analysis = analyse(read_rows(plan.folder)[0])

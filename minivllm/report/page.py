@@ -57,7 +57,9 @@ class Section:
 
 
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
-    """Write index.html, table.csv, table.md and a PNG a figure from records alone; precision.md with quality.
+    """Write index.html, table.csv, table.md and a PNG a figure from records alone.
+
+    With quality there is a precision.md, too, and of an ablation an effects.md.
 
     Args:
         source: a record folder, a sweep's folder, or several of them.
@@ -81,10 +83,12 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         (out_dir / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
     write_bytes(out_dir / "table.csv", csv_text(cells).encode())
     write_bytes(out_dir / "table.md", markdown_text(cells).encode())
-    if quality := precision.markdown_text(cells):
-        write_bytes(out_dir / "precision.md", quality.encode())
-    else:
-        (out_dir / "precision.md").unlink(missing_ok=True)
+    optional = {"precision.md": precision.markdown_text(cells), "effects.md": worth.markdown(analysis)}
+    for name, text in optional.items():
+        if text:
+            write_bytes(out_dir / name, text.encode())
+        else:
+            (out_dir / name).unlink(missing_ok=True)
     index = out_dir / "index.html"
     write_bytes(index, page(rows, cells, analysis, searched, plots, out_dir, unreadable).encode())
     return index

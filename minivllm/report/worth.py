@@ -7,6 +7,7 @@ from typing import Any
 from minivllm.ablation.findings import Analysis, Attribution, Effect
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.effects import markdown_text
 from minivllm.report.format import MISSING, count, listing, ratio, sig
 from minivllm.report.rows import Row
 from minivllm.report.sections import place_of
@@ -59,6 +60,11 @@ def find(rows: list[Row]) -> Analysis | None:
     from minivllm.ablation.analysis import analyse  # with scipy: a second that other reports are spared
 
     return analyse(rows)
+
+
+def markdown(analysis: Analysis | None) -> str:
+    """effects.md: a line for each optimisation; empty where there is no ablation."""
+    return "" if analysis is None else markdown_text(analysis)
 
 
 def metric_name(metric: str) -> str:

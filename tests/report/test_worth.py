@@ -80,6 +80,9 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.index("What each optimisation is worth in") < page.text.index("What was asked")
     assert "prefix caching with nf4" in page.text and "no interaction found" in page.text
+    effects = (tmp_path / "out" / "effects.md").read_text().splitlines()
+    assert effects[0].startswith("| optimisation | output_tokens_per_s, with / without |")
+    assert [line.split(" | ")[0].strip("| ") for line in effects[2:5]] == list(NAMES)
     assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
 
 

@@ -1,0 +1,55 @@
+"""An ablation's verdicts as a table: for the terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minivllm.ablation.findings import Analysis, Effect
+from minivllm.report.format import MISSING, ratio, sig
+from minivllm.report.tables import markdown_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLOURS = {"faster": "green", "slower": "red", "failed": "red", "not live": "yellow"}
+
+
+def effects_table(analysis: Analysis) -> Table:
+    """A line for each optimisation, and one for the A/A arm."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table(*(Column(name, overflow="fold") for name in _heading(analysis)))
+    for effect in _shown(analysis):
+        *cells, verdict = _line(effect)
+        colour = COLOURS.get(verdict)
+        table.add_row(*map(escape, cells), f"[{colour}]{verdict}[/]" if colour else verdict)
+    return table
+
+
+def markdown_text(analysis: Analysis) -> str:
+    """The same lines in Markdown."""
+    first, *others = _heading(analysis)
+    return markdown_table([first], others, [_line(effect) for effect in _shown(analysis)])
+
+
+def _shown(analysis: Analysis) -> tuple[Effect, ...]:
+    return (*analysis.effects, *([analysis.noise] if analysis.noise else []))
+
+
+def _heading(analysis: Analysis) -> list[str]:
+    ratios = f"{analysis.metric}, with / without"
+    return ["optimisation", ratios, "95 %", "p (Holm)", "blocks", "found from", "verdict"]
+
+
+def _line(effect: Effect) -> list[str]:
+    least = effect.minimum_detectable
+    return [
+        effect.name,
+        ratio(effect.ratio),
+        MISSING if effect.low is None or effect.high is None else f"{sig(effect.low)} to {sig(effect.high)}",
+        MISSING if effect.p_holm is None else f"{effect.p_holm:.3f}",
+        str(effect.blocks),
+        MISSING if least is None else f"{sig(100 * least, 2)} %",
+        effect.verdict,
+    ]
