@@ -100,6 +100,8 @@ class _Batch:
         self.live = live
         if outputs:
             self._engine.results.put(outputs)
+        if not live:
+            raise _Cancelled  # generate knows where answers end by a token, but not by a length of their own
 
     def end(self) -> None:
         """Called by generate; that a batch is over is said when generate has returned."""
