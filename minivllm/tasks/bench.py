@@ -88,7 +88,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     asked = [key for key in ("name", "fresh", "retry", "dry_run") if (config.get("sweep") or {}).get(key)]
     if asked:
         raise BadInput(f"sweep.{asked[0]} is for sweeps: add -m to the command")
-    if config["measure"]["target_ci"] is not None:
+    if config["measure"].get("target_ci") is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")

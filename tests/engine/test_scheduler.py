@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
-        if policy.on_full.name != "swap":
+        if policy.on_full.name != "swap" or not keeps:  # cache=none refuses to swap
             host_slots = 0
         sinks, window, between = (count * block_size for count in kept)
         total = sinks + window + between
