@@ -247,8 +247,8 @@ def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], 
     best = 0.0
     for n in sizes:
         a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        for product in (functools.partial(torch.matmul, a, b), *_own_products(a, b)):
-            best = max(best, 2 * n**3 / _best_seconds(product, synchronise))
+        products: list[Callable[[], object]] = [functools.partial(torch.matmul, a, b), *_own_products(a, b)]
+        best = max(best, *(2 * n**3 / _best_seconds(product, synchronise) for product in products))
     return best
 
 
