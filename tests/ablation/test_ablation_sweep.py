@@ -84,7 +84,7 @@ def analysis() -> Analysis:
 def test_a_planted_slowdown_is_found_from_the_command_line(ablate: Cli, bench: Bench) -> None:
     done = ablate("+ablation=leave_one_out")
     assert done.code == 0, done.err
-    assert len(bench.measured) == 5 * 8
+    assert len(bench.measured) == 5 * 9
     assert "slower" in done.out and "A/A" in done.out
     effects = {effect.name: effect for effect in analysis().effects}
     assert {name: effect.verdict for name, effect in effects.items()} == {
@@ -164,7 +164,7 @@ def test_more_repeats_add_to_what_is_there(ablate: Cli, bench: Bench) -> None:
 def test_dry_run_shows_what_is_compared(ablate: Cli, bench: Bench) -> None:
     done = ablate("+ablation=leave_one_out", "measure.target_ci=0.02", "sweep.dry_run=true")
     assert done.code == 0 and bench.measured == [] and not Path("runs").exists()
-    assert "4 arms and a copy of the baseline, in 8 shuffled blocks" in done.out
+    assert "4 arms and a copy of the baseline, in 9 shuffled blocks" in done.out
     assert (
         "over 3 optimisations needs 7" in done.out and "until every interval is narrower than 2 %" in done.out
     )
