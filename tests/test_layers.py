@@ -35,7 +35,7 @@ FORBIDDEN = {
         *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config")),
         *(
             f"minivllm.ablation.{name}"
-            for name in ("arms", "plan", "preview", "repeats", "schedule", "summary", "sweep")
+            for name in ("arms", "plan", "preview", "repeats", "schedule", "search", "studies", "sweep")
         ),
     ),
     "ablation": HEAVY,

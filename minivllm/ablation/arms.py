@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from minivllm.ablation.design import AGAIN, Chosen, Design
 from minivllm.ablation.metric import find_metric
-from minivllm.ablation.plan import SETTINGS, Arm, Sweep
+from minivllm.ablation.plan import Arm, Sweep, part
 from minivllm.config import finish
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error
@@ -78,12 +78,8 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     if not any(override.get_key_element().lstrip("+") == GROUP for override in overrides):
         return None
     given: dict[str, str] = {}
-    settings: list[str] = []
-    for override in overrides:
-        key, text = override.get_key_element(), str(override.input_line)
-        if key.lstrip("+~").startswith(SETTINGS):
-            settings.append(text)
-            continue
+    measured, settings = part(overrides)
+    for override, key, text in measured:
         if override.is_sweep_override():
             raise BadInput(f"{text}: an ablation varies its own optimisations only; run one for each value")
         given.pop(key, None)

@@ -61,6 +61,23 @@ def _neutral(override: str) -> bool:
     )
 
 
+def is_setting(override: str) -> bool:
+    """Whether it says how to run the sweep, not what is in it."""
+    return override.lstrip("+~").startswith(SETTINGS)
+
+
+def part(overrides: Iterable[Override]) -> tuple[list[tuple[Override, str, str]], list[str]]:
+    """What is measured, as (override, key, text), and the settings of the sweep, as texts."""
+    measured, settings = [], []
+    for override in overrides:
+        key, text = override.get_key_element(), str(override.input_line)
+        if is_setting(key):
+            settings.append(text)
+        else:
+            measured.append((override, key, text))
+    return measured, settings
+
+
 def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     """Every combination of the values that the overrides give, later keys varying fastest.
 
@@ -72,12 +89,8 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     """
     choices: dict[str, list[str]] = {}
     varying: set[str] = set()
-    settings: list[str] = []
-    for override in overrides:
-        key, text = override.get_key_element(), str(override.input_line)
-        if key.lstrip("+~").startswith(SETTINGS):
-            settings.append(text)
-            continue
+    measured, settings = part(overrides)
+    for override, key, text in measured:
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise BadInput(f"{text}: a sweep takes a list, range(...) or glob(...), not an interval")

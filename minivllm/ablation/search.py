@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from minivllm.ablation.arms import Load
-from minivllm.ablation.plan import SETTINGS, Arm, Sweep
+from minivllm.ablation.plan import Arm, Sweep, is_setting
 from minivllm.ablation.schedule import Plan
 from minivllm.ablation.sweep import Launch, build_report, run_sweep
 from minivllm.bench import storage
@@ -91,16 +91,16 @@ class Search:
     def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None) -> None:
         """Say what all trials share and what they vary; without a name, that definition is the name."""
         self.fixed = fixed
-        cells = [text for text in fixed if not _is_setting(text)]
+        cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
 
     def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
         """What each trial, given as all of its overrides, is worth."""
-        settings = [text for text in self.fixed if _is_setting(text)]
+        settings = [text for text in self.fixed if is_setting(text)]
         keys = {text.partition("=")[0] for text in self.fixed}
         arms = []
         for trial in trials:
-            own = tuple(text for text in trial if not _is_setting(text))
+            own = tuple(text for text in trial if not is_setting(text))
             varied = sorted(text for text in own if text.partition("=")[0] not in keys)
             arms.append(Arm(" ".join(varied) or "default", own))
         self.arms = list(dict.fromkeys([*self.arms, *arms]))
@@ -133,11 +133,6 @@ class Search:
         if not all(path.exists() for path in paths):
             return []
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-
-
-def _is_setting(override: str) -> bool:
-    """Whether an override says how to search, not what a cell is."""
-    return override.lstrip("+~").startswith(SETTINGS)
 
 
 def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Sweep
@@ -20,6 +20,9 @@ from minivllm.bench.record import Ablation, Failure, Record
 from minivllm.config import quoted
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
+
+if TYPE_CHECKING:
+    from minivllm.report.rows import Row
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 Report = Callable[[Plan, Path], bool]
@@ -179,6 +182,7 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
     """Build the report and print the summary; a failure here must not hide what went before."""
     from minivllm import report
     from minivllm.bench.records import load_records
+    from minivllm.report.rows import rows_of
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -187,10 +191,11 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
         from rich.console import Console
 
         page = report.build_report(plan.folder, out_dir)
-        for table in report.summary_tables(load_records(plan.folder)):
+        frame = load_records(plan.folder)
+        for table in report.summary_tables(frame):
             Console().print(table, "")
         if plan.sweep.blocks is not None:
-            _print_effects(plan)
+            _print_effects(rows_of(frame))
     except Exception as error:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False
@@ -199,15 +204,14 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
     return True
 
 
-def _print_effects(plan: Plan) -> None:
+def _print_effects(rows: list[Row]) -> None:
     """The verdicts of an ablation, and what there is to say about them."""
     from rich.console import Console
 
     from minivllm.ablation.analysis import analyse
     from minivllm.report.effects import effects_table
-    from minivllm.report.rows import read_rows
 
-    analysis = analyse(read_rows(plan.folder)[0])
+    analysis = analyse(rows)
     if analysis is not None:
         Console().print(effects_table(analysis), "")
         for note in analysis.notes:

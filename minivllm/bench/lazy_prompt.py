@@ -15,8 +15,21 @@ ANSWERS = 1 << 64  # where the positions of simulated answers begin, beyond thos
 LONGEST_ANSWER = 1 << 32
 
 
+class _Computed(Sequence[int]):
+    """A sequence that knows how to go through itself; single tokens are rarely asked for."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+
 @dataclass(frozen=True, slots=True)
-class LazyPrompt(Sequence[int]):
+class LazyPrompt(_Computed):
     """A sequence of token ids, given by runs of positions in an endless text that nobody has written.
 
     The text's token at each position comes from (seed, position) alone, so prompts that share a run share
@@ -40,13 +53,6 @@ class LazyPrompt(Sequence[int]):
         for run in self.runs:
             yield from self._ids(run)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        return tuple(self)[index]
-
     def _ids(self, run: range) -> list[int]:
         """Splitmix64 (Steele et al. 2014) of the positions, down to the vocabulary."""
         x = np.arange(run.start, run.stop, dtype=np.uint64)
@@ -58,7 +64,7 @@ class LazyPrompt(Sequence[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedPrompt(Sequence[int]):
+class JoinedPrompt(_Computed):
     """Pieces one after the other: what was said in the earlier turns of a talk, and the new one.
 
     Args:
@@ -72,13 +78,6 @@ class JoinedPrompt(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self.pieces)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        return tuple(self)[index]
 
 
 def runs_of(prompt: Sequence[int]) -> tuple[Sequence[int], ...]:

@@ -90,7 +90,8 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         else:
             (out_dir / name).unlink(missing_ok=True)
     index = out_dir / "index.html"
-    write_bytes(index, page(rows, cells, analysis, searched, plots, out_dir, unreadable).encode())
+    parts = sections(rows, cells, analysis, searched, plots, out_dir, unreadable)
+    write_bytes(index, page(rows, cells, analysis, plots, parts).encode())
     return index
 
 
@@ -168,12 +169,10 @@ def page(
     rows: list[Row],
     cells: list[Cell],
     analysis: Analysis | None,
-    searched: Capacity | None,
     plots: dict[str, Plot],
-    out_dir: Path,
-    unreadable: list[str],
+    parts: list[Section],
 ) -> str:
-    """The page as HTML; `out_dir` is where it will lie, for its links to the records."""
+    """The page as HTML, of parts that know where it will lie, for their links to the records."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from minivllm.report.live import library, packed
@@ -198,7 +197,7 @@ def page(
         "names": names,
         "weights": distinct(rows, "weights"),
         "verdict": worth.verdict(analysis, cells) if analysis else verdict(cells),
-        "sections": sections(rows, cells, analysis, searched, plots, out_dir, unreadable),
+        "sections": parts,
         "on_dark": ON_DARK,
         "charts": packed(live) if live else "",
         "library": library() if live else "",
