@@ -168,7 +168,7 @@ def test_dry_run_shows_what_is_compared(ablate: Cli, bench: Bench) -> None:
     assert (
         "over 3 optimisations needs 7" in done.out and "until every interval is narrower than 2 %" in done.out
     )
-    assert "40 of 40 measurements to make in 8 jobs" in done.out
+    assert "45 of 45 measurements to make in 9 jobs" in done.out
 
 
 def test_an_arm_that_cannot_be_composed_is_a_failed_effect(
