@@ -125,7 +125,7 @@ class _Reading:
                 verdict = "not live"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
-            found.append(self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict))
+            found.append(self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band))
         return tuple(found)
 
     def _verdict(
@@ -148,8 +148,10 @@ class _Reading:
         estimate: statistics.Estimate | None,
         p_holm: float | None,
         verdict: Verdict,
+        band: float,
     ) -> Effect:
         with_, without = contrast.pairs[0]
+        least = statistics.minimum_detectable(logs, self.tests)
         return Effect(
             name=contrast.name,
             metric=metric.name,
@@ -162,7 +164,7 @@ class _Reading:
             p_value=estimate.p_value if estimate else None,
             p_holm=p_holm,
             blocks=len(logs),
-            minimum_detectable=statistics.minimum_detectable(logs, self.tests),
+            minimum_detectable=None if least is None else max(least, math.expm1(band)),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
         )

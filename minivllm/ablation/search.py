@@ -50,6 +50,10 @@ class Goal:
                     raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
                 node = node[part]
 
+        for name, limit in self.limits.items():
+            if not limit > 0:
+                raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
+
     def excess(self, blocks: Sequence[dict[str, Any]]) -> float:
         """By how much a cell misses the limits, relative to them, summed; 0 within them.
 
@@ -112,7 +116,7 @@ class Search:
         """Report all trials and say which was best; the exit code is 1 if none kept within the limits."""
         if self.plan is None:
             return 1
-        build_report(self.plan, reports_dir / self.name)
+        reported = build_report(self.plan, reports_dir / self.name)
         worth = {arm.name: self._blocks(arm) for arm in self.arms}
         kept = [name for name, blocks in worth.items() if not self.goal.excess(blocks)]
         print(f"{len(kept)} of {len(worth)} cells are within the limits")
@@ -120,7 +124,7 @@ class Search:
             return 1
         best = (max if self.goal.maximize else min)(kept, key=lambda name: self.goal.value(worth[name]))
         print(f"best: {best}: {self.goal.objective} {self.goal.value(worth[best]):.4g}")
-        return 0
+        return 0 if reported else 1
 
     def _note(self, plan: Plan, out_dir: Path) -> bool:
         self.plan = plan  # the report comes once, at the end
@@ -140,10 +144,10 @@ def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:
     for block in blocks:
         node: Any = block
         for part in name.split("."):
-            node = node[part]
+            node = node[part] if isinstance(node, dict) else None
         if not isinstance(node, int | float):
             raise BadInput(
-                f"{name} is {node} in the record: a percentile needs more requests, others a device that has it"
+                f"{name} is {node} in the record: a percentile needs more requests, quality measure.quality=true, others a device that has it"
             )
         values.append(node)
     return fmean(values)

@@ -18,7 +18,8 @@ from typing import Any
 from minivllm.bench.storage import RECORD, REQUESTS
 
 TASK = "minivllm.tasks.capacity.run"
-RATE_KNOBS = ("rate", "rate_scale")  # of arrival processes, in which a rate can be searched for
+# Knobs of arrival processes in which a rate can be searched for, and what they count.
+UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
 OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STRETCHES = 10  # into which a measurement's requests are cut, to see how far they depend on each other
 TIMED_OUT = 1000  # requests that a measurement which timed out counts as
@@ -114,6 +115,7 @@ class Capacity:
 
     probes: tuple[Probe, ...]
     criterion: Criterion
+    unit: str = UNITS["rate"]
 
     @property
     def beyond(self) -> Probe | None:
@@ -131,8 +133,9 @@ class Capacity:
         """The lowest rate that fails."""
         return next((p for p in self.probes if p.verdict(self.criterion) == "fails"), None)
 
-    def sentence(self, unit: str = "requests/s") -> str:
+    def sentence(self) -> str:
         """The result in words."""
+        unit = self.unit
         wanted = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
         if self.holds is None:
             least = self.probes[0].rate if self.probes else math.nan
@@ -216,7 +219,7 @@ def _rounded(rate: float) -> float:
 
 def rate_knob(arrival: Mapping[str, Any]) -> str | None:
     """The knob of an arrival process that is searched: its rate, or how much faster a trace is replayed."""
-    return next((name for name in RATE_KNOBS if name in arrival), None)
+    return next((name for name in UNITS if name in arrival), None)
 
 
 def objectives(slo: Mapping[str, Any]) -> dict[str, float]:
@@ -224,7 +227,9 @@ def objectives(slo: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(slo[name]) for name in OBJECTIVES if slo.get(name) is not None}
 
 
-def met(directory: Path, record: Mapping[str, Any]) -> list[bool] | None:
+def met(
+    directory: Path, record: Mapping[str, Any], slo: Mapping[str, Any] | None = None
+) -> list[bool] | None:
     """Whether each request of a recorded measurement met every objective, in the order of the workload.
 
     One that did not complete met none; one of a single token meets any TPOT. A measurement that timed out
@@ -233,6 +238,7 @@ def met(directory: Path, record: Mapping[str, Any]) -> list[bool] | None:
     Args:
         directory: of the record.
         record: as record.json has it.
+        slo: the objectives; None: those that the record was made with.
     """
     import pyarrow.parquet as pq
 
@@ -240,7 +246,7 @@ def met(directory: Path, record: Mapping[str, Any]) -> list[bool] | None:
         return [False] * TIMED_OUT
     if record["status"] != "ok":
         return None
-    limits = objectives(record["config"]["measure"]["slo"])
+    limits = objectives(record["config"]["measure"]["slo"] if slo is None else slo)
     rows = pq.read_table(directory / REQUESTS, columns=["status", *limits]).to_pylist()
     return [
         row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
@@ -255,7 +261,7 @@ def from_records(directories: Iterable[Path]) -> Capacity | None:
         directories: of records, those of other tasks and those that did not end well among them.
     """
     blocks: dict[float, list[Sequence[bool]]] = {}
-    criterion = Criterion()
+    criterion, unit = Criterion(), UNITS["rate"]
     for directory in sorted(directories):
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         config = record["config"]
@@ -263,11 +269,11 @@ def from_records(directories: Iterable[Path]) -> Capacity | None:
         if (config.get("task") or {}).get("_target_") != TASK or knob is None:
             continue
         if (seen := met(directory, record)) is not None:
-            criterion = criterion_of(config)
+            criterion, unit = criterion_of(config), UNITS[knob]
             blocks.setdefault(float(config["arrival"][knob]), []).append(seen)
     if not blocks:
         return None
-    return Capacity(tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks)), criterion)
+    return Capacity(tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks)), criterion, unit)
 
 
 def criterion_of(config: Mapping[str, Any]) -> Criterion:

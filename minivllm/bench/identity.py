@@ -143,7 +143,7 @@ def code_hash() -> str:
     """Hash of the package's sources, so that a change of the code measures anew."""
     root = Path(__file__).resolve().parents[1]
     total = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for ending in ("py", "cpp", "h") for path in root.rglob(f"*.{ending}")):
         total.update(str(path.relative_to(root)).encode())
         total.update(path.read_bytes())
     return total.hexdigest()[:ID_LENGTH]

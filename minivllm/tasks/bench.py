@@ -69,10 +69,10 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
         raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
     with Display(before, total) as display:
-        return supervise(measurements, _tracked(display, measurements))
+        return supervise(measurements, tracked(display, measurements))
 
 
-def _tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
+def tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
     """What the supervisor tells of its progress to: the display, and of each record to the tracker."""
     tracker = SafeTracker(measurements[0].config if measurements else {})
 
@@ -84,7 +84,8 @@ def _tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
     return hear
 
 
-def _run_lone(config: dict[str, Any]) -> int:
+def refuse_sweep_settings(config: dict[str, Any]) -> None:
+    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself."""
     asked = [key for key in ("name", "fresh", "retry", "dry_run") if (config.get("sweep") or {}).get(key)]
     if asked:
         raise BadInput(f"sweep.{asked[0]} is for sweeps: add -m to the command")
@@ -92,6 +93,10 @@ def _run_lone(config: dict[str, Any]) -> int:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
+
+
+def _run_lone(config: dict[str, Any]) -> int:
+    refuse_sweep_settings(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     name = config.get("name") or _fresh_name(root)
@@ -102,7 +107,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refused = False
     try:
         with Display() as display:
-            code = _exit_code(supervise(measurements, _tracked(display, measurements), lone=True))
+            code = _exit_code(supervise(measurements, tracked(display, measurements), lone=True))
     except BadInput:
         refused = True
         raise

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minivllm.ablation.schedule import recorded_status
 from minivllm.bench import identity, storage
-from minivllm.bench.capacity import Capacity, Probe, criterion_of, met, objectives, rate_knob, search
+from minivllm.bench.capacity import UNITS, Capacity, Probe, criterion_of, met, objectives, rate_knob, search
 from minivllm.bench.display import Display
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import check, report
-
-UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
+from minivllm.tasks.bench import check, refuse_sweep_settings, report, tracked
 
 
 def run(config: dict[str, Any]) -> int:
@@ -37,6 +36,7 @@ def run(config: dict[str, Any]) -> int:
         BadInput: this cannot be searched; nothing has been written then.
         KeyboardInterrupt: Ctrl-C; what had finished is kept.
     """
+    refuse_sweep_settings(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
     for warning in warnings:
@@ -51,7 +51,7 @@ def run(config: dict[str, Any]) -> int:
         return 1
     finally:
         report(searching.measurements, Path(config.get("reports_dir") or "reports") / searching.name)
-    _show(found, UNITS[knob])
+    _show(replace(found, unit=UNITS[knob]))
     return 0 if found.holds is not None else 1
 
 
@@ -115,11 +115,11 @@ class _Search:
         if recorded_status(measurement) not in ("ok", "timeout"):
             print(f"trying {arm}", flush=True)
             with Display() as display:
-                (outcome,) = supervise([measurement], display.update)
+                (outcome,) = supervise([measurement], tracked(display, [measurement]))
             if outcome.status not in ("ok", "timeout"):
                 raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
-        seen = met(measurement.path, record)
+        seen = met(measurement.path, record, config["measure"]["slo"])
         assert seen is not None
         return seen
 
@@ -134,11 +134,11 @@ class _Search:
         )
 
 
-def _show(found: Capacity, unit: str) -> None:
+def _show(found: Capacity) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(unit, "blocks", "requests", "meet all", "interval", "", title="capacity")
+    table = Table(found.unit, "blocks", "requests", "meet all", "interval", "", title="capacity")
     for row in found.rows():
         table.add_row(
             f"{row['rate']:g}",
@@ -150,4 +150,4 @@ def _show(found: Capacity, unit: str) -> None:
         )
     console = Console(highlight=False)
     console.print(table)
-    console.print(found.sentence(unit), soft_wrap=True)
+    console.print(found.sentence(), soft_wrap=True)

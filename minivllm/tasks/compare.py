@@ -37,8 +37,13 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.report.rows import read_rows
     from minivllm.report.writing import write_bytes
 
-    before, after = (read_rows(folder)[0] for folder in folders)
     names = joined_name(folders[0]), joined_name(folders[1])
+    (before, lost_before), (after, lost_after) = (read_rows(folder) for folder in folders)
+    if lost := [*lost_before, *lost_after]:
+        print(
+            f"not comparable: {len(lost)} unreadable records, such as {lost[0]}: measure them again or remove them"
+        )
+        return 3
     comparison = compare(before, after, task["metric"], task["threshold"])
     out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")
     out_dir.mkdir(parents=True, exist_ok=True)
