@@ -1,4 +1,4 @@
-// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16 and AVX512-VBMI.
+// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16.
 //
 // A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side by side, output
 // after output: [panels][inputs / 2][64][2], which is what both the dot-product instructions and the matrix unit take.
