@@ -1,134 +1,127 @@
 // See attention.h. Online softmax over tiles of keys: Milakov and Gimelshein 2018; Dao et al. 2022 (FlashAttention).
 #include "attention.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <vector>
 
+#include "tiles.h"
 #include "vector.h"
 
 namespace minivllm {
 namespace {
 
-constexpr int64_t kKeys = 32;      // of a tile
-constexpr int64_t kQueries = 16;   // tokens of a task, at most
+constexpr int64_t kQueries = 16;  // tokens of a task, at most
+constexpr int64_t kTogether = 6;  // rows of queries that meet a tile together
+constexpr int64_t kTasks = 2;     // for each thread, at least, where there are so many heads
 
 struct Task {
-  int64_t request, kv_head, first, count;  // queries [first, first + count) of the request's new ones
+  int64_t request, kv_head, kv_heads;  // heads [kv_head, kv_head + kv_heads) of the keys
+  int64_t first, count;                // queries [first, first + count) of the request's new ones
 };
 
-struct Scratch {
-  std::vector<float> q, keys, values, out, scores, peak, total;
-
-  void fit(int64_t rows, int64_t head_dim) {
-    q.resize(rows * head_dim), out.resize(rows * head_dim);
-    keys.resize(kKeys * head_dim), values.resize(kKeys * head_dim);
-    scores.resize(kKeys), peak.resize(rows), total.resize(rows);
-  }
+// The rows of a head are the task's tokens times the heads that share keys; keys [oldest, last) are seen by some query.
+struct Extent {
+  int64_t rows, token, position, oldest, last;
 };
 
-// scores[0..kKeys) = q . keys, four keys at a time.
-inline void dot(const float* q, const float* keys, int64_t head_dim, float* scores) {
-  for (int64_t j = 0; j < kKeys; j += 4) {
-    const float* key = keys + j * head_dim;
-    Vector a{}, b{}, c{}, d{};
-    for (int64_t i = 0; i < head_dim; i += kLanes) {
-      const Vector x = load(q + i);
-      a += x * load(key + i);
-      b += x * load(key + head_dim + i);
-      c += x * load(key + 2 * head_dim + i);
-      d += x * load(key + 3 * head_dim + i);
-    }
-    scores[j] = sum(a), scores[j + 1] = sum(b), scores[j + 2] = sum(c), scores[j + 3] = sum(d);
-  }
+Extent extent_of(const Attention& a, const Task& task) {
+  const int64_t fresh = a.starts[task.request + 1] - a.starts[task.request];
+  const int64_t position = a.lengths[task.request] - fresh + task.first;
+  return {task.count * (a.heads / a.kv_heads), a.starts[task.request] + task.first, position,
+          a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0, position + task.count};
 }
 
-// out = out * fade + weights . values, the weights of the keys [begin, end); 64 dimensions at a time.
-inline void accumulate(const float* weights, const float* values, int64_t begin, int64_t end, int64_t head_dim,
-                       float fade, float* out) {
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= head_dim; i += 4 * kLanes) {
-    Vector a = load(out + i) * fade, b = load(out + i + 16) * fade;
-    Vector c = load(out + i + 32) * fade, d = load(out + i + 48) * fade;
-    for (int64_t j = begin; j < end; ++j) {
-      const float* value = values + j * head_dim + i;
-      a += weights[j] * load(value), b += weights[j] * load(value + 16);
-      c += weights[j] * load(value + 32), d += weights[j] * load(value + 48);
-    }
-    store(out + i, a), store(out + i + 16, b), store(out + i + 32, c), store(out + i + 48, d);
+// Where the keys [begin, begin + kKeys) of a request lie, as far as they are before `last`.
+Place locate(const Attention& a, const Task& task, int64_t begin, int64_t last) {
+  Place place;
+  place.count = std::min(kKeys, last - begin);
+  const int32_t* table = a.table + task.request * a.table_width;
+  int64_t block = begin / a.block_size, within = begin % a.block_size;
+  for (int64_t j = 0; j < place.count; ++j) {
+    place.at[j] = (table[block] * a.block_size + within) * a.kv_heads * a.head_dim;
+    if (++within == a.block_size) ++block, within = 0;
   }
-  for (; i < head_dim; i += kLanes) {
-    Vector a = load(out + i) * fade;
-    for (int64_t j = begin; j < end; ++j) a += weights[j] * load(values + j * head_dim + i);
-    store(out + i, a);
-  }
+  return place;
 }
 
-// One row of queries meets one tile, of which it sees the keys [begin, end).
-inline void meet(const Attention& a, const float* q, const Scratch& s, int64_t begin, int64_t end, float* scores,
-                 float& peak, float& total, float* out) {
-  dot(q, s.keys.data(), a.head_dim, scores);
-  if (a.soft_cap > 0)
-    for (int64_t j = begin; j < end; ++j) scores[j] = a.soft_cap * std::tanh(scores[j] / a.soft_cap);
-  float highest = peak;
-  for (int64_t j = 0; j < kKeys; ++j) {
-    scores[j] = j >= begin && j < end ? scores[j] : -INFINITY;
-    highest = std::max(highest, scores[j]);
+// One row of scores becomes weights, of the keys [from, to) that its query sees.
+float weigh(const Attention& a, int64_t from, int64_t to, float* scores, float& peak, float& total) {
+  if (from >= to) {
+    std::fill(scores, scores + kKeys, 0.0f);
+    return 1.0f;
   }
+  Vector lanes, highest = splat(peak);
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(i);
+  for (int64_t j = 0; j < kKeys; j += kLanes) {
+    Vector score = load(scores + j) * a.scale;
+    if (a.soft_cap > 0)
+      for (int i = 0; i < kLanes; ++i) score[i] = a.soft_cap * std::tanh(score[i] / a.soft_cap);
+    const Vector key = lanes + static_cast<float>(j);
+    const Integers seen = (key >= static_cast<float>(from)) & (key < static_cast<float>(to));
+    score = seen ? score : splat(-INFINITY);
+    highest = score > highest ? score : highest;
+    store(scores + j, score);
+  }
+  float top = highest[0];
+  for (int i = 1; i < kLanes; ++i) top = std::max(top, highest[i]);
   Vector added{};
   for (int64_t j = 0; j < kKeys; j += kLanes) {
-    const Vector weight = exp_of_negative(load(scores + j) - highest);
+    const Vector weight = exp_of_negative(load(scores + j) - top);
     store(scores + j, weight);
     added += weight;
   }
-  const float fade = std::exp(peak - highest);  // of a first tile: 0
+  const float fade = std::exp(peak - top);  // of a first tile: 0
   total = total * fade + sum(added);
-  peak = highest;
-  accumulate(scores, s.values.data(), begin, end, a.head_dim, fade, out);
+  peak = top;
+  return fade;
 }
 
+// One task; the first tile of the next one is asked for at the end.
 template <typename T>
-void fetch(const Attention& a, const T* cache, const int32_t* table, int64_t kv_head, int64_t begin, int64_t end,
-           float* tile) {
-  for (int64_t j = begin; j < end; ++j) {
-    const int64_t slot = table[j / a.block_size] * a.block_size + j % a.block_size;
-    const T* from = cache + (slot * a.kv_heads + kv_head) * a.head_dim;
-    for (int64_t i = 0; i < a.head_dim; i += kLanes) store(tile + (j - begin) * a.head_dim + i, load(from + i));
-  }
-  std::fill(tile + (end - begin) * a.head_dim, tile + kKeys * a.head_dim, 0.0f);  // zero times anything is zero
-}
-
-template <typename T>
-void run(const Attention& a, const Task& task, const T* q, const T* k_cache, const T* v_cache, T* out, Scratch& s) {
-  const int64_t group = a.heads / a.kv_heads, rows = task.count * group, dim = a.head_dim;
-  const int64_t token = a.starts[task.request] + task.first, head = task.kv_head * group;
-  const int64_t length = a.lengths[task.request];
-  const int64_t position = length - (a.starts[task.request + 1] - a.starts[task.request]) + task.first;
-  const int32_t* table = a.table + task.request * a.table_width;
-  s.fit(rows, dim);
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* from = q + (token + row / group) * a.q_stride + (head + row % group) * dim;
-    for (int64_t i = 0; i < dim; i += kLanes) store(s.q.data() + row * dim + i, load(from + i) * a.scale);
-    s.peak[row] = -INFINITY, s.total[row] = 0;
-  }
-  std::fill(s.out.begin(), s.out.begin() + rows * dim, 0.0f);
-  const int64_t last = position + task.count;
-  const int64_t oldest = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
-  for (int64_t tile = oldest / kKeys * kKeys; tile < last; tile += kKeys) {
-    const int64_t end = std::min(tile + kKeys, last);
-    fetch(a, k_cache, table, task.kv_head, tile, end, s.keys.data());
-    fetch(a, v_cache, table, task.kv_head, tile, end, s.values.data());
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t at = position + row / group;
-      const int64_t from = a.window ? std::max<int64_t>(0, at + 1 - a.window - tile) : 0;
-      const int64_t to = std::min(at + 1 - tile, kKeys);
-      if (from >= to) continue;
-      meet(a, s.q.data() + row * dim, s, from, to, s.scores.data(), s.peak[row], s.total[row],
-           s.out.data() + row * dim);
+void run(const Attention& a, const Task& task, const Task& next, const T* q, const T* k_cache, const T* v_cache,
+         T* out, Tiles<T>& tiles, std::vector<float>& state) {
+  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
+  const Extent e = extent_of(a, task), after = extent_of(a, next);
+  const int64_t rows = task.kv_heads * e.rows;
+  tiles.begin(rows, dim);
+  state.assign(2 * rows, 0.0f);
+  float *peak = state.data(), *total = peak + rows;
+  std::fill(peak, total, -INFINITY);
+  const auto token_of = [&](int64_t row) { return e.token + row % e.rows / group; };
+  const auto head_of = [&](int64_t row) { return (task.kv_head + row / e.rows) * group + row % group; };
+  for (int64_t row = 0; row < rows; ++row) tiles.take_query(row, q + token_of(row) * a.q_stride + head_of(row) * dim);
+  const int64_t first = e.oldest / kKeys * kKeys;
+  Place here = locate(a, task, first, e.last);
+  for (int64_t tile = first; tile < e.last; tile += kKeys) {
+    const bool ends = tile + kKeys >= e.last;
+    const Place later = ends ? locate(a, next, after.oldest / kKeys * kKeys, after.last)
+                             : locate(a, task, tile + kKeys, e.last);
+    for (int64_t h = 0; h < task.kv_heads; ++h) {  // of one tile after another: they lie side by side
+      const int64_t head = task.kv_head + h;
+      const bool stays = h + 1 < task.kv_heads;
+      const int64_t next_head = stays ? head + 1 : ends ? next.kv_head : task.kv_head;
+      tiles.take_keys(k_cache + head * dim, v_cache + head * dim, here, stays ? here : later, (next_head - head) * dim);
+      for (int64_t row = h * e.rows; row < (h + 1) * e.rows; row += kTogether) {
+        alignas(64) float scores[kTogether * kKeys];
+        float fades[kTogether];
+        const int64_t count = std::min(kTogether, (h + 1) * e.rows - row);
+        tiles.score(row, count, scores);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t at = e.position + (row + i) % e.rows / group - tile;  // of the query, from the tile's beginning
+          const int64_t from = a.window ? std::max<int64_t>(0, at + 1 - a.window) : 0;
+          fades[i] = weigh(a, from, std::min(at + 1, kKeys), scores + i * kKeys, peak[row + i], total[row + i]);
+        }
+        tiles.add(row, count, scores, fades);
+      }
     }
+    here = later;
   }
   for (int64_t row = 0; row < rows; ++row) {
-    T* to = out + ((token + row / group) * a.heads + head + row % group) * dim;
-    for (int64_t i = 0; i < dim; i += kLanes) store(to + i, load(s.out.data() + row * dim + i) / s.total[row]);
+    T* to = out + (token_of(row) * a.heads + head_of(row)) * dim;
+    const float* sums = tiles.sums(row);
+    for (int64_t i = 0; i < dim; i += kLanes) store(to + i, load(sums + i) / total[row]);
   }
 }
 
@@ -139,23 +132,28 @@ void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, 
   const int64_t width = a.kv_heads * a.head_dim;
   std::vector<Task> tasks;
   tasks.reserve(a.requests * a.kv_heads);
+  // Memory is read best from end to end, all heads of a key together; where requests are few the heads are shared out.
+  const int64_t together = std::clamp<int64_t>(a.requests * a.kv_heads / (kTasks * omp_get_max_threads()), 1, a.kv_heads);
   for (int64_t r = 0; r < a.requests; ++r) {
     const int64_t count = a.starts[r + 1] - a.starts[r];
-    for (int64_t h = 0; h < a.kv_heads; ++h)
+    const int64_t heads = count == 1 ? together : 1;
+    for (int64_t h = 0; h < a.kv_heads; h += heads)
       for (int64_t first = 0; first < count; first += kQueries)
-        tasks.push_back({r, h, first, std::min(kQueries, count - first)});
+        tasks.push_back({r, h, std::min(heads, a.kv_heads - h), first, std::min(kQueries, count - first)});
   }
   const auto count = static_cast<int64_t>(tasks.size());
 #pragma omp parallel
   {
-    static thread_local Scratch scratch;
+    Tiles<T> tiles;
+    std::vector<float> state;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < a.tokens; ++t) {
       std::memcpy(k_cache + a.slots[t] * width, k + t * a.k_stride, width * sizeof(T));
       std::memcpy(v_cache + a.slots[t] * width, v + t * a.v_stride, width * sizeof(T));
     }
-#pragma omp for schedule(dynamic, 4)
-    for (int64_t i = 0; i < count; ++i) run(a, tasks[i], q, k_cache, v_cache, out, scratch);
+#pragma omp for schedule(dynamic, count > 128 ? 4 : 1)
+    for (int64_t i = 0; i < count; ++i)
+      run(a, tasks[i], tasks[std::min(i + 1, count - 1)], q, k_cache, v_cache, out, tiles, state);
   }
 }
 

@@ -35,6 +35,7 @@ class Kernels:
     has_linear: bool
     compile_s: float  # 0 where they had been compiled before
     pack: Callable[..., Any]
+    use_huge_pages_: Callable[..., Any]
     linear: Callable[..., Any]
     embed: Callable[..., Any]
     paged_attention: Callable[..., Any]

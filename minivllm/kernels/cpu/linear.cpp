@@ -5,10 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#include <immintrin.h>
-#define MINIVLLM_LINEAR 1
-#endif
+#include "products.h"
 
 namespace minivllm {
 
@@ -45,7 +42,7 @@ void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t input
     }
 }
 
-#ifndef MINIVLLM_LINEAR
+#ifndef MINIVLLM_BF16_PRODUCTS
 
 bool has_linear() { return false; }
 void linear(const uint16_t*, int64_t, int64_t, const Weight&, const uint16_t*, uint16_t*) {}
@@ -56,7 +53,6 @@ bool has_linear() { return true; }
 
 namespace {
 
-constexpr int64_t kRows = 6;          // of activations in registers: 24 sums, 4 weights
 constexpr int64_t kRowBlock = 192;    // of activations that a panel meets before the next block
 constexpr int64_t kPiece = 256;       // inputs of a panel that are multiplied at a time, at most
 constexpr int64_t kInt8Piece = 128;   // the same of kInt8: what is converted stays in the first-level cache
@@ -75,24 +71,6 @@ struct Piece {
   bool first;                  // of its panel
   float* totals;               // [rows][64]
 };
-
-// sums[M][64] += the products of M rows with a piece; asks for kLines lines of memory at each pair of inputs.
-template <int M, int kLines>
-inline void multiply(const Piece& piece, __m512 (&sums)[M][4]) {
-  const uint16_t* w = piece.weights;
-  const char* next = piece.next;
-  for (int64_t p = 0; p < piece.pairs; ++p, w += 2 * kPanel, next += 4 * kPanel) {
-    __m512bh b[4];
-    for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(w + 32 * n);
-    for (int n = 0; n < kLines; ++n) _mm_prefetch(next + 64 * n, _MM_HINT_T1);
-    for (int m = 0; m < M; ++m) {
-      int32_t pair;
-      std::memcpy(&pair, piece.x + m * piece.stride + 2 * p, 4);
-      const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
-      for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], a, b[n]);
-    }
-  }
-}
 
 const float kLevels[16] = {-1.0f,
                            -0.6961928009986877f,
@@ -162,7 +140,7 @@ void add_piece(const Piece& piece) {
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < 4; ++n)
       sums[m][n] = piece.first || piece.scale ? _mm512_setzero_ps() : _mm512_load_ps(piece.totals + m * kPanel + 16 * n);
-  multiply<M, kLines>(piece, sums);
+  multiply<M, kLines>(piece.x, piece.stride, piece.weights, piece.pairs, piece.next, sums);
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < 4; ++n) {
       float* total = piece.totals + m * kPanel + 16 * n;
@@ -179,14 +157,7 @@ void add_piece(const Piece& piece) {
 
 template <int kLines>
 void add_piece_of(int64_t rows, const Piece& piece) {
-  switch (rows) {
-    case 1: return add_piece<1, kLines>(piece);
-    case 2: return add_piece<2, kLines>(piece);
-    case 3: return add_piece<3, kLines>(piece);
-    case 4: return add_piece<4, kLines>(piece);
-    case 5: return add_piece<5, kLines>(piece);
-    default: return add_piece<6, kLines>(piece);
-  }
+  with_rows(rows, [&](auto count) { add_piece<count(), kLines>(piece); });
 }
 
 void store(const float* totals, int64_t rows, int64_t columns, const uint16_t* bias, uint16_t* out,

@@ -72,6 +72,7 @@ class PanelLinear(nn.Module):
             return nn.Parameter(padded.repeat_interleave(repeats, 0).contiguous(), requires_grad=False)
 
         whole = torch.cat(list(packed)) if len(packed) > 1 else packed[0]
+        kernels.use_huge_pages_(whole)
         self.weight = nn.Parameter(whole, requires_grad=False)  # uint8 [panels, bytes]
         self.scales, self.zeros = by_group(scales), by_group(zeros)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)

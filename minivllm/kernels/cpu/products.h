@@ -1,0 +1,48 @@
+// Products of a few rows of bfloat16 with a panel of 64 columns, all sums in registers.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define MINIVLLM_BF16_PRODUCTS 1
+
+namespace minivllm {
+
+constexpr int64_t kColumns = 64;  // of a panel
+constexpr int64_t kRows = 6;      // at a time: 24 sums, 4 pieces of the panel, in 32 registers
+
+// sums[m][64] += x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory at `next` for
+// each pair, 256 bytes further on each time.
+template <int M, int kLines>
+inline void multiply(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t pairs, const char* next,
+                     __m512 (&sums)[M][4]) {
+  for (int64_t p = 0; p < pairs; ++p, panel += 2 * kColumns, next += 4 * kColumns) {
+    __m512bh b[4];
+    for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panel + 32 * n);
+    for (int n = 0; n < kLines; ++n) _mm_prefetch(next + 64 * n, _MM_HINT_T1);
+    for (int m = 0; m < M; ++m) {
+      int32_t pair;
+      std::memcpy(&pair, x + m * stride + 2 * p, 4);
+      const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+      for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], a, b[n]);
+    }
+  }
+}
+
+// Calls `code` with the number of rows, at most kRows, as a constant.
+template <typename Code>
+inline void with_rows(int64_t rows, const Code& code) {
+  switch (rows) {
+    case 1: return code(std::integral_constant<int, 1>{});
+    case 2: return code(std::integral_constant<int, 2>{});
+    case 3: return code(std::integral_constant<int, 3>{});
+    case 4: return code(std::integral_constant<int, 4>{});
+    case 5: return code(std::integral_constant<int, 5>{});
+    default: return code(std::integral_constant<int, 6>{});
+  }
+}
+
+}  // namespace minivllm
+#endif
