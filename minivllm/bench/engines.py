@@ -147,7 +147,8 @@ class MinivllmEngine(Adapter):
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
-        loaded, kv = self.engine.loaded, self.engine.kv
+        loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
+        library = {"library": attention.library} if hasattr(attention, "library") else {}
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
@@ -159,7 +160,7 @@ class MinivllmEngine(Adapter):
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },
-            "attention": {"kernel": self.engine.runner.attention.name, **counts["attention"]},
+            "attention": {"kernel": attention.name, **library, **counts["attention"]},
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
                 "modules_fused": float(self._fused),

@@ -153,6 +153,13 @@ class KVCache:
             found = [part[:, :num_tokens].index_select(0, blocks) for part in parts]
         else:
             found = [part.index_select(0, blocks).view(num_rows, -1, *part.shape[2:]) for part in parts]
+        return self._expanded(found)
+
+    def gather_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in the model's dtype."""
+        return self._expanded([part.index_select(0, slots) for part in self._slots[layer]])
+
+    def _expanded(self, found: list[Tensor]) -> tuple[Tensor, Tensor]:
         if not self.compressed:
             return found[0], found[1]
         k, v, k_scale, v_scale = found

@@ -15,6 +15,7 @@ from minivllm.options.base import Options, knob, option
     "minivllm.attention.invariant.InvariantBackend",
     "minivllm.attention.kernels.cpu.CPUBackend",
     "minivllm.attention.sdpa.SDPABackend",
+    "minivllm.attention.torch_varlen.TorchVarlenBackend",
 )
 @dataclass(frozen=True)
 class PlainAttentionOptions(Options):
@@ -30,6 +31,15 @@ class TritonAttentionOptions(Options):
 
     group = "attention"
     split_size: int | None = knob(512, at_least=64)
+
+
+@option("minivllm.attention.flex.FlexBackend")
+@dataclass(frozen=True)
+class FlexAttentionOptions(Options):
+    """attention=flex."""
+
+    group = "attention"
+    compile: bool | Literal["auto"] = "auto"
 
 
 Preemption = Literal["recompute", "swap", "reserve"]

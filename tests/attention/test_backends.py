@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.flex import FlexBackend
 from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
@@ -52,6 +53,7 @@ def run_in_pieces(
     device: torch.device = CPU,
     kv_dtype: str = "auto",
     lengths: Sequence[int] = LENGTHS,
+    poison: float = torch.nan,
 ) -> list[tuple[Tensor, Tensor]]:
     """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each.
 
@@ -62,7 +64,7 @@ def run_in_pieces(
     specs = [other or spec, spec]
     kv = KVCache(specs, layout, dtype, device, kv_dtype)
     for part in itertools.chain(*kv.parts):  # poisoned: what is read must have been written
-        part[1:] = torch.nan if part.is_floating_point() else -1
+        part[1:] = poison if part.is_floating_point() else -1
     manager = CacheManager(layout)
     backend = make(specs, kv)
     runner = Runner(nn.Identity(), backend, layout.block_size, device)
@@ -114,6 +116,7 @@ MAKERS: dict[str, Callable[..., AttentionBackend]] = {
     "sdpa": SDPABackend,
     "invariant": InvariantBackend,
     "cpu": cpu,
+    "flex": FlexBackend,
 }
 SPECS = {
     "multi-head": AttentionSpec(4, 4, 16, 0.25),
@@ -159,7 +162,7 @@ def test_layers_have_windows_of_their_own(
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [SDPABackend, cpu])
+@pytest.mark.parametrize("make", [SDPABackend, cpu, FlexBackend])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_error_is_at_most_twice_that_of_eager(
     make: Callable[..., AttentionBackend], dtype: torch.dtype
