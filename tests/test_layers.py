@@ -111,7 +111,7 @@ TORCH_FREE = (
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
 MOST_CORE_LINES = 3120
-MOST_ENGINE_LINES = 5395
+MOST_ENGINE_LINES = 5490
 CORE = (
     "engine",
     "cache",
@@ -123,7 +123,7 @@ CORE = (
 )
 ASIDE = {
     *(PACKAGE / "cache" / name for name in ("disk.py", "offload.py")),
-    *(PACKAGE / "attention" / name for name in ("flex.py", "ragged.py", "torch_varlen.py")),
+    *(PACKAGE / "attention" / name for name in ("flash.py", "flex.py", "ragged.py", "torch_varlen.py")),
 }  # of the core: only a knob brings them in
 MOST_FILE_LINES = 420
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.flash import FlashBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.attention.triton import TritonBackend
@@ -15,9 +16,10 @@ from minivllm.errors import BadInput
 
 
 def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
-    """The first backend, fastest first, whose constraints hold; its name goes into the record."""
-    backends = (TritonBackend, SDPABackend) if kv.parts[0][0].is_cuda else (CPUBackend, SDPABackend)
-    for backend in backends:
+    """The first backend whose constraints hold, fastest first of those that are proven; its name goes into the record."""
+    on_gpu = (TritonBackend, SDPABackend, FlashBackend)
+    on_cpu = (CPUBackend, SDPABackend)
+    for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:
         with contextlib.suppress(BadInput):
             return backend(specs, kv)
     return EagerBackend(specs, kv)

@@ -42,6 +42,15 @@ class FlexAttentionOptions(Options):
     compile: bool | Literal["auto"] = "auto"
 
 
+@option("minivllm.attention.flash.FlashBackend")
+@dataclass(frozen=True)
+class FlashAttentionOptions(Options):
+    """attention=flash."""
+
+    group = "attention"
+    version: Literal["auto", 2, 3, 4] = "auto"
+
+
 Preemption = Literal["recompute", "swap", "reserve"]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from minivllm.attention import auto
 from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
@@ -181,6 +183,32 @@ def test_soft_cap_is_refused_by_sdpa_and_auto_goes_on_to_eager() -> None:
         SDPABackend([spec], kv)
     assert select([spec], kv).name == "eager"
     assert select([SPECS["grouped"]], kv).name == "sdpa"
+
+
+def test_on_a_gpu_auto_takes_the_first_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no record yet comes after what has."""
+    order = ["TritonBackend", "SDPABackend", "FlashBackend"]
+    refusing: list[str] = []
+
+    def stand_in(name: str) -> Callable[..., object]:
+        def make(specs: Sequence[AttentionSpec], kv: KVCache) -> object:
+            if name in refusing:
+                raise BadInput("not here")
+            return name
+
+        return make
+
+    for name in order:
+        monkeypatch.setattr(auto, name, stand_in(name))
+    spec = SPECS["grouped"]
+    kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
+    kv.parts = [(SimpleNamespace(is_cuda=True),)]  # type: ignore[list-item]
+    chosen = []
+    for name in order:
+        chosen.append(select([spec], kv))
+        refusing.append(name)
+    assert chosen == order
+    assert select([spec], kv).name == "eager"
 
 
 def test_padding_block_is_never_written() -> None:

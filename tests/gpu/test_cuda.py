@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
+from minivllm.errors import BadInput
 from minivllm.quant.int4 import Int4
 from tests.reference import VARIANTS, make_checkpoint
 
@@ -25,12 +26,26 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("cache", ["paged", "contiguous"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "triton"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "triton", "flex"])
 def test_logits_equal_those_of_the_cpu(folder: Path, attention: str, cache: str) -> None:
     with LLM(str(folder), device="cpu", quant="fp32") as llm:
         expected = llm.logits(PROMPTS[0])
     with LLM(str(folder), device="cuda", quant="fp32", attention=attention, cache=cache) as llm:
         torch.testing.assert_close(llm.logits(PROMPTS[0]).cpu(), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["torch_varlen", "flash"])
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_kernels_of_16_bits_stay_near_those_of_triton(folder: Path, attention: str, block_size: int) -> None:
+    logits = []
+    knobs = [f"cache.block_size={block_size}", "batching.max_num_batched_tokens=16"]
+    for name in ("triton", attention):
+        try:
+            with LLM(str(folder), device="cuda", quant="bf16", attention=name, overrides=knobs) as llm:
+                logits.append(torch.softmax(llm.logits(PROMPTS[0]), -1))
+        except BadInput as refused:
+            pytest.skip(str(refused))
+    assert float((logits[1] - logits[0]).abs().sum(-1).mean()) / 2 < 0.05
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from minivllm.attention.base import AttentionSpec
+from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
+from minivllm.attention.flash import FlashBackend
+from minivllm.attention.flex import FlexBackend
+from minivllm.attention.torch_varlen import TorchVarlenBackend
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout
 from minivllm.engine.step import StepBatch
+from minivllm.errors import BadInput
 from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
@@ -44,13 +49,12 @@ def batch_of(query_lens: list[int], seq_lens: list[int], block_size: int) -> Ste
     return StepBatch(*(t.cuda() for t in tensors), *lens)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SPECS)
-@torch.inference_mode()
-def test_attention_is_within_twice_the_error_of_eager(name: str, dtype: torch.dtype, kv_dtype: str) -> None:
+def errors(
+    make: Callable[..., AttentionBackend], name: str, dtype: torch.dtype, kv_dtype: str, block_size: int = 16
+) -> Iterator[tuple[float, float]]:
+    """Relative error of the backend, and that of eager in the same dtype: when decoding, and in a mixed batch."""
     torch.manual_seed(0)
-    spec, layout = SPECS[name], CacheLayout(16, 1400)
+    spec, layout = SPECS[name], CacheLayout(block_size, 25_600 // block_size)
     for query_lens, seq_lens in (
         ([1] * 6, [1, 17, 600, 2048, 3000, 9000]),
         ([5, 1, 300, 64], [905, 4000, 5000, 64]),
@@ -67,11 +71,35 @@ def test_attention_is_within_twice_the_error_of_eager(name: str, dtype: torch.dt
         k, v = past[:, batch.slot_mapping].unbind(0)
         exact = EagerBackend([spec], exact_kv).forward(0, q.float(), k.float(), v.float(), batch)
         eager = EagerBackend([spec], kv).forward(0, q, k, v, batch)
-        backend = TritonBackend([spec], kv)
+        backend = make([spec], kv)
         batch = replace(batch, attention=backend.prepare(batch))
         out = backend.forward(0, q, k, v, batch)
-        errors = [float((y.float() - exact).norm() / exact.norm()) for y in (out, eager)]
-        assert errors[0] <= 2 * errors[1], errors
+        ours, others = (float((y.float() - exact).norm() / exact.norm()) for y in (out, eager))
+        yield ours, others
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SPECS)
+@torch.inference_mode()
+def test_attention_is_within_twice_the_error_of_eager(name: str, dtype: torch.dtype, kv_dtype: str) -> None:
+    for ours, eager in errors(TritonBackend, name, dtype, kv_dtype):
+        assert ours <= 2 * eager
+
+
+@pytest.mark.parametrize("block_size", [16, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("make", [FlexBackend, TorchVarlenBackend, FlashBackend])
+@torch.inference_mode()
+def test_kernels_of_others_are_given_what_they_need(
+    make: Callable[..., AttentionBackend], name: str, dtype: torch.dtype, block_size: int
+) -> None:
+    try:
+        for other, eager in errors(make, name, dtype, "auto", block_size):
+            assert other <= 2 * eager
+    except BadInput as refused:
+        pytest.skip(str(refused))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 64])

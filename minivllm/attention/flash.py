@@ -1,0 +1,131 @@
+"""attention=flash: the kernels of the flash-attn packages over the paged cache."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from minivllm.attention.base import AttentionSpec
+from minivllm.attention.ragged import Ragged, check_kernel, ragged, window_size
+from minivllm.cache.kv import KVCache
+from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.engine.step import StepBatch
+
+# version -> module, function and distribution. The versions differ in their arguments, see _arguments.
+PACKAGES = {
+    2: ("flash_attn", "flash_attn_varlen_func", "flash-attn"),
+    3: ("flash_attn_interface", "flash_attn_with_kvcache", "flash-attn-3"),
+    4: ("flash_attn.cute", "flash_attn_varlen_func", "flash-attn-4"),
+}
+INSTALL = {
+    2: "pip install flash-attn --no-build-isolation",
+    3: "python setup.py install in the folder hopper of flash-attention's sources",
+    4: "pip install --pre flash-attn-4",
+}
+# major compute capability -> versions that read paged keys there, the one made for it first
+SERVES = {8: (2,), 9: (3, 4, 2), 10: (4, 2), 11: (4, 2)}
+PAGE = 256  # flash-attn 2 reads pages of a multiple of this, the others any
+
+
+class FlashBackend:
+    """FlashAttention (Dao 2023; Shah et al. 2024): one call for the whole ragged batch, keys read where they lie.
+
+    Args:
+        specs: attention of each layer.
+        kv: the cache.
+        version: 2, 3 or 4 takes this version of flash-attn, "auto" the first that is installed of those made for
+            the GPU.
+
+    Raises:
+        BadInput: see `check_kernel`; no flash-attn that serves this GPU is installed; the cache is compressed; pages
+            are of a size that flash-attn 2 does not read.
+    """
+
+    name = "flash"
+
+    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, version: str | int = "auto") -> None:
+        capability = check_kernel(self.name, specs, kv)
+        if kv.compressed:
+            raise BadInput(
+                "attention=flash reads no compressed cache; use attention=triton or cache.kv_dtype=auto"
+            )
+        self.version, self.call, self.library = _find(version, capability)
+        size = kv.layout.block_size
+        if self.version == 2 and size % PAGE:
+            raise BadInput(
+                f"attention=flash: flash-attn 2 reads blocks of a multiple of {PAGE} tokens, not {size}; use "
+                f"cache.block_size={PAGE}, or attention=triton"
+            )
+        self.specs, self.kv = specs, kv
+        self.counters = {"launches": 0}
+
+    def prepare(self, batch: StepBatch) -> Ragged:
+        """Lengths of the keys."""
+        return ragged(batch)
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
+        """See AttentionBackend."""
+        self.kv.write(layer, batch.slot_mapping, k, v)
+        keys, values = self.kv.parts[layer]
+        self.counters["launches"] += 1
+        out = self.call(q, keys, values, **self._arguments(self.specs[layer], batch))
+        return out[0] if isinstance(out, tuple) else out  # some versions add the logarithms of the sums
+
+    def _arguments(self, spec: AttentionSpec, batch: StepBatch) -> dict[str, Any]:
+        """Masks are aligned at the last key in all versions: a query sees itself and what came before."""
+        lengths: Ragged = batch.attention
+        left, right = window_size(spec)
+        given: dict[str, Any] = {
+            "cu_seqlens_q": batch.query_start_loc,
+            "max_seqlen_q": lengths.max_query_len,
+            "softmax_scale": spec.scale,
+            "causal": True,
+            "window_size": (left, right) if left >= 0 else (-1, -1),
+            "softcap": spec.soft_cap or 0.0,
+        }
+        if self.version == 2:
+            given |= {"cu_seqlens_k": lengths.key_starts, "max_seqlen_k": lengths.max_seq_len}
+            given["block_table"] = batch.block_table
+        elif self.version == 3:
+            given |= {"cache_seqlens": batch.seq_lens, "page_table": batch.block_table}
+        else:
+            given |= {"seqused_k": batch.seq_lens, "page_table": batch.block_table}
+            # Its kernel for heads of 256 wants the length that the table has room for.
+            given["max_seqlen_k"] = batch.block_table.shape[1] * self.kv.layout.block_size
+            given["window_size"] = (left, right) if left >= 0 else (None, None)
+        return given
+
+
+def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable[..., Any], str]:
+    """Version, function and full name of the flash-attn to use. Raises BadInput if there is none."""
+    serving = SERVES.get(capability[0], (2,))
+    wanted = serving if chosen == "auto" else tuple(number for number in serving if number == chosen)
+    for number in wanted:
+        module_name, function, distribution = PACKAGES[number]
+        try:
+            module = importlib.import_module(module_name)
+            found = getattr(module, function)
+        except (ImportError, AttributeError):  # flash_attn is also the folder in which version 4 lies
+            continue
+        try:
+            release = version(distribution)
+        except PackageNotFoundError:
+            release = getattr(module, "__version__", "of unknown release")
+        return number, found, f"{distribution} {release}"
+    where = f"a GPU of compute capability {capability[0]}.{capability[1]}"
+    if not wanted:
+        raise BadInput(
+            f"attention.version={chosen}: flash-attn {chosen} reads no paged cache on {where}; use attention.version="
+            f"{serving[0]}, or attention=triton"
+        )
+    names = " or ".join(PACKAGES[number][2] for number in wanted)
+    raise BadInput(
+        f"attention=flash needs {names} on {where}, and none is installed: {INSTALL[wanted[-1]]}, or use "
+        "attention=triton"
+    )
