@@ -50,6 +50,7 @@ for part in $PARTS; do
         ;;
     kernels)
         sweep gpu-qwen3-attention model=qwen3 attention=triton,sdpa runtime.fused_kernels=triton,off
+        sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,flex,torch_varlen cache.block_size=256
         sweep gpu-qwen3-kv model=qwen3 attention=triton,sdpa cache.kv_dtype=auto,int8,fp8
         sweep gpu-qwen3-nf4-kernels model=qwen3 quant=nf4 quant.kernel=triton,bitsandbytes
         sweep gpu-qwen3-int8-kernels model=qwen3 quant=int8,int4 quant.kernel=triton,torch
