@@ -12,6 +12,7 @@ from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
+from minivllm.models.kernels.grouped import group_experts
 from minivllm.models.weights import Progress
 
 
@@ -86,6 +87,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             from minivllm.models.kernels.fuse import fuse  # imports Triton
 
             fuse(loaded.model)
+        group_experts(loaded.model, config["runtime"]["moe"], device)
         return Engine(
             loaded,
             loaded.tokenizer,

@@ -23,6 +23,7 @@ from minivllm.engine.events import Event, StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
+from minivllm.models.kernels.grouped import GroupedMoE
 from minivllm.models.weights import Progress
 
 
@@ -63,6 +64,7 @@ class MinivllmEngine(Adapter):
         self._base = self._counters()
         modules = self.engine.loaded.model.modules()
         self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
+        self._grouped = sum(isinstance(m, GroupedMoE) for m in self.engine.loaded.model.modules())
         kinds = Counter(map(_kernel_name, self.engine.loaded.model.modules()))
         self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
         self.info = self._describe(time.monotonic() - begin)
@@ -164,6 +166,7 @@ class MinivllmEngine(Adapter):
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
                 "modules_fused": float(self._fused),
+                **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},

@@ -189,12 +189,15 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
-        both = self.gate_up_proj(x)
+        return self.down_proj(self.gated(self.gate_up_proj(x)))
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """Activation and product: [tokens, 2 inner] to [tokens, inner]."""
         if self.kernels is not None:
-            out: Tensor = self.down_proj(self.kernels.silu_and_multiply(both))
+            out: Tensor = self.kernels.silu_and_multiply(gate_up)
             return out
-        gate, up = both.chunk(2, -1)
-        return self.down_proj(self.activation(gate).mul_(up))
+        gate, up = gate_up.chunk(2, -1)
+        return self.activation(gate).mul_(up)
 
 
 class DecoderLayer(nn.Module):

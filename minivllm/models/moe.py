@@ -38,7 +38,9 @@ class MoE(nn.Module):
         self.experts = nn.ModuleList(
             MLP(hidden, inner, config.activation, names=names) for _ in range(self.num_experts)
         )
-        self.experts_run = 0  # by the last call
+        self.experts_run: int | Tensor = (
+            0  # by the last call; a tensor where asking would wait for the device
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
@@ -48,19 +50,31 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         sorted_experts, order = chosen.flatten().sort(stable=True)
         edges = torch.arange(1, self.num_experts + 1, device=x.device)
-        ends = torch.searchsorted(sorted_experts, edges).tolist()  # the layer's one wait for the device
-        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        used = [expert for expert, count in enumerate(counts) if count]
-        groups = x[order // self.top_k].split([counts[expert] for expert in used])
-        outputs = [self.experts[expert](group) for expert, group in zip(used, groups, strict=True)]
-        self.experts_run = len(used)
+        ends = torch.searchsorted(sorted_experts, edges, out_int32=True)
         by_token = x.new_empty(len(order), x.shape[1])
-        by_token[order] = torch.cat(outputs)
+        by_token[order] = self.run_experts(x[order // self.top_k], ends)
         first, *others = by_token.view(len(x), self.top_k, -1).unbind(1)
         total = first * weights[:, :1]
         for i, other in enumerate(others, start=1):
             total.addcmul_(other, weights[:, i : i + 1])
         return total.to(x.dtype)
+
+    def run_experts(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Each expert on its rows: the first on those before ends[0], the second on those before ends[1], ...
+
+        Args:
+            x: [rows, hidden]; ends: int32 [num_experts].
+
+        Returns:
+            [rows, hidden].
+        """
+        stops = ends.tolist()  # the layer's one wait for the device
+        counts = [stop - start for start, stop in zip([0, *stops], stops, strict=False)]
+        used = [expert for expert, count in enumerate(counts) if count]
+        groups = x.split([counts[expert] for expert in used])
+        outputs = [self.experts[expert](group) for expert, group in zip(used, groups, strict=True)]
+        self.experts_run = len(used)
+        return torch.cat(outputs)
 
 
 class MoEForCausalLM(LlamaForCausalLM):
@@ -69,7 +83,10 @@ class MoEForCausalLM(LlamaForCausalLM):
     @property
     def experts_run(self) -> int:
         """See LlamaForCausalLM."""
-        return sum(moe.experts_run for moe in self.mixtures)
+        counts = [moe.experts_run for moe in self.mixtures]
+        waiting = [count for count in counts if isinstance(count, Tensor)]
+        known = sum(count for count in counts if not isinstance(count, Tensor))
+        return known + (int(torch.stack(waiting).sum()) if waiting else 0)
 
     @property
     def expert_bytes(self) -> int:

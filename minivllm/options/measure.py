@@ -19,6 +19,7 @@ class RuntimeOptions(Options):
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
+    moe: Literal["auto", "grouped", "loop"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

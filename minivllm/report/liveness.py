@@ -32,6 +32,7 @@ DECISIVE = {
     "cache.offload_gb": ("cache.blocks_restored",),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+    "runtime.moe": ("runtime.mixtures_grouped",),
 }
 
 

@@ -9,8 +9,11 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
+from minivllm.models.kernels.grouped import group_experts
+from minivllm.models.loading import load_model
 from minivllm.quant.int4 import Int4
-from tests.reference import VARIANTS, make_checkpoint
+from minivllm.quant.plain import Plain
+from tests.reference import FAMILIES, SMALL, VARIANTS, make_checkpoint
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2))]
@@ -119,3 +122,32 @@ def test_blocks_come_back_from_host_and_disk_as_they_left(folder: Path) -> None:
             results.append([o.outputs[0].token_ids for _ in range(3) for o in llm.generate(PROMPTS, GREEDY)])
             assert (llm.engine.cache.counters.blocks_restored > 0) == (overrides is tiers)
     assert results[0] == results[1]
+
+
+@torch.inference_mode()
+def test_a_graph_holds_grouped_experts() -> None:
+    """One capture serves every routing: nothing that depends on the tokens is asked for on the host."""
+    architecture = (
+        SMALL | FAMILIES["qwen3_moe"] | {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64}
+    )
+    device = torch.device("cuda")
+    loaded = [
+        load_model(weights="random", architecture=architecture, quant=Plain("bfloat16"), device=device)
+        for _ in range(2)
+    ]
+    if not group_experts(loaded[1].model, "auto", device):
+        pytest.skip("torch asks the host on this GPU")
+    loop, grouped = (model.model.mixtures[0] for model in loaded)
+    x, fresh = (torch.randn(7, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        grouped(x)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = grouped(x)
+    x.copy_(fresh)
+    graph.replay()
+    wanted = loop(fresh)
+    torch.testing.assert_close(out, wanted, atol=0.02 * wanted.abs().max().item(), rtol=0)
+    assert int(grouped.experts_run) == loop.experts_run

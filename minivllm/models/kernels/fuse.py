@@ -47,8 +47,12 @@ class FusedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
-        out: Tensor = self.down_proj(small.gated(self.gate_up_proj(x), self.activation))
+        out: Tensor = self.down_proj(self.gated(self.gate_up_proj(x)))
         return out
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 inner] to [tokens, inner]."""
+        return small.gated(gate_up, self.activation)
 
 
 class FusedAttention(nn.Module):
