@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.options.base import Options, knob, option
@@ -57,3 +57,24 @@ class CompareOptions(Options):
     group = "task"
     metric: str = "output_tokens_per_s"
     threshold: float = knob(0.02, at_least=0)
+
+
+@option("minivllm.tasks.kernels.run")
+@dataclass(frozen=True)
+class KernelsOptions(Options):
+    """task=kernels."""
+
+    group = "task"
+    rows: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
+    contexts: list[int] = field(default_factory=lambda: [512, 2048])
+    formats: list[Literal["bf16", "int8", "int4", "nf4"]] = field(
+        default_factory=lambda: ["bf16", "int8", "int4", "nf4"]
+    )
+    repeats: int = knob(15, at_least=1)
+    sample_ms: float = knob(10.0, above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rows", "contexts"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise self.bad(name, "must be a list of whole numbers of at least 1")

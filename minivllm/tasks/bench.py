@@ -99,7 +99,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refuse_sweep_settings(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
-    name = config.get("name") or _fresh_name(root)
+    name = config.get("name") or fresh_name(root)
     measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -155,7 +155,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     return {**config, "model": node}, source.fingerprint, list(source.warnings)
 
 
-def _fresh_name(root: Path) -> str:
+def fresh_name(root: Path) -> str:
     """The time, made unique by making the folder: a lone run always measures anew."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     name, count = stamp, 1

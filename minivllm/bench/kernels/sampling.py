@@ -1,0 +1,75 @@
+"""The sampler beside the plainest way to the same tokens. It is torch's operations, well chosen, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from minivllm.bench.kernels.case import ITEM, Case, Setting, Side
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.engine.sampler import SamplerCounters, exponential_noise, filter_probs, sample
+
+TOP_K, TOP_P = 20, 0.9
+_LIKELY = 64  # tokens that stand out, or 16-bit noise would have many of the same rank
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Greedy, and drawn from the likeliest."""
+    for rows in setting.rows:
+        yield _case(setting, "sampling greedy", SamplingParams(), rows)
+        top = min(TOP_K, setting.model.vocab_size // 4)
+        drawn = SamplingParams(temperature=1.0, top_k=top, top_p=TOP_P)
+        yield _case(setting, f"sampling top_k {top} top_p {TOP_P}", drawn, rows)
+
+
+def _logits(setting: Setting, copies: int, rows: int) -> Tensor:
+    """[copies, rows, vocab] with a few likely tokens, all of different scores."""
+    vocab = setting.model.vocab_size
+    logits = setting.random(copies, rows, vocab)
+    count = min(_LIKELY, vocab // 2)
+    places = torch.randperm(vocab, device=setting.device)[:count]
+    logits[..., places] = torch.linspace(8, 16, count, device=setting.device).to(logits.dtype)
+    return logits
+
+
+def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> Case:
+    vocab = setting.model.vocab_size
+    copies = setting.copies(ITEM * rows * vocab)
+    logits = _logits(setting, copies, rows)
+    requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
+    counters = SamplerCounters()
+
+    def ours(i: int) -> Tensor:
+        return torch.tensor([one.token_id for one in sample(logits[i % copies], requests, counters)])
+
+    def theirs(i: int) -> Tensor:
+        if params.greedy:
+            return logits[i % copies].argmax(-1).cpu()
+        return _sorted_whole(logits[i % copies], requests).cpu()
+
+    return Case(
+        kernel,
+        f"vocabulary of {vocab}",
+        rows,
+        Side("sampler", ours),
+        Side("argmax" if params.greedy else "sort", theirs),
+        bytes=ITEM * rows * vocab,
+        operations=0.0,
+        copies=copies,
+        tolerance=0.0,
+    )
+
+
+def _sorted_whole(logits: Tensor, requests: list[Request]) -> Tensor:
+    """The same draws, from the whole vocabulary in order: int64 [rows]."""
+    scores, token_ids = logits.float().sort(dim=-1, descending=True)
+    probs = filter_probs(scores.softmax(-1), requests)
+    seeds, positions = (
+        torch.tensor(values, device=logits.device)
+        for values in ([r.seed for r in requests], [r.num_tokens for r in requests])
+    )
+    picks = (probs / exponential_noise(seeds, positions, token_ids)).argmax(-1, keepdim=True)
+    return token_ids.gather(1, picks)[:, 0]

@@ -1,0 +1,45 @@
+"""All cases of a model on a device, measured into the rows of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from minivllm.bench.kernels import attention, linear, mixture, sampling, small
+from minivllm.bench.kernels.case import Setting
+from minivllm.bench.kernels.timing import measure
+from minivllm.bench.record import Roofline
+
+PARTS = {
+    "products": linear,
+    "attention": attention,
+    "small steps": small,
+    "experts": mixture,
+    "sampling": sampling,
+}
+Row = dict[str, Any]
+
+
+def rows(
+    setting: Setting, limits: Roofline, repeats: int, sample_s: float, synchronise: Callable[[], object]
+) -> Iterator[Row]:
+    """A row a case. A case's memory is free when the next is made; what fails is a row that says so.
+
+    Args:
+        setting: where and on what shapes.
+        limits: bandwidth and matrix rate.
+        repeats: samples of each side.
+        sample_s: least seconds of a sample.
+        synchronise: waits for the device.
+    """
+    for name, part in PARTS.items():
+        try:
+            for case in part.cases(setting):
+                row = measure(case, limits, repeats, sample_s, synchronise)
+                yield {"part_of": name, **row, "from_memory": setting.is_from_memory(case)}
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # out of memory, or no such kernel: the other parts go on
+            line = (str(error) or type(error).__name__).strip().splitlines()[0]
+            yield {"part_of": name, "kernel": name, "ok": False, "error": line}

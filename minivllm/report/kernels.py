@@ -1,0 +1,246 @@
+"""A record of task=kernels for people: a table, what it comes to, and each kernel under the measured roof."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.format import MISSING, count, listing, sig
+from minivllm.report.style import INK, MARKERS, PALETTE, Plot
+from minivllm.report.writing import write_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, Any]
+MICRO, GIGA = 1e6, 1e-9
+HEADINGS = (
+    *(
+        "kernel",
+        "on",
+        "rows",
+        "ours",
+        "reference",
+        "time (µs)",
+        "reference (µs)",
+        "× reference",
+        "floor (µs)",
+    ),
+    *("% of floor", "bound", "inputs from", "difference", "output"),
+)
+LEFT = {"kernel", "on", "ours", "reference", "bound", "inputs from", "output"}
+CSV_FIELDS = (
+    *("part_of", "kernel", "part", "rows", "implementation", "reference", "bytes", "operations", "copies"),
+    *("seconds", "reference_seconds", "speedup", "floor_s", "bound", "of_floor", "from_memory"),
+    *("difference", "tolerance", "ok", "error"),
+)
+ABOVE = 1.05  # of the measured limit, which has its own noise
+ESTIMATES = ("seconds", "reference_seconds", "speedup")  # each a median with an interval
+
+
+def write(record: dict[str, Any], out_dir: Path) -> Path:
+    """kernels.md, kernels.csv and kernels.png below a folder, which is returned."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_bytes(out_dir / "kernels.md", markdown(record).encode())
+    write_bytes(out_dir / "kernels.csv", csv_text(record).encode())
+    figure = plot(record)
+    if figure is None:
+        (out_dir / "kernels.png").unlink(missing_ok=True)
+    else:
+        write_bytes(out_dir / "kernels.png", figure.png)
+    return out_dir
+
+
+def cells(row: Row) -> list[str]:
+    """One row of the table, under HEADINGS."""
+    if "error" in row:
+        return [row["kernel"], *[MISSING] * (len(HEADINGS) - 2), f"failed: {row['error']}"]
+    floor, share, difference = row["floor_s"], row["of_floor"], row["difference"]
+    if row["reference"] is None:
+        verdict = MISSING
+    else:
+        verdict = "WRONG" if not row["ok"] else "close" if difference else "equal"
+    return [
+        row["kernel"],
+        row["part"],
+        str(row["rows"]),
+        row["implementation"],
+        row["reference"] or MISSING,
+        estimate(row["seconds"], MICRO),
+        estimate(row["reference_seconds"], MICRO),
+        estimate(row["speedup"]),
+        sig(None if floor is None else floor * MICRO),
+        sig(None if share is None else 100 * share),
+        row["bound"] or MISSING,
+        "memory" if row["from_memory"] else "cache",
+        MISSING if difference is None else sig(difference, 2),
+        verdict,
+    ]
+
+
+def estimate(value: dict[str, Any] | None, scale: float = 1.0) -> str:
+    """A median, with its interval where there is one."""
+    if value is None:
+        return MISSING
+    text = sig(value["median"] * scale)
+    if value["low"] is None:
+        return text
+    return f"{text} ({sig(value['low'] * scale)} to {sig(value['high'] * scale)})"
+
+
+def findings(record: dict[str, Any]) -> list[str]:
+    """What the rows come to: outputs, and for each kernel where it stands."""
+    rows = [row for row in record["rows"] if "error" not in row]
+    compared = [row for row in rows if row["reference"] is not None]
+    wrong = [_name(row) for row in compared if not row["ok"]]
+    lines = [
+        f"{count(len(compared), 'output')} compared with the reference's before timing, "
+        + (
+            f"{len(wrong)} of them WRONG: {listing(wrong)}."
+            if wrong
+            else "all of them equal or close (within twice the rounding error of bfloat16)."
+        )
+    ]
+    kernels = dict.fromkeys(row["kernel"] for row in rows)
+    for kernel in kernels:
+        shares = [100 * row["of_floor"] for row in rows if row["kernel"] == kernel and row["of_floor"]]
+        gains = [row["speedup"]["median"] for row in rows if row["kernel"] == kernel and row["speedup"]]
+        parts = [f"{_span(shares)} % of the limit"] if shares else []
+        parts += [f"{_span(gains)} times as fast as the reference"] if gains else []
+        lines.append(f"{kernel}: {', '.join(parts)}" if parts else f"{kernel}: no limit is known")
+    slower = [
+        _name(row)
+        for row in rows
+        if row["speedup"] and (row["speedup"]["high"] or row["speedup"]["median"]) < 1
+    ]
+    if slower:
+        lines.append(f"slower than the reference: {listing(slower)}")
+    above = [_name(row) for row in rows if (row["of_floor"] or 0) > ABOVE]
+    if above:
+        lines.append(
+            f"above the limit, so it is not one: {listing(above)}. Something else used the machine while the limit was "
+            "probed, or the inputs came from a cache"
+        )
+    lines += [f"{row['kernel']} failed: {row['error']}" for row in record["rows"] if "error" in row]
+    return lines
+
+
+def _group(row: Row) -> str:
+    """What is drawn alike: products of one format, or one part of the record."""
+    return str(
+        row["kernel"].removeprefix("linear ") if row["kernel"].startswith("linear ") else row["part_of"]
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = sig(min(values)), sig(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _name(row: Row) -> str:
+    return f"{row['kernel']}, {row['part']}, {count(row['rows'], 'row')}"
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The terminal's: what a line has room for. Intervals are in the files."""
+    from rich.table import Table
+
+    made = Table(
+        title=_title(record), caption="medians; % of the longer of bytes / bandwidth and operations / rate"
+    )
+    for heading in ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output"):
+        made.add_column(heading, justify="left" if heading in LEFT else "right", overflow="fold")
+    for row in record["rows"]:
+        texts = dict(zip(HEADINGS, cells(row), strict=True))
+        if "error" not in row:
+            medians = ("seconds", "reference_seconds", "speedup")
+            texts.update(
+                (heading, sig(row[key] and row[key]["median"] * scale))
+                for heading, key, scale in zip(HEADINGS[5:8], medians, (MICRO, MICRO, 1.0), strict=True)
+            )
+        shown = (*HEADINGS[:3], *HEADINGS[5:8], "% of floor", "bound", "output")
+        made.add_row(*(texts[heading] for heading in shown))
+    return made
+
+
+def _title(record: dict[str, Any]) -> str:
+    device = (record["provenance"].get("device") or {}).get("name")
+    model = (record["config"].get("choices") or {}).get("model")
+    return f"kernels on {device}, shapes of {model}"
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Limits, what the rows come to, and the table."""
+    limits = record["limits"]
+    bandwidth, rate = limits.get("bandwidth_bytes_per_s"), limits.get("matrix_flops_per_s")
+    lines = [f"# {_title(record)}", ""]
+    lines += [
+        f"Measured limits: {sig(bandwidth and bandwidth * GIGA)} GB/s, {sig(rate and rate * GIGA)} GFLOP/s in "
+        f"{limits.get('matrix_dtype')}. Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB. Medians with 95 % intervals.",
+        "",
+        *(f"* {line}" for line in findings(record)),
+        *(f"* note: {note}" for note in limits.get("notes", ())),
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "| " + " | ".join(":--" if heading in LEFT else "--:" for heading in HEADINGS) + " |",
+        *(f"| {' | '.join(text.replace('|', '/') for text in cells(row))} |" for row in record["rows"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(record: dict[str, Any]) -> str:
+    """All numbers, in SI units; an estimate is three columns."""
+    columns = [
+        name
+        for field in CSV_FIELDS
+        for name in (
+            [f"{field}.{end}" for end in ("median", "low", "high")] if field in ESTIMATES else [field]
+        )
+    ]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in record["rows"]:
+        flat = dict(row)
+        for field in ESTIMATES:
+            flat.update({f"{field}.{key}": value for key, value in (row.get(field) or {}).items()})
+        writer.writerow(flat)
+    return out.getvalue()
+
+
+def plot(record: dict[str, Any]) -> Plot | None:
+    """Share of the limit against operations a byte, the reference hollow; None where no limit is known.
+
+    What does no matrix product has no place on that axis and stands at its left end.
+    """
+    rows = [row for row in record["rows"] if row.get("of_floor")]
+    if not rows:
+        return None
+    intensities = {id(row): row["operations"] / row["bytes"] for row in rows}
+    known = [value for value in intensities.values() if value] or [1.0]
+    left = min(known) / 4
+    series = [Series("limit", INK, [left, max(known)], [100.0, 100.0], "line", dashed=True)]
+    for i, group in enumerate(dict.fromkeys(map(_group, rows))):
+        members = [row for row in rows if _group(row) == group]
+        colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i // len(PALETTE) % len(MARKERS)]
+        xs = [intensities[id(row)] or left for row in members]
+        ys = [100 * row["of_floor"] for row in members]
+        names = [f"{_name(row)}: {sig(y)} % of the limit" for row, y in zip(members, ys, strict=True)]
+        series.append(Series(group, colour, xs, ys, marker=marker, names=names))
+        beside = [(x, row) for x, row in zip(xs, members, strict=True) if row["reference_seconds"]]
+        if beside:
+            shares = [100 * row["floor_s"] / row["reference_seconds"]["median"] for _, row in beside]
+            series.append(Series("", colour, [x for x, _ in beside], shares, marker=marker, hollow=True))
+    panel = Panel("", "operations a byte (log scale)", "% of the limit (log scale)", series, True, True)
+    alt = f"Share of the measured limit against operations a byte, {count(len(rows), 'case')}. " + " ".join(
+        findings(record)[:1]
+    )
+    caption = (
+        "Full: this project's kernels; hollow: the reference. The limit of a case is the longer of bytes / bandwidth and "
+        "operations / matrix rate. Steps without a matrix product stand at the left end."
+    )
+    return finish(Chart("kernels", "Kernels under the measured limit", alt, caption, [("", [panel])]))

@@ -1,0 +1,124 @@
+"""task=kernels: how fast each kernel is, beside torch's operations and the hardware's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.bench import identity, storage
+from minivllm.bench.device_lock import device_lock
+from minivllm.bench.provenance import provenance, thread_count
+from minivllm.bench.record import portable
+from minivllm.errors import BadInput
+from minivllm.tasks.bench import fresh_name
+
+if TYPE_CHECKING:
+    from minivllm.bench.kernels.case import Setting
+
+RECORD = "kernels.json"
+SCHEMA_VERSION = 1
+FALLBACK_CACHE = 1 << 26  # bytes, where the system does not say
+
+
+def run(config: dict[str, Any]) -> int:
+    """Time the kernels that the device has on the shapes of `model`; a record, a table and a plot.
+
+    Args:
+        config: the resolved configuration; uses `model` (the shapes alone), `task`, `runtime`, `runs_dir`,
+            `reports_dir` and `name`.
+
+    Returns:
+        0, or 1 if an output was not the reference's or a case failed.
+
+    Raises:
+        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks for none.
+    """
+    from rich.console import Console
+
+    from minivllm.bench.kernels import suite
+    from minivllm.report.kernels import findings, table, write
+
+    console = Console(highlight=False)
+    with device_lock(config, lambda: console.print("waiting: another run has the device")):
+        setting, synchronise = _setting(config)
+        root, task = Path(config.get("runs_dir") or "runs"), config["task"]
+        name = config.get("name") or fresh_name(root)
+        with console.status("probing the device") as status:
+            limits, notes = _limits(setting)
+            rows = []
+            for row in suite.rows(setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise):
+                rows.append(row)
+                status.update(f"{len(rows)} cases done, the last: {row['kernel']} {row.get('part', '')}")
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "kernels",
+        "status": "ok" if all(row["ok"] for row in rows) else "error",
+        "config": portable(config),
+        "provenance": provenance(config, identity.code_hash()),
+        "limits": {
+            **{key: value for key, value in asdict(limits).items() if value is not None},
+            "cache_bytes": setting.cache_bytes,
+            "notes": notes,
+        },
+        "rows": rows,
+    }
+    storage.write_json(root / name / RECORD, record)
+    out_dir = write(record, Path(config.get("reports_dir") or "reports") / name)
+    console.print(table(record))
+    for line in findings(record):
+        console.print(line, soft_wrap=True)
+    print(f"record: {root / name / RECORD}")
+    print(f"table and plot: {out_dir}")
+    return 0 if record["status"] == "ok" else 1
+
+
+def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
+    """What to measure on, and what waits for it."""
+    from minivllm.models.config import ModelConfig
+    from minivllm.models.source import resolve
+
+    _, source = resolve(config["model"], allow_random=True)  # before torch: a mistake is told at once
+    model = ModelConfig.from_dict(source.config)
+
+    import torch
+
+    from minivllm.assembly import select_device
+    from minivllm.bench.kernels.case import Setting
+    from minivllm.bench.roofline import last_level_cache
+    from minivllm.kernels.choice import takes_triton
+    from minivllm.kernels.cpu import library
+
+    runtime, task = config["runtime"], config["task"]
+    device = select_device(runtime["device"])
+    torch.set_num_threads(thread_count(runtime))
+    torch.manual_seed(config["measure"]["seed"])
+    triton = takes_triton("runtime.fused_kernels", runtime["fused_kernels"], "off", device)
+    if not triton:
+        if device.type != "cpu" or runtime["cpu_kernels"] == "off":
+            raise BadInput(
+                "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto and triton, a CPU "
+                "runtime.cpu_kernels=auto"
+            )
+        with library.using("on", device):  # says why they cannot be had
+            pass
+    if device.type == "cuda":
+        cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+        synchronise: Callable[[], object] = torch.cuda.synchronize
+    else:
+        cache, synchronise = last_level_cache() or FALLBACK_CACHE, _nothing
+    knobs = (tuple(task[name]) for name in ("rows", "contexts", "formats"))
+    return Setting(model, device, triton, cache, *knobs), synchronise
+
+
+def _nothing() -> None:
+    """A CPU's calls have ended when they return."""
+
+
+def _limits(setting: Setting) -> tuple[Any, list[str]]:
+    """Bandwidth and matrix rate, by the probes of every benchmark."""
+    from minivllm.bench.kernels.case import DTYPE
+    from minivllm.bench.roofline import probe
+
+    return probe(str(setting.device), str(DTYPE).removeprefix("torch."))

@@ -1,0 +1,240 @@
+"""task=kernels: outputs are checked, times add up, and record, table and plot say so; tiny shapes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minivllm.bench.kernels import attention, linear, mixture, sampling, small, suite
+from minivllm.bench.kernels.case import Case, Setting, Side
+from minivllm.bench.kernels.timing import check, measure, median
+from minivllm.bench.record import Roofline
+from minivllm.config import compose
+from minivllm.kernels.cpu import library
+from minivllm.models.config import ModelConfig
+from minivllm.report import kernels as report
+from tests.reference import FAMILIES, SMALL
+
+Cli = Callable[..., Any]
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+DENSE = ModelConfig.from_dict(SMALL | FAMILIES["qwen3"] | {"architectures": ["Qwen3ForCausalLM"]} | SHAPES)
+SPARSE = ModelConfig.from_dict(
+    SMALL
+    | FAMILIES["qwen3_moe"]
+    | {"architectures": ["Qwen3MoeForCausalLM"]}
+    | SHAPES
+    | {"moe_intermediate_size": 64}
+)
+LIMITS = Roofline(bandwidth_bytes_per_s=1e9, matrix_flops_per_s=1e10, matrix_dtype="bfloat16")
+
+
+def setting(triton: bool, model: ModelConfig = DENSE, **changes: Any) -> Setting:
+    knobs = {
+        "cache_bytes": 4096,
+        "rows": (1, 3),
+        "contexts": (40,),
+        "formats": ("bf16", "int8", "int4", "nf4"),
+    }
+    return Setting(model, DEVICE if triton else CPU, triton, **(knobs | changes))
+
+
+@pytest.fixture
+def compiled() -> None:
+    try:
+        library.load()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
+
+
+def checked(where: Setting, part: Any) -> dict[str, float]:
+    """The largest difference of each kernel, all within its tolerance."""
+    found: dict[str, float] = {}
+    for case in part.cases(where):
+        assert case.bytes > 0 and case.copies >= 1
+        difference = check(case)
+        if difference is not None:
+            assert difference <= case.tolerance, f"{case.kernel} {case.part} {case.rows}"
+            found[case.kernel] = max(difference, found.get(case.kernel, 0.0))
+    return found
+
+
+@pytest.mark.parametrize("part", [linear, attention, small, sampling])
+def test_each_cpu_kernel_gives_what_the_reference_gives(part: Any, compiled: None) -> None:
+    found = checked(setting(False), part)
+    assert found or (part is linear and not library.load().has_linear)
+
+
+@pytest.mark.parametrize("part", [linear, attention, small])
+def test_each_triton_kernel_gives_what_the_reference_gives(part: Any) -> None:
+    where = setting(True, rows=(2,), cache_bytes=16, formats=("int8", "int4", "nf4"))
+    expected = {
+        linear: {"linear int8", "linear int4", "linear nf4"},
+        attention: {"attention decode", "attention prefill"},
+        small: {"sum + RMSNorm", "norm + rotary", "norm + rotary + write", "SwiGLU"},
+    }
+    assert set(checked(where, part)) == expected[part]
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_a_mixture_counts_the_experts_that_it_reads(triton: bool, compiled: None) -> None:
+    # In bfloat16 a CPU's own layer is no plain one, so there the grouped products are those of another test.
+    where = setting(triton, SPARSE)
+    one, three = mixture.cases(where)
+    expert = 3 * 64 * 64 * 2
+    assert one.bytes == pytest.approx(2 * expert + 2 * 2 * 64)
+    assert 2 * expert < three.bytes <= 6 * expert + 2 * 6 * 64
+    assert (check(one) or 0) <= one.tolerance and (check(three) or 0) <= three.tolerance
+
+
+def test_a_dense_model_has_no_mixture() -> None:
+    assert list(mixture.cases(setting(False))) == []
+
+
+def test_what_has_to_be_moved_and_computed(compiled: None) -> None:
+    where = setting(False, formats=("bf16",))
+    head = [case for case in linear.cases(where) if case.part.startswith("lm_head")]
+    assert [case.operations for case in head] == [2 * rows * 128 * 64 for rows in (1, 3)]
+    assert [case.bytes for case in head] == [2 * (128 * 64 + rows * (128 + 64)) for rows in (1, 3)]
+    decode, _, prefill = attention.cases(where)
+    token = 2 * 1 * 32 * 2  # key and value, one head of 32, two bytes
+    assert decode.bytes == 40 * token + 2 * 2 * 32 * 2 + token
+    assert decode.operations == 4 * 2 * 32 * 40
+    assert prefill.operations == 4 * 2 * 32 * 40 * 41 / 2
+
+
+def test_inputs_go_round_until_they_have_left_the_cache(compiled: None) -> None:
+    where = setting(False, formats=("bf16",), cache_bytes=1 << 16)
+    for case in (*linear.cases(where), *small.cases(where)):
+        assert where.is_from_memory(case) and case.copies > 1
+    seen = []
+    case = Case("k", "p", 1, Side("a", lambda i: seen.append(i) or torch.ones(1)), None, 1.0, 0.0, 3)  # type: ignore[func-returns-value]
+    measure(case, LIMITS, 2, 1e-5, lambda: None)
+    assert seen == list(range(len(seen)))  # each call is another copy
+
+
+def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Case(
+        "k", "p", 1, Side("a", lambda i: torch.ones(4)), Side("b", lambda i: torch.ones(4)), 8.0, 2.0, 1
+    )
+    bad = Case("k", "p", 2, Side("a", lambda i: torch.full((4,), torch.nan)), good.theirs, 8.0, 2.0, 1)
+    rows = [
+        {"part_of": "x", **measure(case, LIMITS, 6, 1e-5, lambda: None), "from_memory": False}
+        for case in (good, bad)
+    ]
+    assert [row["ok"] for row in rows] == [True, False]
+    record = {"rows": json.loads(json.dumps(rows).replace("Infinity", "null"))}
+    assert report.cells(record["rows"][1])[-1] == "WRONG"
+    assert "1 of them WRONG: k, p, 2 rows" in report.findings(record)[0]
+
+
+def test_the_floor_is_the_longer_of_the_two(compiled: None) -> None:
+    def row(moved: float, operations: float) -> dict[str, Any]:
+        case = Case("k", "p", 1, Side("a", lambda i: torch.ones(1)), None, moved, operations, 1)
+        return measure(case, LIMITS, 1, 1e-5, lambda: None)
+
+    memory, matrix = row(1e6, 1e3), row(1e3, 1e9)
+    assert memory["floor_s"] == 1e-3 and memory["bound"] == "memory"
+    assert matrix["floor_s"] == 0.1 and matrix["bound"] == "matrix"
+    assert memory["of_floor"] == pytest.approx(1e-3 / memory["seconds"]["median"])
+
+
+def test_a_case_that_fails_is_a_row_and_the_others_go_on(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(_: Setting) -> Any:
+        raise RuntimeError("CUDA out of memory\nmore")
+        yield
+
+    monkeypatch.setattr(linear, "cases", out_of_memory)
+    where = setting(False, rows=(1,), contexts=(16,))
+    rows = list(suite.rows(where, LIMITS, 1, 1e-5, lambda: None))
+    assert rows[0] == {
+        "part_of": "products",
+        "kernel": "products",
+        "ok": False,
+        "error": "CUDA out of memory",
+    }
+    assert {row["part_of"] for row in rows[1:]} == {"attention", "small steps", "sampling"}
+    text = report.markdown({"rows": rows, "limits": {"cache_bytes": 1}, "provenance": {}, "config": {}})
+    assert "products failed: CUDA out of memory" in text
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high"), [(1, None, None), (5, None, None), (6, 0, 5), (9, 1, 7), (15, 3, 11), (20, 5, 14)]
+)
+def test_the_interval_of_a_median(n: int, low: int | None, high: int | None) -> None:
+    """Ranks as in Conover's table; the smallest coverage of at least 95 %."""
+    found = median([float(i) for i in reversed(range(n))])
+    assert (found["median"], found["low"], found["high"], found["n"]) == ((n - 1) / 2, low, high, n)
+    if low is not None:
+        outside = sum(math.comb(n, i) for i in range(low + 1)) / 2**n
+        assert outside <= 0.025 < outside + math.comb(n, low + 1) / 2**n
+
+
+def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.bench.roofline.probe", lambda device, dtype: (LIMITS, ["a note"]))
+    monkeypatch.setattr("minivllm.bench.roofline.last_level_cache", lambda: 1 << 18)
+    knobs = ["task.rows=[1,2]", "task.contexts=[32]", "task.formats=[bf16,int8]", "task.sample_ms=0.1"]
+    shapes = [f"++model.architecture.{name}={value}" for name, value in SHAPES.items()]
+    done = cli("preset=kernels", "task.repeats=6", "runtime.device=cpu", "name=k", *knobs, *shapes)
+    assert done.code == 0, done.err + done.out
+    record = json.loads(Path("runs/k/kernels.json").read_text())
+    assert record["status"] == "ok" and record["kind"] == "kernels"
+    assert record["provenance"]["code_hash"] and record["limits"]["bandwidth_bytes_per_s"] == 1e9
+    kernels = {row["kernel"] for row in record["rows"]}
+    assert {
+        "linear bf16",
+        "linear int8",
+        "attention decode",
+        "RMSNorm",
+        "SwiGLU",
+        "sampling greedy",
+    } <= kernels
+    row = record["rows"][0]
+    assert row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
+    folder = Path("reports/k")
+    with (folder / "kernels.csv").open() as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == len(record["rows"])
+    assert float(written[0]["seconds.median"]) == row["seconds"]["median"]
+    assert (folder / "kernels.png").read_bytes().startswith(b"\x89PNG")
+    text = (folder / "kernels.md").read_text()
+    assert "all of them equal or close" in text and "note: a note" in text
+    assert text == report.markdown(record)  # from the record alone
+    assert "linear bf16" in done.out and "record: runs/k/kernels.json" in done.out
+
+
+def test_mistakes_are_told_before_anything_is_measured(cli: Cli) -> None:
+    for argv, words in (
+        (["task.rows=[0]"], "task.rows=[0] must be a list of whole numbers of at least 1"),
+        (["task.formats=[fp3]"], "task.formats=['fp3'] must be a list"),
+        (
+            ["runtime.cpu_kernels=off", "runtime.device=cpu", "runtime.fused_kernels=off"],
+            "nothing to measure",
+        ),
+    ):
+        done = cli("task=kernels", *argv)
+        assert done.code == 2 and words in done.err and done.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_the_preset_is_the_task_on_shapes_alone() -> None:
+    config = compose(["preset=kernels"])
+    assert config["choices"]["task"] == "kernels" and config["choices"]["model"] == "qwen3"
+    assert config["model"]["weights"] == "random" and config["task"]["repeats"] >= 6
