@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm.ablation.findings import Analysis
 from minivllm.bench.capacity import Capacity
-from minivllm.report import capacity, precision, worth
+from minivllm.report import capacity, precision, scaling, worth
 from minivllm.report import sections as words
 from minivllm.report.cells import Cell, gather
 from minivllm.report.distributions import distributions
@@ -30,6 +30,7 @@ FIGURES = (
     "forest",
     "waterfall",
     "capacity",
+    "scaling",
     "precision",
     "throughput",
     "latency",
@@ -59,7 +60,7 @@ class Section:
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     """Write index.html, table.csv, table.md and a PNG a figure from records alone.
 
-    With quality there is a precision.md, too, and of an ablation an effects.md.
+    With quality there is a precision.md, too, of an ablation an effects.md, and of preset=scaling a scaling.md.
 
     Args:
         source: a record folder, a sweep's folder, or several of them.
@@ -73,8 +74,13 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     """
     rows, unreadable = read_rows(source)
     cells = gather(rows)
-    analysis, searched = worth.find(rows), capacity.find(rows)
-    drawn = [*worth.figures(analysis), capacity.figure(searched), *figures(cells)]
+    analysis, searched, ladders = worth.find(rows), capacity.find(rows), scaling.ladders(cells)
+    drawn = [
+        *worth.figures(analysis),
+        capacity.figure(searched),
+        scaling.figure(ladders),
+        *figures(cells),
+    ]
     plots = {plot.name: plot for plot in drawn if plot is not None}
     out_dir.mkdir(parents=True, exist_ok=True)
     for plot in plots.values():
@@ -83,7 +89,11 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         (out_dir / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
     write_bytes(out_dir / "table.csv", csv_text(cells).encode())
     write_bytes(out_dir / "table.md", markdown_text(cells).encode())
-    optional = {"precision.md": precision.markdown_text(cells), "effects.md": worth.markdown(analysis)}
+    optional = {
+        "precision.md": precision.markdown_text(cells),
+        "effects.md": worth.markdown(analysis),
+        "scaling.md": scaling.markdown_text(ladders),
+    }
     for name, text in optional.items():
         if text:
             write_bytes(out_dir / name, text.encode())
@@ -129,6 +139,9 @@ def sections(
             "capacity",
             "What rate it can serve",
             capacity.section(searched, rows, some("capacity")),
+        ),
+        Section(
+            "scaling", "Cost as the work grows", scaling.section(scaling.ladders(cells), some("scaling"))
         ),
         Section(
             "asked", "What was asked", {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
