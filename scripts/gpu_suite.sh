@@ -5,9 +5,10 @@
 #
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
 #   correctness   the rest of the ladder on the GPU
-#   kernels       what each kernel is worth: the same workload with and without it
-#   bench         precisions and caches on Qwen3 0.6B
-#   large         precisions on Qwen3 8B
+#   ceilings      what the device can do at most: read and copy bandwidth, matrix rates
+#   kernels       each kernel by itself against these, then what it is worth: a workload with and without it
+#   table         the figures that others quote: batch 1, 256 requests at once, a long prompt, precisions, batching
+#   studies       the studies, cut to fit
 #
 # Each part fits in 10 minutes on one data-centre GPU. Logs and an archive of the records end in
 # $OUT (default: gpu_results). PYTHON chooses the interpreter; nothing is installed.
@@ -15,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
 PYTHON=${PYTHON:-python3}
-PARTS=${*:-kernel-tests correctness kernels bench large}
+PARTS=${*:-kernel-tests correctness ceilings kernels table studies}
 export PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 failed=0
@@ -31,11 +32,15 @@ run() { # run NAME COMMAND...: log to $OUT/NAME.log, go on after a failure
     tail -n 25 "$OUT/$name.log"
 }
 
-sweep() { # sweep NAME OVERRIDES...: a sweep on the GPU with random weights, records under runs/NAME
+cells() { # cells NAME OVERRIDES...: a sweep on the GPU with random weights, records under runs/NAME
     local name=$1
     shift
     run "$name" "$PYTHON" run.py -m "sweep.name=$name" runtime.device=cuda model.weights=random \
-        workload=chat measure.timeout_s=240 "$@"
+        measure.timeout_s=240 "$@"
+}
+
+sweep() { # sweep NAME OVERRIDES...: the same with the workload `chat`
+    cells "$@" workload=chat
 }
 
 for part in $PARTS; do
@@ -48,7 +53,14 @@ for part in $PARTS; do
         run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_cuda.py tests/models tests/quant \
             tests/attention/test_backends.py tests/engine
         ;;
+    ceilings)
+        run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
+        ;;
     kernels)
+        for model in qwen3 qwen3_8b; do
+            run "gpu-kernels-$model" "$PYTHON" run.py preset=kernels "model=$model" runtime.device=cuda \
+                "name=gpu-kernels-$model" task.contexts=[512,4096]
+        done
         sweep gpu-qwen3-attention model=qwen3 attention=triton,sdpa runtime.fused_kernels=triton,off
         sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,flex,torch_varlen cache.block_size=256
         sweep gpu-qwen3-kv model=qwen3 attention=triton,sdpa cache.kv_dtype=auto,int8,fp8
@@ -57,16 +69,32 @@ for part in $PARTS; do
         sweep gpu-qwen3-invariant model=qwen3 attention=triton,invariant runtime.determinism=batch \
             workload.num_requests=8
         ;;
-    bench)
-        sweep gpu-qwen3-precision model=qwen3 quant=bf16,fp16,int8,int8_mixed,nf4 batching=sequential,continuous
-        sweep gpu-qwen3-cache model=qwen3 cache=paged,contiguous attention=sdpa,eager
+    table)
+        cells gpu-batch1 model=qwen3,qwen3_8b arrival=concurrency arrival.concurrency=1 \
+            workload.num_requests=4 workload.input_len=128 workload.output_len=256
+        sweep gpu-256-requests model=qwen3 engine=minivllm,transformers_continuous sweep.skip_absent=true \
+            workload.num_requests=256 batching.max_num_seqs=256 \
+            workload.input_len.min=100 workload.input_len.max=1024 \
+            workload.output_len.min=100 workload.output_len.max=1024
+        cells gpu-8b-prompt model=qwen3_8b model.max_model_len=8448 arrival=concurrency arrival.concurrency=1 \
+            batching.max_num_batched_tokens=8192 workload.num_requests=4 workload.input_len=8192 workload.output_len=2
+        cells gpu-8b-precision model=qwen3_8b quant=bf16,int8,nf4 arrival=concurrency arrival.concurrency=1,16 \
+            workload.num_requests=16 workload.input_len=128 workload.output_len=64
+        sweep gpu-8b-batching model=qwen3_8b batching=static,continuous batching.max_num_seqs=64 \
+            workload.num_requests=128 workload.output_len.min=16 workload.output_len.max=512
         ;;
-    large)
-        sweep gpu-qwen3-8b-precision model=qwen3_8b quant=bf16,int8,nf4 workload.num_requests=16
-        sweep gpu-qwen3-8b-batch1 model=qwen3_8b batching=sequential workload.num_requests=2 quant=bf16,int8,nf4
+    studies)
+        cells gpu-scaling preset=scaling model=qwen3 model.max_model_len=32768 \
+            'sweep.params=[{workload.num_requests: "1,4,16,64,256"}, {workload.input_len: "512,2048,8192,32000"}]'
+        cells gpu-batching preset=batching model=qwen3
+        cells gpu-chunked-prefill preset=chunked_prefill model=qwen3
+        cells gpu-prefix-cache preset=prefix_cache model=qwen3
+        cells gpu-concurrency preset=concurrency model=qwen3 workload.num_requests=64
+        cells gpu-attention preset=attention model=qwen3 attention=sdpa,triton
+        cells gpu-cache model=qwen3 cache=paged,contiguous
         ;;
     *)
-        echo "unknown part $part: choose from kernel-tests correctness kernels bench large" >&2
+        echo "unknown part $part: choose from kernel-tests correctness ceilings kernels table studies" >&2
         exit 2
         ;;
     esac

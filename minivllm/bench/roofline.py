@@ -170,8 +170,14 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     return body + costs["head_flops_per_row"] * requests
 
 
-def _best_seconds(action: Callable[[], object], synchronise: Callable[[], object], tries: int = 8) -> float:
-    """Shortest time of several tries, after one that does not count."""
+def best_seconds(action: Callable[[], object], synchronise: Callable[[], object], tries: int = 8) -> float:
+    """Shortest time of several tries, after one that does not count.
+
+    Args:
+        action: what is timed.
+        synchronise: waits for the device.
+        tries: most of them; fewer where they take longer than PROBE_SECONDS.
+    """
     action()
     synchronise()
     best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
@@ -238,7 +244,7 @@ def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], obj
         lambda: torch.amax(integers),
         lambda: torch.sum(floats),
     ]
-    return size / min(_best_seconds(read, synchronise) for read in reads)
+    return size / min(best_seconds(read, synchronise) for read in reads)
 
 
 def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], object]) -> float:
@@ -248,7 +254,7 @@ def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], 
     for n in sizes:
         a, b = (torch.randn(n, n, device=device).to(getattr(torch, dtype)) for _ in range(2))
         products: list[Callable[[], object]] = [functools.partial(torch.matmul, a, b), *_own_products(a, b)]
-        best = max(best, *(2 * n**3 / _best_seconds(product, synchronise) for product in products))
+        best = max(best, *(2 * n**3 / best_seconds(product, synchronise) for product in products))
     return best
 
 

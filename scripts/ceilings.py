@@ -1,0 +1,77 @@
+"""What a device can do at most: read and copy bandwidth, and the matrix rate of each dtype, as JSON.
+
+    python scripts/ceilings.py --device cuda --output ceilings.json
+
+Read bandwidth and matrix rates are the probes that every benchmark starts with; a copy reads and writes as many
+bytes, and both are counted. Bytes and operations per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minivllm.assembly import select_device
+from minivllm.bench import storage
+from minivllm.bench.identity import code_hash
+from minivllm.bench.provenance import provenance
+from minivllm.bench.roofline import PROBE_BYTES, best_seconds, probe
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def copy_bandwidth(device: torch.device, size: int) -> float:
+    """Bytes read and written per second by a copy of `size` bytes on the device."""
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    return 2 * size / best_seconds(lambda: target.copy_(source), synchronise)
+
+
+def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
+    """All of them.
+
+    Args:
+        device: which.
+        size: bytes that are copied.
+        dtypes: of the matrix products.
+    """
+    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(device, size), "matrix_flops_per_s": {}}
+    notes: list[str] = []
+    for dtype in dtypes:
+        limits, said = probe(str(device), dtype)
+        best = max(found.get("read_bytes_per_s") or 0.0, limits.bandwidth_bytes_per_s or 0.0)
+        found["read_bytes_per_s"] = best or None
+        found["matrix_flops_per_s"][dtype] = limits.matrix_flops_per_s
+        notes += [note for note in said if note not in notes]
+    return {**found, "notes": notes}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=None, help="of the CPU; default: torch's")
+    parser.add_argument("--output", type=Path, default=None)
+    arguments = parser.parse_args()
+    device = select_device(arguments.device)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    runtime = {"device": str(device), "threads": arguments.threads}
+    result = {
+        "ceilings": ceilings(device, PROBE_BYTES),
+        "provenance": provenance({"runtime": runtime}, code_hash()),
+    }
+    print(json.dumps(result["ceilings"], indent=1))
+    if arguments.output is not None:
+        storage.write_json(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""scripts/gpu_suite.sh without a GPU: what it would run can be composed, and what it names is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench.record import Roofline
+from minivllm.config import compose
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITE = ROOT / "scripts" / "gpu_suite.sh"
+PARTS = ("kernel-tests", "correctness", "ceilings", "kernels", "table", "studies")
+SEPARATOR = "\x1e"
+
+Cli = Callable[..., Any]
+
+
+def suite(tmp_path: Path, *parts: str) -> tuple[int, list[list[str]]]:
+    """The exit code and the commands of some parts, which a stand-in for Python writes down."""
+    recorder, log = tmp_path / "python", tmp_path / "commands"
+    recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n")
+    recorder.chmod(0o755)
+    log.touch()
+    environment = {**os.environ, "PYTHON": str(recorder), "OUT": str(tmp_path / "out")}
+    done = subprocess.run(["bash", str(SUITE), *parts], env=environment, capture_output=True, text=True)
+    commands = log.read_text().split(SEPARATOR)[:-1]
+    return done.returncode, [command.split("\x1f")[:-1] for command in commands]
+
+
+def test_its_parts_are_those_that_it_says() -> None:
+    text = SUITE.read_text()
+    described = re.findall(r"^#   ([\w-]+) {2,}", text, re.MULTILINE)
+    assert tuple(described) == PARTS
+    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text
+
+
+def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert suite(tmp_path, "kernelz") == (2, [])
+
+
+def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "kernel-tests", "correctness", "ceilings")
+    assert code == 0 and len(commands) == 3
+    paths = [word for words in commands for word in words if word.startswith(("tests/", "scripts/"))]
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("part", ["kernels", "table", "studies"])
+def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
+    """Each sweep is planned as with sweep.dry_run=true, every arm composed; nothing is measured."""
+    code, commands = suite(tmp_path, part)
+    assert code == 0 and commands
+    names = []
+    for script, *words in commands:
+        assert script == "run.py"
+        names += [word for word in words if word.startswith(("name=", "sweep.name="))]
+        if "-m" not in words:
+            assert compose(words)["choices"]["task"] == "kernels"
+            continue
+        done = cli(*words, "sweep.dry_run=true")
+        assert done.code == 0, done.err
+        planned = re.search(r"(\d+) of (\d+) measurements? to make", done.out)
+        assert planned, done.out
+        assert "cannot be composed" not in done.out and "invalid" not in done.out, done.out
+    assert len(names) == len(set(names)) == len(commands)
+    assert all("=gpu-" in name for name in names)  # what the archive at the end takes along
+
+
+def test_ceilings_are_the_best_that_the_probes_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    spec = importlib.util.spec_from_file_location("ceilings", ROOT / "scripts" / "ceilings.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    probes = iter([(Roofline(2e9, 5e10), ["small"]), (Roofline(3e9, 1e10), ["small"])])
+    monkeypatch.setattr(script, "probe", lambda device, dtype: next(probes))
+    found = script.ceilings(torch.device("cpu"), 1 << 20, ("bfloat16", "float32"))
+    assert found.pop("copy_bytes_per_s") > 0
+    assert found == {
+        "read_bytes_per_s": 3e9,
+        "matrix_flops_per_s": {"bfloat16": 5e10, "float32": 1e10},
+        "notes": ["small"],
+    }
