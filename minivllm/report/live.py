@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -95,13 +96,16 @@ def _figure(panel: Panel, height: int) -> Any:
 
 
 def _ranges(made: Any, panel: Panel) -> None:
-    from bokeh.models import NumeralTickFormatter, Range1d
+    from bokeh.models import FixedTicker, NumeralTickFormatter, Range1d
 
     xs = [x for series in panel.series for x in (*series.x, *series.low, *series.high)]
     ys = [y for series in panel.series if series.kind != "band" for y in series.y]
     for logarithmic, values, axis in ((panel.log_x, xs, made.xaxis), (panel.log_y, ys, made.yaxis)):
         if logarithmic and min(values, default=0.0) >= LEAST_PLAIN:
             axis.formatter = NumeralTickFormatter(format="0,0.[000]")
+        # Below two decades Bokeh's own are evenly spaced: crowded at the upper end, and none at the lower.
+        if logarithmic and values and 10 <= max(values) / min(values) < 100:
+            axis.ticker = FixedTicker(ticks=decades(min(values), max(values)))
     if not panel.log_x and panel.x_from_zero:
         made.x_range = Range1d(start=0, end=1.05 * (max(xs, default=0.0) or 1.0))
     if panel.rows:
@@ -111,6 +115,12 @@ def _ranges(made: Any, panel: Panel) -> None:
         made.ygrid.grid_line_color = None
     elif not panel.log_y and panel.y_from_zero:
         made.y_range = Range1d(start=0, end=1.08 * (max(ys, default=0.0) or 1.0))
+
+
+def decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of every power of ten around `low` to `high`, which are above 0."""
+    powers = range(math.floor(math.log10(low)) - 1, math.floor(math.log10(high)) + 2)
+    return [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
 
 
 def _renderer(made: Any, series: Series) -> Any:

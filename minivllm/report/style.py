@@ -158,14 +158,18 @@ def colours(cells: list[Cell]) -> tuple[list[str], dict[str, str], str]:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Write the figures of a logarithmic axis as numbers, not as powers of ten; between these only in a short one."""
+    """Write the figures of a logarithmic axis as numbers, not as powers of ten.
+
+    Between these 2 and 5 are written too, up to three decades, and all within one.
+    """
 
     def plain(value: float, _: float = 0.0) -> str:
         return f"{value:,g}" if 1e-3 <= value < 1e5 else f"{value:g}"
 
     def between(value: float, _: float = 0.0) -> str:
         low, high = axis.get_view_interval()
-        return plain(value) if high < 10 * low else ""
+        marked = high < 10 * low or (high < 1000 * low and f"{value:e}"[0] in "25")
+        return plain(value) if marked else ""
 
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(between)

@@ -150,3 +150,18 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
     series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
     assert "quant=fp16 · sequential" in [s.label for s in series]
     assert len({(s.colour, s.marker) for s in series}) == 4
+
+
+def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
+    ticks = live.decades(0.9, 18.0)
+    assert [tick for tick in ticks if 0.9 <= tick <= 18] == [1, 2, 5, 10]
+    made = live.items(chart(log_x=True))[0]["item"]
+    assert "FixedTicker" not in json.dumps(made)  # 0.5 to 3: less than a decade, which Bokeh divides evenly
+    wide = Chart(
+        "c",
+        "",
+        "",
+        "",
+        [("", [Panel("T", "x", "y", [Series("s", INK, [1.0, 40.0], [1.0, 2.0])], log_x=True)])],
+    )
+    assert '"ticks": [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0' in json.dumps(live.items(wide)[0]["item"])
