@@ -64,12 +64,23 @@ class Comparison:
                 "Not comparable: the runs have no cell in common (cell_id: engine, workload, arrival, seed, checkpoint);"
                 " measure the same command twice."
             )
-        worse = [cell.label for cell in self.cells if cell.verdict in ("slower", "failed")]
+        worse = [
+            f"{cell.label} ({cell.reason})" if cell.reason else cell.label
+            for cell in self.cells
+            if cell.verdict in ("slower", "failed")
+        ]
         if worse:
             return f"Regression of {self.metric} in {len(worse)} of {len(self.cells)}: {'; '.join(worse)}."
         unclear = [cell for cell in self.cells if cell.verdict == "not comparable"]
         if unclear:
-            return f"Not comparable: {unclear[0].label}: {unclear[0].reason}."
+            labels: dict[str, list[str]] = {}
+            for cell in unclear:
+                labels.setdefault(cell.reason, []).append(cell.label)
+            return (
+                "Not comparable: "
+                + "; ".join(f"{', '.join(who)}: {why}" for why, who in labels.items())
+                + "."
+            )
         return (
             f"No regression of {self.metric} beyond {100 * self.threshold:g} %: {len(self.cells)} of "
             f"{len(self.cells)} shared cells compared."

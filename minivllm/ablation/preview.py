@@ -19,11 +19,15 @@ def show_plan(plan: Plan) -> None:
     """Print what the sweep would do."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Column, Table
+    from rich.table import Column
+
+    from minivllm.report.terminal import bare_table, print_table
 
     durations = recorded_durations(plan.folder.parent)
     job_of = {m.run_id: index for index, job in enumerate(plan.jobs) for m in job}
-    table = Table(Column("arm", overflow="fold"), "blocks", "recorded", "to measure", "job", "seconds each")
+    table = bare_table(
+        Column("arm", overflow="fold"), "blocks", "recorded", "to measure", "job", "seconds each"
+    )
     for cell in plan.cells:
         if cell.problem is not None:
             table.add_row(
@@ -41,7 +45,7 @@ def show_plan(plan: Plan) -> None:
             f"{known[0]:.0f}" if known else "unknown",
         )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     if plan.sweep.blocks is not None:
         _show_design(plan, console)
     todo = [m.cell_id for job in plan.jobs for m in job]
@@ -63,13 +67,14 @@ def _jobs(numbers: set[int]) -> str:
 def _show_design(plan: Plan, console: Console) -> None:
     """Which arms are compared for each optimisation, and how many blocks that takes."""
     from rich.markup import escape
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from minivllm.ablation.statistics import blocks_needed
+    from minivllm.report.terminal import bare_table, print_table
 
     assert plan.sweep.blocks is not None
     design, metric = plan.sweep.blocks.design, plan.sweep.blocks.metric
-    table = Table(
+    table = bare_table(
         *(Column(name, overflow="fold") for name in ("optimisation", "requires", "with it", "against"))
     )
     for contrast in design.contrasts:
@@ -77,7 +82,7 @@ def _show_design(plan: Plan, console: Console) -> None:
         rest = f" and {len(contrast.pairs) - 1} more pairs" if len(contrast.pairs) > 1 else ""
         requires = ", ".join(design.requires[contrast.name]) or "-"
         table.add_row(escape(contrast.name), escape(requires), with_, f"{without}{rest}")
-    console.print(table)
+    print_table(table, console)
     k = len(design.names)
     console.print(
         f"{design.kind}: {len(design.arms)} arms and a copy of the baseline, in {plan.blocks} shuffled blocks; "

@@ -183,17 +183,16 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
     from minivllm import report
     from minivllm.bench.records import load_records
     from minivllm.report.rows import rows_of
+    from minivllm.report.terminal import print_table
 
     if not any(plan.folder.glob(f"*/{storage.RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
         return False
     try:
-        from rich.console import Console
-
         page = report.build_report(plan.folder, out_dir)
         frame = load_records(plan.folder)
         for table in report.summary_tables(frame):
-            Console().print(table, "")
+            print_table(table)
         if plan.sweep.blocks is not None:
             _print_effects(rows_of(frame))
     except Exception as error:
@@ -206,14 +205,13 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
 
 def _print_effects(rows: list[Row]) -> None:
     """The verdicts of an ablation, and what there is to say about them."""
-    from rich.console import Console
-
     from minivllm.ablation.analysis import analyse
     from minivllm.report.effects import effects_table
+    from minivllm.report.terminal import print_table
 
     analysis = analyse(rows)
     if analysis is not None:
-        Console().print(effects_table(analysis), "")
+        print_table(effects_table(analysis))
         for note in analysis.notes:
             print(note)
 

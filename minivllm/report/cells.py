@@ -205,6 +205,23 @@ def _label(cells: list[Cell]) -> None:
             cell.label = f"{cell.label} #{seen[cell.label]}"
 
 
+def name_columns(cells: list[Cell]) -> list[str]:
+    """Headings of the columns by which a table names its cells: what varies, else one for their label.
+
+    Arms of an ablation have names of their own, and the baseline and its copy differ in nothing else.
+    """
+    if not cells or not cells[0].varying:
+        return ["cell"]
+    return ["arm"] if all(cell.first("ablation.design") for cell in cells) else list(cells[0].varying)
+
+
+def names_of(cell: Cell, columns: list[str]) -> list[str]:
+    """What `cell` has in each of the `name_columns`; of a cell without a configuration the label alone."""
+    if cell.configured and all(title in cell.varying for title in columns):
+        return [cell.varying[title] for title in columns]
+    return [cell.label] + [""] * (len(columns) - 1)
+
+
 def varying_columns(cells: list[Cell]) -> dict[str, str]:
     """Record fields that differ among the cells, with the title of their column.
 

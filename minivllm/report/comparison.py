@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from minivllm.ablation.comparison import Compared, Comparison
 from minivllm.report.format import MISSING, sig
 from minivllm.report.style import BLUE, FAINT, GREY, VERMILION, Plot, bar_height, canvas, png, short
+from minivllm.report.terminal import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 HEADINGS = ("cell", "before", "after", "ratio", "95 % interval", "p (Holm)", "blocks", "test", "verdict")
 COLOURS = {"slower": VERMILION, "failed": VERMILION, "faster": BLUE}
@@ -28,9 +34,25 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
+def comparison_table(comparison: Comparison) -> Table:
+    """The same for the terminal, without the reasons, which the conclusion has."""
+    from rich.text import Text
+
+    name, *figures, last = HEADINGS
+    table = rich_table([name], [(title, "") for title in figures], status=last)
+    for cell, row in zip(comparison.cells, table_rows(comparison), strict=True):
+        table.add_row(Text(row[0]), cell.verdict, *row[1:-1])
+    return table
+
+
 def interval(cell: Compared) -> str:
-    """Of the ratio."""
-    return MISSING if cell.low is None or cell.high is None else f"{sig(cell.low)} to {sig(cell.high)}"
+    """Of the ratio; a few blocks that differ much have one whose ends say nothing."""
+    if cell.low is None or cell.high is None:
+        return MISSING
+    low, high = (
+        "<0.001" if end < 1e-3 else ">1,000" if end > 1e3 else sig(end) for end in (cell.low, cell.high)
+    )
+    return f"{low} to {high}"
 
 
 def markdown(comparison: Comparison, names: tuple[str, str]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from minivllm.ablation.findings import Analysis, Effect
 from minivllm.report.format import MISSING, ratio, sig
 from minivllm.report.tables import markdown_table
+from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,13 +18,14 @@ COLOURS = {"faster": "green", "slower": "red", "failed": "red", "not live": "yel
 def effects_table(analysis: Analysis) -> Table:
     """A line for each optimisation, and one for the A/A arm."""
     from rich.markup import escape
-    from rich.table import Column, Table
 
-    table = Table(*(Column(name, overflow="fold") for name in _heading(analysis)))
+    first, _, *others, last = _heading(analysis)
+    figures = [("with / without", analysis.metric), *((title, "") for title in others)]
+    table = rich_table([first], figures, status=last)
     for effect in _shown(analysis):
-        *cells, verdict = _line(effect)
+        name, *numbers, verdict = _line(effect)
         colour = COLOURS.get(verdict)
-        table.add_row(*map(escape, cells), f"[{colour}]{verdict}[/]" if colour else verdict)
+        table.add_row(escape(name), f"[{colour}]{verdict}[/]" if colour else verdict, *map(escape, numbers))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.identity import quality_wanted
-from minivllm.report.cells import Cell, gather, show
+from minivllm.report.cells import Cell, gather, name_columns, names_of, show
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.plots import THROUGHPUT
@@ -13,7 +13,8 @@ from minivllm.report.rows import distinct, rows_of
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
 from minivllm.report.style import LIGHT, Plot, colours, short
-from minivllm.report.tables import Column, markdown_table, rich_table, spread_text, summary_table, text
+from minivllm.report.tables import Column, markdown_table, spread_text, summary_table, text
+from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,14 +67,14 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
     shown = judged(cells)
     if not shown:
         return None
-    columns = used(shown)
+    columns, names = used(shown), name_columns(shown)
     places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells)}
     return {
-        "names": _titles(shown),
+        "names": names,
         "columns": columns,
         "rows": [
             {
-                "names": _names(cell),
+                "names": names_of(cell, names),
                 "status": cell.status_text,
                 "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
                 "href": places[id(cell)],
@@ -87,16 +88,6 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
         "notes": _notes(shown, columns),
         "plot": plot,
     }
-
-
-def _titles(cells: list[Cell]) -> list[str]:
-    return list(cells[0].varying) or ["cell"]
-
-
-def _names(cell: Cell) -> list[str]:
-    if not cell.varying or not cell.configured:
-        return [cell.label] + [""] * (len(cell.varying) - 1)
-    return list(cell.varying.values())
 
 
 def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
@@ -129,9 +120,12 @@ def markdown_text(cells: list[Cell]) -> str:
     shown = judged(cells)
     if not shown:
         return ""
-    columns = used(shown)
-    lines = [[*_names(cell), cell.status_text, *(text(cell, column) for column in columns)] for cell in shown]
-    return markdown_table([*_titles(shown), "status"], [column.heading for column in columns], lines)
+    columns, names = used(shown), name_columns(shown)
+    lines = [
+        [*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns)]
+        for cell in shown
+    ]
+    return markdown_table([*names, "status"], [column.heading for column in columns], lines)
 
 
 def summary_tables(frame: pd.DataFrame) -> list[Table]:
@@ -147,10 +141,10 @@ def summary_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def _quality_table(shown: list[Cell]) -> Table:
-    columns = [column for column in used(shown) if column.terminal]
-    table = rich_table(_titles(shown), [(column.title, column.unit) for column in columns])
+    columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
+    table = rich_table(names, [(column.title, column.unit) for column in columns])
     for cell in shown:
-        table.add_row(*_names(cell), cell.status_text, *(text(cell, column) for column in columns))
+        table.add_row(*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns))
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell, show
+from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
 from minivllm.report.tables import COLUMNS, Column, speedup, spread_text, text, used_columns
@@ -146,7 +146,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
     """Header and rows of the main table, what is the same in every cell, and why a column is absent."""
     columns = used_columns(cells)
     top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
-    names = _titles(cells) or ["cell"]
+    names = name_columns(cells)
     rows = []
     for index, cell in enumerate(cells):
         figures = []
@@ -164,9 +164,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
             )
         rows.append(
             {
-                "names": list(cell.varying.values())
-                if cell.varying and cell.configured
-                else [cell.label] + [""] * (len(names) - 1),
+                "names": names_of(cell, names),
                 "status": cell.status_text,
                 "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
                 "speedup": speedup(cell, cells[0]),

@@ -7,9 +7,10 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.report.cells import Cell, Stat, gather, like_for_like
+from minivllm.report.cells import Cell, Stat, gather, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
 from minivllm.report.rows import rows_of
+from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,18 +175,17 @@ def csv_text(cells: list[Cell]) -> str:
 def markdown_text(cells: list[Cell]) -> str:
     """A compact table for a README: a row a cell."""
     columns = [column for column in used_columns(cells) if column.terminal]
-    names = list(cells[0].varying) if cells and cells[0].varying else ["cell"]
+    names = name_columns(cells)
     compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
     head = ["blocks", *(column.heading for column in columns)]
     if compare:
         head.insert(2, "× first")
     lines = []
     for cell in cells:
-        name = list(cell.varying.values()) if cell.varying else [cell.label]
         figures = [text(cell, column) for column in columns]
         if compare:
             figures.insert(1, sig(speedup(cell, cells[0])))
-        lines.append([*name, cell.status_text, f"{len(cell.ok)}/{len(cell.rows)}", *figures])
+        lines.append([*names_of(cell, names), cell.status_text, f"{len(cell.ok)}/{len(cell.rows)}", *figures])
     return markdown_table([*names, "status"], head, lines)
 
 
@@ -208,31 +208,18 @@ def summary_table(frame: pd.DataFrame) -> Table:
 
     cells = gather(rows_of(frame))
     columns = [column for column in used_columns(cells) if column.terminal]
-    names = list(cells[0].varying) if cells and cells[0].varying else ["cell"]
+    names = name_columns(cells)
     compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
     heads = [(column.title, column.unit) for column in columns]
     if compare:
         heads.insert(1, ("× first", ""))
     table = rich_table(names, heads)
     for cell in cells:
-        name = list(cell.varying.values()) if cell.varying else [cell.label]
         status = Text(cell.status_text, style="green" if not cell.failed else "yellow" if cell.ok else "red")
         figures = [text(cell, column) for column in columns]
         if compare:
             figures.insert(1, sig(speedup(cell, cells[0])))
-        table.add_row(*(Text(part) for part in name), status, *(Text(figure) for figure in figures))
-    return table
-
-
-def rich_table(names: list[str], figures: list[tuple[str, str]]) -> Table:
-    """An empty table for the terminal: names, the status, and figures (title, unit)."""
-    from rich.table import Table
-
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    for title in names:
-        # Figures never wrap, so in a narrow terminal names would be squeezed to a letter a line.
-        table.add_column(title, overflow="fold", min_width=max(10, len(title)))
-    table.add_column("status", min_width=7)
-    for title, unit in figures:
-        table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+        table.add_row(
+            *(Text(part) for part in names_of(cell, names)), status, *(Text(figure) for figure in figures)
+        )
     return table

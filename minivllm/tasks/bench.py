@@ -179,14 +179,13 @@ def report(measurements: Sequence[Measurement], out_dir: Path) -> None:
     recorded = [measurement.path for measurement in measurements if (measurement.path / RECORD).exists()]
     if not recorded:
         return
-    from rich.console import Console
-
     from minivllm.bench.records import load_records
     from minivllm.report import build_report, summary_tables
+    from minivllm.report.terminal import print_table
 
     try:
         for table in summary_tables(load_records(recorded)):
-            Console(highlight=False).print(table, "")
+            print_table(table)
         print(f"records: {measurements[0].path.parent}")
         page = build_report(measurements[0].path.parent, out_dir)
         print(f"report: {page}")

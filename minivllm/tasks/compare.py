@@ -29,12 +29,10 @@ def run(config: dict[str, Any]) -> int:
         raise BadInput(f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'")
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
 
-    from rich.console import Console
-    from rich.table import Column, Table
-
     from minivllm.ablation.comparison import compare
-    from minivllm.report.comparison import HEADINGS, markdown, plot, table_rows
+    from minivllm.report.comparison import comparison_table, markdown, plot
     from minivllm.report.rows import read_rows
+    from minivllm.report.terminal import print_table
     from minivllm.report.writing import write_bytes
 
     names = joined_name(folders[0]), joined_name(folders[1])
@@ -54,10 +52,7 @@ def run(config: dict[str, Any]) -> int:
     else:
         write_bytes(out_dir / "compare.png", figure.png)
     if comparison.cells:
-        table = Table(*(Column(heading, overflow="fold") for heading in HEADINGS))
-        for row in table_rows(comparison):
-            table.add_row(*row)
-        Console(highlight=False, markup=False).print(table)
+        print_table(comparison_table(comparison))
     for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minivllm.bench.record import Ablation
 from minivllm.bench.records import load_records
 from minivllm.errors import BadInput
 from minivllm.report import build_report, summary_table
@@ -53,7 +54,7 @@ def rendered(table: Any, width: int = 120) -> str:
 
 def test_summary_has_a_row_a_cell_and_the_main_figures(sweep: Path) -> None:
     text = rendered(summary_table(load_records(sweep)))
-    rows = [line for line in text.splitlines() if "│" in line]
+    rows = [line for line in text.splitlines() if " ok " in line or " oom " in line]
     assert len(rows) == 6
     best = next(line for line in rows if "int8" in line and "continuous" in line)
     assert "76.6" in best and "6.89" in best and "0.750" in best
@@ -64,6 +65,22 @@ def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
     text = rendered(summary_table(load_records(write(tmp_path, [make_record(arm="[red]odd[/red]")]))))
     assert "× first" not in text
     assert "[red]odd[/red]" in text  # names are not markup
+
+
+def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Path) -> None:
+    stands = Ablation("leave_one_out", "output_tokens_per_s", ["int8"], {}, ["int8"], 0, 0)
+    records = [
+        make_record(arm="baseline", run_id="r0", ablation=stands),
+        make_record(arm="baseline again", run_id="r1", ablation=stands),
+        make_record("fp16", arm="without int8", run_id="r2", ablation=stands, index=1),
+    ]
+    build_report(write(tmp_path / "runs", records), tmp_path / "out")
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines] == [
+        *("arm", ":--"),
+        *("baseline", "baseline again", "without int8"),
+    ]
+    assert "without int8" in rendered(summary_table(load_records(tmp_path / "runs")))
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:
