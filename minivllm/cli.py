@@ -171,7 +171,12 @@ def _groups() -> str:
     """Every group with its options, for --help."""
     defaults = OmegaConf.load(config.conf_dir() / "config.yaml").defaults
     first = {name: option for item in defaults if OmegaConf.is_dict(item) for name, option in item.items()}
-    about = {**config.GROUPS, "preset": "overrides that go together"}
+    about = {
+        **config.GROUPS,
+        "preset": "overrides that go together",
+        "ablation": "what is each optimisation worth? added with a plus: +ablation=leave_one_out",
+        "optimisations": "the list that an ablation is about",
+    }
     loader = GlobalHydra.instance().config_loader()
     names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
     lines = []
@@ -180,6 +185,6 @@ def _groups() -> str:
             loader.get_group_options(name), key=lambda option: (option != first.get(name), option)
         )
         indent = " " * 14
-        lines.append(f"  {name:<12}{about.get(name, '')}".rstrip())
+        lines.append(f"  {name + ' ':<12}{about.get(name, '')}".rstrip())
         lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)
