@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 BETWEEN = 2  # spaces from one column of a `bare_table` to the next
-LEAST_NAME = 10  # characters a line of a name, however narrow the terminal
+LEAST_NAME = 10  # characters a line of a name or its heading, however narrow the terminal
 
 
 def bare_table(*columns: Column | str) -> Table:
@@ -32,7 +32,7 @@ def rich_table(names: list[str], figures: list[tuple[str, str]], status: str = "
     from rich.table import Column
 
     return bare_table(
-        *(Column(title, overflow="fold", min_width=max(LEAST_NAME, len(title))) for title in names),
+        *(Column(title.replace(".", ".\n"), overflow="fold", min_width=LEAST_NAME) for title in names),
         Column(status, min_width=7),
         *(
             Column(f"{title}\n{unit}" if unit else title, justify="right", no_wrap=True)
