@@ -131,8 +131,16 @@ def _launch(plan: Plan, launch: Launch) -> None:
     jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
     storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": jobs})
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
-    if jobs:
-        _report_crashes(launch(_job_overrides(plan, path)))
+    if not jobs:
+        return
+    try:
+        returns = launch(_job_overrides(plan, path))
+    except Exception as error:
+        if any(recorded_status(measurement) is not None for job in plan.jobs for measurement in job):
+            raise
+        # Without Slurm, say, or a Ray cluster at the address given.
+        raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
+    _report_crashes(returns)
 
 
 def _warn_of_old_terms(plan: Plan) -> None:
