@@ -75,7 +75,7 @@ class MiniVLLM(TemplateLM):
 
     Args:
         pretrained: a name from conf/model, a checkpoint folder or a hub id.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda"; lm-eval's own default, "cuda:0", is "auto" where there is no GPU.
         batch_size: most requests in a step (`batching.max_num_seqs`); lm-eval's default of 1, or "auto",
             leaves it to the engine, which fills its batch from all requests.
         config_dir: a further folder of option files.
@@ -107,6 +107,8 @@ class MiniVLLM(TemplateLM):
         size = str(batch_size or "auto")
         if size != "1" and not size.startswith("auto"):
             overrides.insert(0, f"batching.max_num_seqs={size}")
+        if device == "cuda:0" and not torch.cuda.is_available():  # nobody asked for it: see the docstring
+            device = None
         self.pretrained = str(pretrained)
         self.enable_thinking, self.think_end_token = enable_thinking, think_end_token
         self.llm = LLM(

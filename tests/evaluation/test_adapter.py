@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minivllm.errors import BadInput
 from tests.evaluation.conftest import ASSETS, BOS, Pair
@@ -245,6 +246,12 @@ def test_scoring_refuses_what_would_be_noise(pair: Pair) -> None:
     model = kind(pretrained="tiny", device="cpu", enable_thinking=True, think_end_token="</think>")
     with pytest.raises(BadInput, match="for generation"):
         model.loglikelihood([])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the default is a device that exists")
+def test_the_device_that_lm_eval_names_unasked_is_auto(pair: Pair) -> None:
+    model = type(pair.ours)(pretrained="tiny", device="cuda:0")
+    assert model._device.type == "cpu"
 
 
 def test_a_checkpoint_without_tokenizer_is_refused(pair: Pair, tmp_path: Path) -> None:
