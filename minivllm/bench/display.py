@@ -28,7 +28,7 @@ class Display:
 
     Args:
         offset: measurements of the same sweep that came before these.
-        total: measurements in all; None takes what the events say.
+        total: measurements in all; None takes what the events say, where they know.
         console: where to print.
     """
 
@@ -64,8 +64,8 @@ class Display:
     def update(self, event: Event) -> None:
         """Show one event."""
         measurement, name = event["measurement"], event["event"]
-        position, total = self._offset + event["position"], self._total or event["total"]
-        head = f"[{position}/{total}] {measurement.cell}"
+        position, total = self._offset + event["position"], self._total or event["total"] or 0
+        head = f"[{position}/{total or '?'}] {measurement.cell}"
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
             head += f", repeat {measurement.block + 1}/{repeats}"
         if name in ("done", "failed"):

@@ -14,11 +14,9 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,8 @@ CLOSING_S = 30.0  # for a worker to release its engine after the last measuremen
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a worker.
 WATCH_KNOBS = (
-    *("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s", "roofline"),
-    *("prefix_cache", "seed"),
+    *("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s"),
+    *("roofline", "prefix_cache"),
 )
 OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
@@ -61,129 +59,219 @@ def run(
 
     Args:
         measurements: in the order in which to make them.
-        on_progress: told what goes on, about five times a second: a dictionary with `event` (waiting,
-            loading, probing, warmup, measuring, done, failed), `measurement`, `position` (from 1), `total`,
-            and what the event knows besides (loaded, to_load, tokens, total_tokens, elapsed_s, status, message).
-        lone: bad input that only the worker could see is raised, and leaves no record behind; otherwise
-            it becomes a record of status `invalid`.
+        on_progress, lone: see `Supervisor`.
 
     Raises:
-        BadInput: see `lone`.
-        KeyboardInterrupt: Ctrl-C; the worker has ended, finished records are kept, the unfinished one is gone.
+        BadInput, KeyboardInterrupt: see `Supervisor.measure`.
     """
-    outcomes: list[Outcome] = []
-    while len(outcomes) < len(measurements):
-        batch = _next_batch(measurements[len(outcomes) :])
-        watch = _Watch(batch, len(outcomes), len(measurements), on_progress or (lambda event: None), lone)
-        with device_lock(batch[0].config, watch.waiting):
-            outcomes += watch.run()
-    return outcomes
+    with Supervisor(on_progress, lone, len(measurements)) as supervisor:
+        return [supervisor.measure(measurement) for measurement in measurements]
 
 
-def _next_batch(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The leading measurements that one worker can make in turn."""
-    first = measurements[0]
-    if (first.config.get("measure") or {}).get("isolation") == "run":
-        return [first]
-    return list(takewhile(lambda m: _watched(m) == _watched(first), measurements))
-
-
-def _watched(measurement: Measurement) -> tuple[Any, ...]:
+def _served(measurement: Measurement) -> tuple[Any, ...]:
     """What must be alike for one worker under one watch."""
     measure = measurement.config.get("measure") or {}
     return engine_id(measurement.config), *(measure.get(knob) for knob in WATCH_KNOBS)
 
 
-@dataclass
-class _Watch:
-    """One worker and the measurements it was given."""
+class Supervisor:
+    """Makes one measurement after the other; a worker is kept for as long as its engine can serve the next.
 
-    batch: list[Measurement]
-    offset: int  # measurements that came before, of all
-    total: int
-    on_progress: Progress
-    lone: bool
-    outcomes: list[Outcome] = field(default_factory=list)
+    With `measure.isolation=run` each has a worker of its own. As a context manager it ends its worker.
 
-    def __post_init__(self) -> None:
-        config = self.batch[0].config
-        self.measure: dict[str, Any] = config.get("measure") or {}
-        self.gpu: NullGpu = open_gpu((config.get("runtime") or {}).get("device") or "auto")
-        self.began_s = time.monotonic()  # of the current measurement, or since when there is none
-        self.facts: dict[str, Any] = {}  # provenance of the current measurement
-        self.verdict: tuple[str, str] | None = None  # status and message of a worker that we ended
-        self.failure: dict[str, Any] | None = None  # what the worker last said had failed
-        self.buffer = b""
+    Args:
+        on_progress: told what goes on, about five times a second: a dictionary with `event` (waiting,
+            loading, probing, warmup, measuring, done, failed), `measurement`, `position` (from 1), `total`,
+            and what the event knows besides (loaded, to_load, tokens, total_tokens, elapsed_s, status, message).
+        lone: bad input that only the worker could see is raised, and leaves no record behind; otherwise
+            it becomes a record of status `invalid`.
+        total: how many measurements there will be; None where nobody knows.
+    """
 
-    @property
-    def current(self) -> Measurement | None:
-        """The measurement that the worker is at; None once all have an outcome."""
-        return self.batch[len(self.outcomes)] if len(self.outcomes) < len(self.batch) else None
+    def __init__(
+        self, on_progress: Progress | None = None, lone: bool = False, total: int | None = None
+    ) -> None:
+        self._on_progress = on_progress or (lambda event: None)
+        self._lone, self._total = lone, total
+        self._position = 0
+        self._worker: _Worker | None = None
+        self._device = contextlib.ExitStack()  # holds its lock while there is a worker
+        # Of the measurement that it is at:
+        self._current: Measurement
+        self._began_s = 0.0
+        self._facts: dict[str, Any] = {}  # provenance
+        self._verdict: tuple[str, str] | None = None  # status and message, where we ended the worker
+        self._failure: dict[str, Any] | None = None  # what the worker last said had failed
 
-    def emit(self, event: dict[str, Any]) -> None:
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._dismiss(0.0 if kind else CLOSING_S)
+
+    def measure(self, measurement: Measurement) -> Outcome:
+        """Make one; its record is on disk then.
+
+        Raises:
+            BadInput: see `lone`.
+            KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is left.
+        """
+        self._current, self._verdict, self._failure = measurement, None, None
+        self._position += 1
+        try:
+            if self._worker is not None and self._worker.serves != _served(measurement):
+                self._dismiss()
+            outcome = self._measured(measurement)
+        except BaseException:
+            self._dismiss(0.0)
+            _discard_unfinished(measurement)
+            raise
+        if (measurement.config.get("measure") or {}).get("isolation") == "run":
+            self._dismiss()
+        return outcome
+
+    def _measured(self, measurement: Measurement) -> Outcome:
+        if self._worker is None:
+            self._device.enter_context(
+                device_lock(measurement.config, lambda: self._emit({"event": "waiting"}))
+            )
+        try:
+            storage.prepare(measurement.path, measurement.config)
+        except OSError as error:
+            if self._worker is None:
+                self._device.close()
+            return self._settle("error", f"the record's folder could not be made: {error}")
+        self._facts = provenance(measurement.config, code_hash())
+        self._began_s = time.monotonic()
+        if self._worker is None:
+            self._worker = _Worker(measurement)
+        self._worker.send(measurement)
+        while (events := self._worker.listen()) is not None:
+            for event in events:
+                if (outcome := self._hear(event)) is not None:
+                    return outcome
+            if self._overdue():
+                self._worker.end(0.0)
+                break
+        outcome = self._concluded()
+        self._dismiss(0.0)
+        return outcome
+
+    def _dismiss(self, patience_s: float = CLOSING_S) -> None:
+        """End the worker, if there is one, and let go of the device."""
+        worker, self._worker = self._worker, None
+        try:
+            if worker is not None:
+                worker.close(patience_s)
+        finally:
+            self._device.close()
+
+    def _emit(self, event: dict[str, Any]) -> None:
         """Tell the caller, adding which measurement it is about."""
-        current = self.current or self.batch[-1]
-        position = self.offset + min(len(self.outcomes) + 1, len(self.batch))
-        self.on_progress({**event, "measurement": current, "position": position, "total": self.total})
+        about = {"measurement": self._current, "position": self._position, "total": self._total}
+        self._on_progress({**event, **about})
 
-    def waiting(self) -> None:
-        """Another supervisor holds the device."""
-        self.emit({"event": "waiting"})
+    def _overdue(self) -> bool:
+        """Whether the worker must be ended; `_verdict` then says why."""
+        assert self._worker is not None
+        measure: dict[str, Any] = self._current.config.get("measure") or {}
+        spent = time.monotonic() - self._began_s
+        if self._failure is not None:
+            return spent > CLOSING_S  # all is said: the worker has only to end
+        timeout, limit = measure.get("timeout_s"), measure.get("memory_limit_gb")
+        if self._worker.telemetry.over_limit.is_set():
+            self._verdict = ("oom", f"resident memory went above measure.memory_limit_gb={limit:g}")
+        elif timeout and spent > timeout:
+            self._verdict = ("timeout", f"not done within measure.timeout_s={timeout:g} seconds")
+        return self._verdict is not None
 
-    def run(self) -> list[Outcome]:
-        """Spawn the worker and watch it to its end. At least one outcome; the rest is for another worker."""
-        self._begin()
-        if self.current is None:
-            return self.outcomes
-        ooms = _oom_kills()
-        read_end, write_end = os.pipe()
-        with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
-            job = Path(folder) / "job.json"
-            rest = self.batch[len(self.outcomes) :]
-            job.write_text(json.dumps([measurement.to_dict() for measurement in rest], default=str))
-            self.worker = self._spawn(job, write_end)
-            os.close(write_end)
-            limit = self.measure.get("memory_limit_gb")
-            interval = self.measure.get("telemetry_interval_s") or 0.2
-            self.telemetry = Telemetry(self.worker.pid, self.gpu, interval, limit and limit * 1e9).start()
-            try:
-                self._go()
-                self._watch(read_end)
-                self._conclude(self.worker.wait(), _oom_kills() > ooms)
-            except BaseException:
-                _end(self.worker)
-                self._discard_unfinished()
-                raise
-            finally:
-                os.close(read_end)
-                self.telemetry.stop()
-        return self.outcomes
+    def _hear(self, event: dict[str, Any]) -> Outcome | None:
+        """Take in what the worker said; the outcome where that ended the measurement."""
+        assert self._worker is not None
+        self._worker.telemetry.phase = event["event"]
+        if event["event"] == "done":
+            return self._completed(event)
+        if event["event"] == "failed":
+            if event["going_on"]:
+                return self._failed(event["status"], event["type"], event["message"])
+            self._failure, self._began_s = event, time.monotonic()
+            return None  # the worker ends now; how it ends may tell more
+        self._emit(event)
+        return None
 
-    def _begin(self) -> None:
-        """Make the next measurement's directory ready and start its time; one that cannot be is a failure."""
-        self.failure = None
-        while (current := self.current) is not None:
-            try:
-                storage.prepare(current.path, current.config)
-            except OSError as error:
-                self._settle("error", f"the record's folder could not be made: {error}")
-                continue
-            self.facts = provenance(current.config, code_hash())
-            break
-        self.began_s = time.monotonic()
+    def _completed(self, event: dict[str, Any]) -> Outcome:
+        """Add what was seen from outside to the record that the worker handed over, and rename it into place."""
+        assert self._worker is not None
+        self._worker.telemetry.sample()
+        rows = self._worker.telemetry.rows(self._began_s)
+        try:
+            status, message = complete(self._current, self._facts, rows, event["window_s"])
+        except OSError as error:  # a full disk is this cell's failure, not the sweep's end
+            return self._failed("error", type(error).__name__, f"the record could not be written: {error}")
+        return self._settle(status, message)
 
-    def _go(self) -> None:
-        """Let the worker begin with the current measurement, or end."""
-        assert self.worker.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the worker has died: its exit code tells
-            if self.current is None:
-                self.worker.stdin.close()
-            else:
-                self.worker.stdin.write(f"{self.current.run_id}\n".encode())
-                self.worker.stdin.flush()
+    def _settle(self, status: str, message: str) -> Outcome:
+        self._emit({"event": "done" if status == "ok" else "failed", "status": status, "message": message})
+        return Outcome(self._current, status, message)
 
-    def _spawn(self, job: Path, progress: int) -> subprocess.Popen[bytes]:
-        threads = str(thread_count(self.batch[0].config.get("runtime") or {}))
+    def _failed(self, status: str, kind: str, message: str) -> Outcome:
+        """Write the record of a measurement that did not end well."""
+        assert self._worker is not None
+        if self._lone and status == "invalid":
+            raise BadInput(message)
+        rows = self._worker.telemetry.rows(self._began_s)
+        with contextlib.suppress(OSError):
+            (self._current.path / storage.HANDOVER).unlink()
+        try:
+            write_failure(self._current, status, kind, message, self._facts, rows)
+        except OSError as error:  # nothing can be written: a resumed sweep measures it again
+            message = f"{message} (nor could its record be written: {error})"
+        return self._settle(status, message)
+
+    def _concluded(self) -> Outcome:
+        """Account for the measurement at which the worker ended."""
+        assert self._worker is not None
+        code, oom_killed = self._worker.wait()
+        if self._failure is not None:
+            return self._failed(self._failure["status"], self._failure["type"], self._failure["message"])
+        if self._verdict:
+            status, message = self._verdict
+            return self._failed(status, "TimeoutError" if status == "timeout" else "MemoryError", message)
+        if code == -signal.SIGKILL and oom_killed:
+            return self._failed("oom", "MemoryError", "killed by the kernel, which was out of memory")
+        if code < 0:
+            name = signal.Signals(-code).name
+            return self._failed("crashed", name, f"the worker was killed by {name}")
+        return self._failed("crashed", "WorkerExit", f"the worker ended with exit code {code} and no result")
+
+
+class _Worker:
+    """A worker's process, the pipe that it speaks up, and its telemetry.
+
+    Args:
+        first: its first measurement, whose directory is there.
+    """
+
+    def __init__(self, first: Measurement) -> None:
+        measure: dict[str, Any] = first.config.get("measure") or {}
+        self.serves = _served(first)
+        self._buffer = b""
+        self._ooms = _oom_kills()
+        self._pipe, progress = os.pipe()
+        try:
+            self._process = self._spawn(first, progress)
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(progress)
+        gpu: NullGpu = open_gpu((first.config.get("runtime") or {}).get("device") or "auto")
+        limit = measure.get("memory_limit_gb")
+        interval = measure.get("telemetry_interval_s") or 0.2
+        self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()
+
+    def _spawn(self, first: Measurement, progress: int) -> subprocess.Popen[bytes]:
+        threads = str(thread_count(first.config.get("runtime") or {}))
         environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, threads),
@@ -193,12 +281,9 @@ class _Watch:
             "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
             "TOKENIZERS_PARALLELISM": "false",
         }
-        command = [sys.executable, "-m", "minivllm.bench.worker", str(job), str(progress), str(os.getpid())]
-        current = self.current
-        assert current is not None
-        with (current.path / storage.LOG).open("wb") as log:
+        with (first.path / storage.LOG).open("wb") as log:
             return subprocess.Popen(
-                command,
+                [sys.executable, "-m", "minivllm.bench.worker", str(progress), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -207,128 +292,64 @@ class _Watch:
                 start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which decides
             )
 
-    def _watch(self, read_end: int) -> None:
-        """Follow the worker's progress until it closes its pipe or is ended."""
+    def send(self, measurement: Measurement) -> None:
+        """Let it begin with a measurement whose directory is ready."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died: its exit code tells
+            self._process.stdin.write(json.dumps(measurement.to_dict(), default=str).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def listen(self) -> list[dict[str, Any]] | None:
+        """What it says within POLL_S; None once it has nothing more to say."""
         with selectors.DefaultSelector() as selector:
-            selector.register(read_end, selectors.EVENT_READ)
-            while True:
-                if selector.select(POLL_S):
-                    if not self._read(read_end):
-                        return
-                elif self.worker.poll() is not None:
-                    return  # a process that the engine started holds the pipe open
-                if self._overdue():
-                    _end(self.worker, grace_s=0)
-                    return
+            selector.register(self._pipe, selectors.EVENT_READ)
+            if not selector.select(POLL_S):
+                # A process that the engine started may hold the pipe open.
+                return [] if self._process.poll() is None else None
+        chunk = os.read(self._pipe, 1 << 16)
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        return [json.loads(line) for line in lines] if chunk else None
 
-    def _overdue(self) -> bool:
-        """Whether the worker must be ended; `verdict` then says why."""
-        spent = time.monotonic() - self.began_s
-        if self.current is None or self.failure is not None:
-            return spent > CLOSING_S  # all is said: the worker has only to end
-        timeout, limit = self.measure.get("timeout_s"), self.measure.get("memory_limit_gb")
-        if self.telemetry.over_limit.is_set():
-            self.verdict = ("oom", f"resident memory went above measure.memory_limit_gb={limit:g}")
-        elif timeout and spent > timeout:
-            self.verdict = ("timeout", f"not done within measure.timeout_s={timeout:g} seconds")
-        return self.verdict is not None
+    def wait(self) -> tuple[int, bool]:
+        """Its exit code, and whether the kernel has killed for memory since it began."""
+        return self._process.wait(), _oom_kills() > self._ooms
 
-    def _read(self, read_end: int) -> bool:
-        """Take in what the worker said; False once it has closed the pipe."""
-        chunk = os.read(read_end, 1 << 16)
-        *lines, self.buffer = (self.buffer + chunk).split(b"\n")
-        for line in lines:
-            self._hear(json.loads(line))
-        return bool(chunk)
+    def end(self, grace_s: float) -> None:
+        """End it and everything it started: politely, unless there is no time, then not."""
+        with contextlib.suppress(ProcessLookupError):
+            if grace_s:
+                os.killpg(self._process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(grace_s)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        self.telemetry.phase = event["event"]
-        if event["event"] == "done":
-            self._complete(event)
-        elif event["event"] == "failed":
-            self.failure = event
-            if not event["going_on"]:
-                self.began_s = time.monotonic()
-                return  # the worker ends now; how it ends may tell more
-            self._fail(event["status"], event["type"], event["message"])
-        else:
-            self.emit(event)
-            return
-        self._begin()
-        self._go()
-
-    def _complete(self, event: dict[str, Any]) -> None:
-        """Add what was seen from outside to the record that the worker handed over, and rename it into place."""
-        current = self.current
-        assert current is not None
-        self.telemetry.sample()
-        rows = self.telemetry.rows(self.began_s)
+    def close(self, patience_s: float) -> None:
+        """Tell it that all is done and wait so long for it to release its engine; with 0 end it as it is."""
+        assert self._process.stdin is not None
+        deadline = time.monotonic() + patience_s
         try:
-            status, message = complete(current, self.facts, rows, event["window_s"])
-        except OSError as error:  # a full disk is this cell's failure, not the sweep's end
-            self._fail("error", type(error).__name__, f"the record could not be written: {error}")
-        else:
-            self._settle(status, message)
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            while time.monotonic() < deadline and self.listen() is not None:
+                pass
+        finally:
+            if self._process.poll() is None:
+                self.end(GRACE_S)
+            os.close(self._pipe)
+            self.telemetry.stop()
 
-    def _settle(self, status: str, message: str) -> None:
-        self.emit({"event": "done" if status == "ok" else "failed", "status": status, "message": message})
-        current = self.current
-        assert current is not None
-        self.outcomes.append(Outcome(current, status, message))
 
-    def _fail(self, status: str, kind: str, message: str) -> None:
-        """Write the record of a measurement that did not end well."""
-        current = self.current
-        assert current is not None
-        if self.lone and status == "invalid":
-            raise BadInput(message)
-        rows = self.telemetry.rows(self.began_s)
+def _discard_unfinished(measurement: Measurement) -> None:
+    """Leave no directory without a record, and no empty folder."""
+    path = measurement.path
+    if (path / storage.RECORD).exists():
+        return  # interrupted between the record's last write and its announcement
+    storage.remove(path)
+    storage.recover(path)
+    for folder in (path.parent, path.parent.parent):
         with contextlib.suppress(OSError):
-            (current.path / storage.HANDOVER).unlink()
-        try:
-            write_failure(current, status, kind, message, self.facts, rows)
-        except OSError as error:  # nothing can be written: a resumed sweep measures it again
-            message = f"{message} (nor could its record be written: {error})"
-        self._settle(status, message)
-
-    def _conclude(self, code: int, oom_killed: bool) -> None:
-        """Account for the measurement at which the worker ended."""
-        if self.current is None:
-            return
-        if self.failure is not None:
-            self._fail(self.failure["status"], self.failure["type"], self.failure["message"])
-        elif self.verdict:
-            status, message = self.verdict
-            self._fail(status, "TimeoutError" if status == "timeout" else "MemoryError", message)
-        elif code == -signal.SIGKILL and oom_killed:
-            self._fail("oom", "MemoryError", "killed by the kernel, which was out of memory")
-        elif code < 0:
-            name = signal.Signals(-code).name
-            self._fail("crashed", name, f"the worker was killed by {name}")
-        else:
-            self._fail("crashed", "WorkerExit", f"the worker ended with exit code {code} and no result")
-
-    def _discard_unfinished(self) -> None:
-        """Leave no directory without a record, and no empty folder."""
-        current = self.current
-        if current is None or (current.path / storage.RECORD).exists():
-            return  # interrupted between the record's last write and its announcement
-        storage.remove(current.path)
-        storage.recover(current.path)
-        for folder in (current.path.parent, current.path.parent.parent):
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # fails, as it should, unless empty
-
-
-def _end(worker: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """End a worker and everything it started: politely, unless there is no time, then not."""
-    with contextlib.suppress(ProcessLookupError):
-        if grace_s:
-            os.killpg(worker.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(grace_s)
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+            folder.rmdir()  # fails, as it should, unless empty
 
 
 def _oom_kills() -> int:

@@ -1,7 +1,7 @@
-"""The process that measures: `python -m minivllm.bench.worker JOB.json PROGRESS_FD PARENT_PID`.
+"""The process that measures: `python -m minivllm.bench.worker PROGRESS_FD PARENT_PID`.
 
-JOB.json lists measurements that share one engine configuration; the engine is built once. The supervisor names
-a measurement on standard input, by its run_id, when its directory is ready. A finished record is handed over in a temporary
+The supervisor gives it measurements on standard input, a JSON line each, when their directories are ready. They share
+one engine configuration; the engine is built once. A finished record is handed over in a temporary
 file, since only the supervisor has the telemetry. Progress goes up a pipe of its own as JSON lines, so that
 nothing that an engine prints can disturb it. Exit codes: 0 all measured, 1 a failure, 2 bad input.
 """
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,36 +54,38 @@ class Pipe:
 
 
 class Worker:
-    """Measures a job's measurements in turn.
+    """Measures in turn what it is given.
 
     Args:
-        measurements: they share one engine configuration.
         pipe: to the supervisor.
     """
 
-    def __init__(self, measurements: Sequence[Measurement], pipe: Pipe) -> None:
-        self.measurements = measurements
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self.session = Session(measurements[0].config, pipe)
 
-    def run(self) -> int:
-        """Measure until all is done or the engine is no longer fit for it; returns the exit code."""
-        code = 0
-        by_id = {measurement.run_id: measurement for measurement in self.measurements}
-        for line in sys.stdin.buffer:
-            measurement = by_id[line.decode().strip()]
+    def run(self, given: Iterable[bytes]) -> int:
+        """Measure until all is done or the engine is no longer fit for it; returns the exit code.
+
+        Args:
+            given: measurements, a JSON line each, that share one engine configuration.
+        """
+        code, session = 0, None
+        for line in given:
+            measurement = Measurement.from_dict(json.loads(line))
+            session = session or Session(measurement.config, self.pipe)
             _log_to(measurement.path / storage.LOG)
             try:
-                self._measure(measurement)
+                self._measure(session, measurement)
             except Exception as error:  # whatever it is, it becomes a row
-                code = self._report(error, going_on=self.session.usable)
-                if not self.session.usable:
+                code = self._report(error, going_on=session.usable)
+                if not session.usable:
                     return code
-        self.session.close()
+        if session is not None:
+            session.close()
         return code
 
-    def _measure(self, measurement: Measurement) -> None:
-        result = self.session.measure(measurement)
+    def _measure(self, session: Session, measurement: Measurement) -> None:
+        result = session.measure(measurement)
         storage.write_parquet(measurement.path / storage.REQUESTS, result.requests)
         storage.write_parquet(measurement.path / storage.STEPS, result.steps)
         storage.write_json(measurement.path / storage.HANDOVER, result.record.to_dict())
@@ -137,10 +139,9 @@ def die_with(parent: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point; see the module's docstring."""
-    job, descriptor, parent = arguments
+    descriptor, parent = arguments
     die_with(int(parent))
-    measurements = [Measurement.from_dict(item) for item in json.loads(Path(job).read_text())]
-    return Worker(measurements, Pipe(int(descriptor))).run()
+    return Worker(Pipe(int(descriptor))).run(sys.stdin.buffer)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,13 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
         raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
     with Display(before, total) as display:
-        return supervise(measurements, tracked(display, measurements))
+        config = measurements[0].config if measurements else {}
+        return supervise(measurements, tracked(display, config))
 
 
-def tracked(display: Display, measurements: Sequence[Measurement]) -> Progress:
+def tracked(display: Display, config: dict[str, Any]) -> Progress:
     """What the supervisor tells of its progress to: the display, and of each record to the tracker."""
-    tracker = SafeTracker(measurements[0].config if measurements else {})
+    tracker = SafeTracker(config)
 
     def hear(event: dict[str, Any]) -> None:
         display.update(event)
@@ -107,7 +108,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refused = False
     try:
         with Display() as display:
-            code = _exit_code(supervise(measurements, tracked(display, measurements), lone=True))
+            code = _exit_code(supervise(measurements, tracked(display, config), lone=True))
     except BadInput:
         refused = True
         raise

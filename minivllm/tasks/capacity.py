@@ -13,8 +13,9 @@ from minivllm.ablation.schedule import recorded_status
 from minivllm.bench import identity, storage
 from minivllm.bench.capacity import UNITS, Capacity, Probe, criterion_of, met, objectives, rate_knob, search
 from minivllm.bench.display import Display
+from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import Measurement
-from minivllm.bench.supervisor import run as supervise
+from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import check, refuse_sweep_settings, report, tracked
@@ -23,6 +24,7 @@ from minivllm.tasks.bench import check, refuse_sweep_settings, report, tracked
 def run(config: dict[str, Any]) -> int:
     """Search, measuring each rate as task=bench would, and print what was found.
 
+    The engine is loaded once for all rates, unless measure.isolation=run.
     Every measurement is a record; those of a search with the same definition are found again, so that the
     same command resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
 
@@ -42,15 +44,17 @@ def run(config: dict[str, Any]) -> int:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     searching = _Search(config, knob, fingerprint)
-    try:
-        found = search(
-            searching.measure, criterion_of(config), float(config["task"]["start_rate"]), searching.tell
-        )
-    except _Failed as failure:
-        print(f"error: the search ended at {failure}", file=sys.stderr)
-        return 1
-    finally:
-        report(searching.measurements, Path(config.get("reports_dir") or "reports") / searching.name)
+    start = float(config["task"]["start_rate"])
+    with folder_lock(searching.root / searching.name, "search", "name"):
+        try:
+            with Display() as display, Supervisor(tracked(display, config)) as supervisor:
+                searching.supervisor = supervisor
+                found = search(searching.measure, criterion_of(config), start, searching.tell)
+        except _Failed as failure:
+            print(f"error: the search ended at {failure}", file=sys.stderr)
+            return 1
+        finally:
+            report(searching.measurements, Path(config.get("reports_dir") or "reports") / searching.name)
     _show(replace(found, unit=UNITS[knob]))
     return 0 if found.holds is not None else 1
 
@@ -96,6 +100,7 @@ class _Search:
         cell = identity.cell_id(without, fingerprint)
         self.name: str = config.get("name") or f"capacity-{cell}"
         self.measurements: list[Measurement] = []
+        self.supervisor: Supervisor
 
     def measure(self, rate: float, block: int) -> Sequence[bool]:
         """Whether each request met its objectives at a rate; from the record where there is one."""
@@ -114,8 +119,7 @@ class _Search:
         storage.recover(measurement.path)
         if recorded_status(measurement) not in ("ok", "timeout"):
             print(f"trying {arm}", flush=True)
-            with Display() as display:
-                (outcome,) = supervise([measurement], tracked(display, [measurement]))
+            outcome = self.supervisor.measure(measurement)
             if outcome.status not in ("ok", "timeout"):
                 raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))

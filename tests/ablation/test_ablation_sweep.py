@@ -246,7 +246,7 @@ def test_real_workers_find_the_planted_slowdown_and_the_dead_knob(
 ) -> None:
     """Everything but the weights: processes, records, report. Time is virtual, and its noise is planted."""
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr("minivllm.bench.supervisor.tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("minivllm.report.build_report", quick_report)
     plug_in("engine", "sleepy", "_target_: tests.ablation.sleepy.SleepyEngine\nsleep: 0.0\n")
     plug_in(

@@ -269,7 +269,7 @@ def test_real_workers_faults_and_resume(
 ) -> None:
     """The whole path but the engine, which goes wrong in chosen ways."""
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr("minivllm.bench.supervisor.tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     plug_in("engine", "faulty", "_target_: tests.bench.faulty.FaultyEngine\nfault: null\n")
     command = ["-m", "engine=faulty", "engine.fault=null,raise,kill", "sweep.name=mine"]
     command += ["measure.roofline=false", "workload.num_requests=4", "runtime.device=cpu"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 from hypothesis import given
@@ -263,6 +265,62 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     again = cli(*command)
     assert again.code == 0 and found.sentence() in again.out
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")} == stamps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["cell", "run"])
+def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
+    cli: Any,
+    isolation: str,
+    plug_in: Callable[[str, str, str], None],
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir)
+    plug_in("engine", "faulty", f"_target_: tests.bench.faulty.FaultyEngine\nstate: {tmp_path / 'state'}\n")
+    done = cli(
+        *(
+            f"--config-dir={user_dir / 'conf'}",
+            "task=capacity",
+            "engine=faulty",
+            "runtime.device=cpu",
+            "name=mine",
+        ),
+        *(
+            "arrival=constant",
+            "task.start_rate=100",
+            "task.tolerance=2",
+            "task.max_rates=2",
+            "measure.repeats=2",
+        ),
+        *(
+            "workload.num_requests=20",
+            "workload.output_len=4",
+            "measure.slo.ttft_ms=5000",
+            "measure.roofline=false",
+        ),
+        f"measure.isolation={isolation}",
+    )
+    assert done.code == 0, done.err
+    assert (
+        len(list(Path("runs/mine").glob("*/record.json"))) == 4
+    )  # 100 and 200 a second hold, two blocks each
+    assert len((tmp_path / "state").read_text().split()) == (1 if isolation == "cell" else 4)
+
+
+def test_two_processes_do_not_make_one_search(cli: Any) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    with filelock.FileLock("runs/mine/.lock"):
+        done = cli("task=capacity", *ROOFLINE, "arrival=poisson", "measure.slo.ttft_ms=60", "name=mine",
+                   "workload.num_requests=60")  # fmt: skip
+    assert (done.code, done.err) == (
+        2,
+        "error: search mine is running in another process; wait, or give name=...\n",
+    )
+    assert not list(Path("runs").rglob("record.json"))
 
 
 @pytest.mark.parametrize(

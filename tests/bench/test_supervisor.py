@@ -228,16 +228,45 @@ def test_repeats_share_a_worker(tmp_path: Path) -> None:
     assert all((m.path / storage.LOG).exists() and (m.path / storage.CONFIG).exists() for m in measurements)
 
 
-@pytest.mark.parametrize("knob", [{"prefix_cache": "warm"}, {"seed": 1}])
-def test_what_an_engine_reads_of_measure_once_gets_a_worker_of_its_own(
-    tmp_path: Path, knob: dict[str, Any]
-) -> None:
+def test_what_an_engine_reads_of_measure_once_gets_a_worker_of_its_own(tmp_path: Path) -> None:
     """A cell with a cold prefix cache must not be measured by an engine that was told to keep it."""
-    state = tmp_path / "state"
-    configs = [make_config(engine={"state": str(state)}, measure=measure) for measure in ({}, knob, knob)]
+    state, warm = tmp_path / "state", {"prefix_cache": "warm"}
+    configs = [make_config(engine={"state": str(state)}, measure=measure) for measure in ({}, warm, warm)]
     outcomes = supervisor.run(plan(tmp_path, *configs))
     assert [outcome.status for outcome in outcomes] == ["ok"] * 3
     assert len(set(state.read_text().split())) == 2
+
+
+def test_rates_and_seeds_share_a_worker_that_is_told_of_them_one_by_one(tmp_path: Path) -> None:
+    """What comes next may depend on what was measured: the first record is there before the second is asked for."""
+    state = tmp_path / "state"
+    poisson = "minivllm.bench.arrivals.Poisson"
+    first, second = (
+        plan(
+            tmp_path,
+            make_config(
+                engine={"state": str(state)},
+                arrival={"_target_": poisson, "rate": rate},
+                measure={"seed": seed},
+            ),
+        )[0]
+        for rate, seed in ((1000.0, 0), (2000.0, 1))
+    )
+    totals: list[Any] = []
+    with supervisor.Supervisor(lambda event: totals.append((event["position"], event["total"]))) as making:
+        assert making.measure(first).status == "ok" and record_of(first)["provenance"]["seed"] == 0
+        assert making.measure(second).status == "ok"
+    assert len(state.read_text().split()) == 1 and set(totals) == {(1, None), (2, None)}
+    hashes = {record_of(measurement)["workload_hash"] for measurement in (first, second)}
+    assert len(hashes) == 2 and record_of(second)["provenance"]["seed"] == 1
+
+
+def test_the_device_is_free_between_isolated_measurements(tmp_path: Path) -> None:
+    (isolated,) = plan(tmp_path, make_config(measure={"isolation": "run"}))
+    with supervisor.Supervisor() as making:
+        making.measure(isolated)
+        with device_lock(isolated.config, lambda: pytest.fail("the device is held")):
+            pass
 
 
 def test_isolation_run_gives_each_a_worker_of_its_own(tmp_path: Path) -> None:
