@@ -70,6 +70,7 @@ class TuneSweeper(Sweeper):
         loader = hydra_context.config_loader
         self.search = Search(
             goal,
+            self.settings,
             load=lambda overrides: loader.load_sweep_config(config, list(overrides)),
             launch=lambda jobs: launcher.launch(jobs, initial_job_idx=0),
         )
@@ -97,10 +98,7 @@ class TuneSweeper(Sweeper):
         self.optuna.config = config = copy.deepcopy(self.optuna.config)
         with read_write(config), open_dict(config):  # where Optuna's sweeper leaves its result
             config.hydra.sweep.dir = str(Path(self.settings["runs_dir"]) / self.search.name)
-        try:
-            self.optuna.sweep(arguments)
-        finally:
-            note_exit_code(self.search.conclude(Path(self.settings["reports_dir"])))
+        note_exit_code(self.search.run(lambda: self.optuna.sweep(arguments)))
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""

@@ -90,8 +90,8 @@ def _show_design(plan: Plan, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if (target := plan.measure["target_ci"]) is not None:
-        limit = plan.measure["max_repeats"]
+    if (target := plan.config["measure"]["target_ci"]) is not None:
+        limit = plan.config["measure"]["max_repeats"]
         console.print(
             f"blocks are added, up to {limit}, until every interval is narrower than {100 * target:.2g} %",
             highlight=False,

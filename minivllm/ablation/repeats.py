@@ -18,7 +18,8 @@ def too_few(design: Design, plan: Plan) -> str | None:
     from minivllm.ablation.statistics import blocks_needed
 
     needed = blocks_needed(len(design.names))
-    most = plan.measure["max_repeats"] if plan.measure["target_ci"] else plan.blocks
+    measure = plan.config["measure"]
+    most = measure["max_repeats"] if measure["target_ci"] else plan.blocks
     if most >= needed:
         return None
     return (
@@ -34,7 +35,7 @@ def more_blocks(plan: Plan) -> int | None:
     `measure.max_repeats`. A width is high / low - 1. Only the plan's own records count, so that a resumed sweep
     decides as an undisturbed one would.
     """
-    target, limit = plan.measure["target_ci"], plan.measure["max_repeats"]
+    target, limit = plan.config["measure"]["target_ci"], plan.config["measure"]["max_repeats"]
     if target is None:
         return None
     widths = _widths(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,7 @@ class Plan:
     folder: Path
     sweep: Sweep
     cells: list[Cell]
-    settings: dict[str, Any]  # the `sweep` node
-    measure: dict[str, Any]  # the `measure` node of the first arm that has one
+    config: dict[str, Any]  # of its first arm that has one: where records go, and how the sweep is run
     warnings: list[str]
     blocks: int = 0  # of every cell; 0 before `extend`: what each cell's own measure.repeats says
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
@@ -54,6 +54,15 @@ class Plan:
     def invalid(self) -> list[Cell]:
         """Cells that cannot be measured."""
         return [cell for cell in self.cells if cell.problem is not None]
+
+    def row_of_invalid(self, cell: Cell) -> Measurement:
+        """What stands in the records for a cell that cannot be measured."""
+        run = identity.digest(["invalid", sorted(cell.arm.overrides)])
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
+        config = cell.config or {"overrides": list(cell.arm.overrides), "choices": {}}
+        about = self.sweep.blocks.record(cell.arm, 0) if self.sweep.blocks else None
+        directory = str(self.folder / f"{slug}-{run}")
+        return Measurement(run, run, self.name, cell.arm.name, 0, directory, config, cell.position, about)
 
     def extend(self, blocks: int | None = None) -> None:
         """Give every cell so many blocks; None is its `measure.repeats`."""
@@ -89,7 +98,8 @@ class Plan:
         jobs: dict[Any, list[Measurement]] = {}
         for measurement in self.measurements:
             status = self.recorded.get(measurement.run_id)
-            anew = self.settings["fresh"] or (self.settings["retry"] == "failed" and status != "ok")
+            settings = self.config["sweep"]
+            anew = settings["fresh"] or (settings["retry"] == "failed" and status != "ok")
             if status is None or (anew and measurement.run_id not in self.launched):
                 shared = measurement.block if self.sweep.blocks else identity.engine_id(measurement.config)
                 jobs.setdefault(shared, []).append(measurement)
@@ -103,39 +113,39 @@ def _order(measurement: Measurement) -> int:
     return int(measurement.ablation["order"]) if measurement.ablation else 0
 
 
-def compose_arms(sweep: Sweep, load: Load) -> list[Cell]:
-    """Compose and check every arm by itself, so that a mistake in it is its own.
+def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[Cell]:
+    """Compose every arm by itself, so that a mistake in it is its own.
 
-    Raises:
-        BadInput: not one can be measured.
+    Args:
+        sweep: the arms.
+        load: composes a configuration from overrides.
+        before: arms of the sweep that came before these.
     """
     cells = []
-    for position, arm in enumerate(sweep.arms):
+    for position, arm in enumerate(sweep.arms, before):
         try:
             cells.append(Cell(arm, position, compose([*arm.overrides, *sweep.settings], load)))
         except BadInput as error:
             cells.append(Cell(arm, position, problem=str(error)))
-    _require_one(cells)
     return cells
 
 
-def _require_one(cells: Sequence[Cell]) -> None:
+def require_one(cells: Sequence[Cell]) -> None:
     """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of it."""
     if all(cell.problem is not None for cell in cells):
         prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
         raise BadInput(f"{prefix}{cells[0].problem}")
 
 
-def make_plan(sweep: Sweep, cells: list[Cell]) -> Plan:
-    """The plan of arms that are composed, with what is recorded of it.
+def check_arms(cells: Sequence[Cell], skip_absent: bool) -> list[str]:
+    """Find out which of the composed arms can be measured, and say so in them; returns warnings.
 
-    Raises:
-        BadInput: not one arm can be measured.
+    Args:
+        cells: see `compose_arms`.
+        skip_absent: whether arms of what is not installed are marked as absent.
     """
     from minivllm.tasks.bench import check
 
-    first = next(cell.config for cell in cells if cell.config is not None)
-    name = first["sweep"]["name"] or first["name"] or sweep.hash()
     settled: dict[str, dict[str, Any]] = {}  # model options -> the same with their weights found
     warnings: dict[str, None] = {}
     for cell in cells:
@@ -148,17 +158,29 @@ def make_plan(sweep: Sweep, cells: list[Cell]) -> Plan:
             )
         except BadInput as error:
             cell.problem = str(error)
-            cell.absent = isinstance(error, NotInstalled) and bool(first["sweep"]["skip_absent"])
+            cell.absent = isinstance(error, NotInstalled) and skip_absent
             continue
         settled[model] = cell.config["model"]
         warnings.update(dict.fromkeys(notes))
-    _require_one(cells)
+    return list(warnings)
+
+
+def make_plan(
+    sweep: Sweep, cells: Sequence[Cell], config: dict[str, Any], name: str, warnings: list[str]
+) -> Plan:
+    """The plan of arms that are checked, with what is recorded of it.
+
+    Args:
+        sweep, cells: the arms; absent ones are left out, and said to be.
+        config: see `Plan`.
+        name: of the sweep.
+        warnings: for the user.
+    """
     for cell in cells:
         if cell.absent:
             print(f"left out: {cell.problem}", file=sys.stderr)
-    cells = [cell for cell in cells if not cell.absent]
-    folder = Path(first["runs_dir"]) / name
-    plan = Plan(name, folder, sweep, cells, first["sweep"], first["measure"], list(warnings))
+    there = [cell for cell in cells if not cell.absent]
+    plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
     plan.extend()
     plan.look_up()
     return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,9 +11,10 @@ from typing import Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Arm, Sweep, is_setting
-from minivllm.ablation.schedule import Plan
-from minivllm.ablation.sweep import Launch, build_report, run_sweep
+from minivllm.ablation.schedule import Cell, Plan, check_arms, compose_arms, make_plan, require_one
+from minivllm.ablation.sweep import Launch, build_report, measure
 from minivllm.bench import storage
+from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Record
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
@@ -79,24 +80,45 @@ class Goal:
 class Search:
     """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
 
+    A trial that cannot be composed or measured is a row of status invalid, and worth as little as one that failed.
+
     Args:
         goal: what a trial is worth.
+        config: of the command, without any trial: where records go.
         load, launch: as for `run_sweep`.
     """
 
     goal: Goal
+    config: dict[str, Any]
     load: Load
     launch: Launch
     name: str = ""
     fixed: Sequence[str] = ()
-    arms: list[Arm] = field(default_factory=list)
-    plan: Plan | None = None
+    cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
 
     def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None) -> None:
         """Say what all trials share and what they vary; without a name, that definition is the name."""
         self.fixed = fixed
         cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
+
+    def run(self, propose: Callable[[], object]) -> int:
+        """Let `propose` ask for trials, with `measure`, until it has had enough; then report them all.
+
+        Returns:
+            The exit code: 1 if no trial kept within the limits.
+
+        Raises:
+            BadInput: another process is at the same search, or no trial at all was valid.
+        """
+        with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
+            try:
+                propose()
+            finally:
+                code = self._conclude()
+        if self.cells:
+            require_one([*self.cells.values()])
+        return code
 
     def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
         """What each trial, given as all of its overrides, is worth."""
@@ -107,17 +129,23 @@ class Search:
             own = tuple(text for text in trial if not is_setting(text))
             varied = sorted(text for text in own if text.partition("=")[0] not in keys)
             arms.append(Arm(" ".join(varied) or "default", own))
-        self.arms = list(dict.fromkeys([*self.arms, *arms]))
-        sweep = Sweep(tuple(self.arms), (*settings, f"sweep.name={self.name}"))
-        run_sweep(sweep, self.load, self.launch, report=self._note)
+        new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
+        if new:
+            sweep = Sweep(new, (*settings, f"sweep.name={self.name}"))
+            cells = compose_arms(sweep, self.load, before=len(self.cells))
+            warnings = check_arms(cells, skip_absent=False)
+            self.cells |= {cell.arm: cell for cell in cells}
+            measure(make_plan(sweep, cells, self.config, self.name, warnings), self.launch)
         return [self.goal.value(self._blocks(arm)) for arm in arms]
 
-    def conclude(self, reports_dir: Path) -> int:
-        """Report all trials and say which was best; the exit code is 1 if none kept within the limits."""
-        if self.plan is None:
+    def _conclude(self) -> int:
+        """Report all trials and say which was best."""
+        if not self.cells:
             return 1
-        reported = build_report(self.plan, reports_dir / self.name)
-        worth = {arm.name: self._blocks(arm) for arm in self.arms}
+        folder, cells = Path(self.config["runs_dir"]) / self.name, list(self.cells.values())
+        plan = Plan(self.name, folder, Sweep(tuple(self.cells), ()), cells, self.config, [])
+        reported = build_report(plan, Path(self.config["reports_dir"]) / self.name)
+        worth = {arm.name: self._blocks(arm) for arm in self.cells}
         kept = [name for name, blocks in worth.items() if not self.goal.excess(blocks)]
         print(f"{len(kept)} of {len(worth)} cells are within the limits")
         if not kept:
@@ -126,14 +154,9 @@ class Search:
         print(f"best: {best}: {self.goal.objective} {self.goal.value(worth[best]):.4g}")
         return 0 if reported else 1
 
-    def _note(self, plan: Plan, out_dir: Path) -> bool:
-        self.plan = plan  # the report comes once, at the end
-        return True
-
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
         """Records of a trial; empty where one is missing, or the trial could not be measured at all."""
-        assert self.plan is not None
-        paths = [m.path / storage.RECORD for m in self.plan.measurements if m.arm == arm.name]
+        paths = [measurement.path / storage.RECORD for measurement in self.cells[arm].measurements]
         if not all(path.exists() for path in paths):
             return []
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]

@@ -5,40 +5,45 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Sweep
 from minivllm.ablation.repeats import more_blocks, too_few
-from minivllm.ablation.schedule import Cell, Plan, compose_arms, make_plan, recorded_status
+from minivllm.ablation.schedule import (
+    Cell,
+    Plan,
+    check_arms,
+    compose_arms,
+    make_plan,
+    recorded_status,
+    require_one,
+)
 from minivllm.bench import identity, storage
-from minivllm.bench.record import Ablation, Failure, Record
+from minivllm.bench.folder_lock import folder_lock
+from minivllm.bench.record import Failure, Validity
 from minivllm.config import quoted
-from minivllm.errors import BadInput
-from minivllm.tracking.base import SafeTracker
+from minivllm.tracking.base import SafeTracker, Tracker
 
 if TYPE_CHECKING:
     from minivllm.report.rows import Row
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
-Report = Callable[[Plan, Path], bool]
 
 RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
-def run_sweep(sweep: Sweep, load: Load, launch: Launch, report: Report | None = None) -> int:
+def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     """Run a sweep to its report.
 
     Args:
         sweep: what to measure.
         load: composes a configuration from overrides; raises what Hydra raises.
         launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
-        report: what to do in the end, given the plan and the report's folder; false if it failed.
 
     Returns:
         The exit code: 0 if every record of the sweep is ok, else 1.
@@ -47,42 +52,25 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch, report: Report | None = 
         BadInput: no arm at all can be measured; nothing has been written then.
     """
     cells = compose_arms(sweep, load)
+    require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
-    plan = make_plan(sweep, cells)
+    warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
+    require_one(cells)
+    plan = make_plan(sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings)
     if first["sweep"]["dry_run"]:
         from minivllm.ablation.preview import show_plan
 
         show_plan(plan)
         return 0
-    with _only_one(plan):
-        _recover(plan)
-        return _measure(plan, launch, report or build_report, Path(first["reports_dir"]) / plan.name)
-
-
-@contextlib.contextmanager
-def _only_one(plan: Plan) -> Iterator[None]:
-    """Two processes that run one sweep at once would measure everything twice."""
-    import filelock
-
-    try:
-        plan.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"runs_dir={plan.folder.parent}: no folder for records can be made ({error})"
-        ) from None
-    lock = filelock.FileLock(plan.folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise BadInput(
-            f"sweep {plan.name} is running in another process; wait, or give sweep.name=..."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    with folder_lock(plan.folder, "sweep", "sweep.name"):
+        try:
+            measure(plan, launch)
+        finally:
+            reported = build_report(plan, Path(first["reports_dir"]) / plan.name)
+    statuses = [recorded_status(measurement) for measurement in plan.measurements]
+    return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
 
 
 def _recover(plan: Plan) -> None:
@@ -92,8 +80,14 @@ def _recover(plan: Plan) -> None:
     plan.look_up()
 
 
-def _measure(plan: Plan, launch: Launch, report: Report, report_dir: Path) -> int:
-    """Launch what is pending; the report comes whatever happens."""
+def measure(plan: Plan, launch: Launch) -> None:
+    """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci` wants.
+
+    Args:
+        plan: its folder is held by this process.
+        launch: see `run_sweep`.
+    """
+    _recover(plan)
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
     print(
@@ -106,19 +100,15 @@ def _measure(plan: Plan, launch: Launch, report: Report, report_dir: Path) -> in
         print(f"warning: {warning}", file=sys.stderr)
     if (blocks := plan.sweep.blocks) is not None and (advice := too_few(blocks.design, plan)):
         print(f"warning: {advice}", file=sys.stderr)
+    tracker = SafeTracker(plan.config)
     for cell in plan.cells:
-        _record_invalid(plan, cell)
-    try:
-        while True:
-            _launch(plan, launch)
-            if (more := more_blocks(plan)) is None:
-                break
-            plan.extend(more)
-            _recover(plan)
-    finally:
-        reported = report(plan, report_dir)
-    statuses = [recorded_status(measurement) for measurement in plan.measurements]
-    return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+        _record_invalid(plan, cell, tracker)
+    while True:
+        _launch(plan, launch)
+        if (more := more_blocks(plan)) is None:
+            return
+        plan.extend(more)
+        _recover(plan)
 
 
 def _launch(plan: Plan, launch: Launch) -> None:
@@ -207,7 +197,7 @@ def build_report(plan: Plan, out_dir: Path) -> bool:
         print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     print(f"report: {page}")
-    SafeTracker(plan.measurements[0].config).report(plan.name, page)
+    SafeTracker(plan.config).report(plan.name, page)
     return True
 
 
@@ -224,31 +214,17 @@ def _print_effects(rows: list[Row]) -> None:
             print(note)
 
 
-def _record_invalid(plan: Plan, cell: Cell) -> None:
+def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:
     """A row for an arm that cannot be measured; and none left of a time when it could not."""
-    run = identity.digest(["invalid", sorted(cell.arm.overrides)])
-    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
-    directory = plan.folder / f"{slug}-{run}"
+    row = plan.row_of_invalid(cell)
     if cell.problem is None:
-        storage.remove(directory)
+        storage.remove(row.path)
         return
     print(f"invalid: {cell.arm.name}: {cell.problem}", file=sys.stderr)
-    config = cell.config or {"overrides": list(cell.arm.overrides), "choices": {}}
-    record = Record(
-        run_id=run,
-        cell_id=run,
-        sweep=plan.name,
-        arm=cell.arm.name,
-        block=0,
-        status="invalid",
-        config=config,
-        position=cell.position,
-        ablation=Ablation(**blocks.record(cell.arm, 0)) if (blocks := plan.sweep.blocks) else None,
-        error=Failure("BadInput", cell.problem),
-    )
-    record.validity.ok = False
-    record.validity.reasons.append(f"invalid: {cell.problem}")
-    storage.write_record(directory, record, config=config)
+    reasons = Validity(False, [f"invalid: {cell.problem}"])
+    record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)
+    storage.write_record(row.path, record, config=row.config)
+    tracker.record(row.path)
 
 
 def _launch_plainly(cells: list[Cell], sweep: Sweep, launch: Launch) -> int:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import yaml
+from omegaconf import DictConfig
 
-from minivllm.ablation.search import WORST, Goal
+from minivllm import config
+from minivllm.ablation.search import WORST, Goal, Search
+from minivllm.bench import storage
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.record import Metrics
 from minivllm.bench.records import read_records
+from minivllm.config import compose
 from minivllm.errors import BadInput
 
 Cli = Callable[..., Any]
@@ -53,6 +61,84 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
         GOAL.value([block(None)])
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir / "index.html")
+
+
+@pytest.fixture
+def optuna(quick: None) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+
+
+class Trials:
+    """A search whose trials say which batch they want; a stand-in measures them, and the larger the faster."""
+
+    def __init__(self) -> None:
+        self.composed: list[str] = []
+        fixed = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1")
+        self.search = Search(Goal("metrics.output_tokens_per_s"), compose(fixed), self.load, self.launch)
+        self.search.define(fixed, (), "mine")
+        self.fixed = fixed
+
+    def load(self, overrides: Sequence[str]) -> DictConfig:
+        self.composed.append(" ".join(text for text in overrides if text.startswith("batching.max")))
+        return config.load(overrides)
+
+    def launch(self, jobs: Sequence[Sequence[str]]) -> list[Any]:
+        for overrides in jobs:
+            plan = compose(overrides)["sweep"]
+            for item in json.loads(Path(plan["plan"]).read_text())["jobs"][plan["job"]]:
+                m = Measurement.from_dict(item)
+                record = m.record(
+                    "ok", metrics=Metrics(output_tokens_per_s=m.config["batching"]["max_num_seqs"])
+                )
+                storage.write_record(m.path, record, config=m.config)
+        return []
+
+    def run(self, *sizes: int) -> tuple[int, list[float]]:
+        values: list[float] = []
+
+        def propose() -> None:
+            for size in sizes:
+                values.extend(self.search.measure([(*self.fixed, f"batching.max_num_seqs={size}")]))
+
+        return self.search.run(propose), values
+
+
+def test_an_invalid_trial_is_one_that_failed_and_the_search_goes_on(cli: Cli, quick: None) -> None:
+    code, values = Trials().run(0, 4, 8)
+    assert code == 0 and values[0] < -WORST and values[1:] == [4, 8]
+    records = {record["arm"]: record for record in read_records("runs/mine")}
+    assert [r["status"] for r in sorted(records.values(), key=lambda r: r["position"])] == [
+        "invalid",
+        "ok",
+        "ok",
+    ]
+    assert "must be at least 1" in records["batching.max_num_seqs=0"]["error"]["message"]
+
+
+def test_a_trial_is_planned_once(cli: Cli, quick: None) -> None:
+    trials = Trials()
+    _, values = trials.run(4, 2, 8, 4)
+    assert values == [4, 2, 8, 4]
+    assert trials.composed == [f"batching.max_num_seqs={size}" for size in (4, 2, 8)]
+
+
+def test_a_search_without_a_valid_trial_is_bad_input(cli: Cli, quick: None) -> None:
+    with pytest.raises(BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"):
+        Trials().run(0, -1)
+
+
+def test_two_processes_do_not_make_one_search(cli: Cli, quick: None) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    with (
+        filelock.FileLock("runs/mine/.lock"),
+        pytest.raises(BadInput, match="search mine is running in another process"),
+    ):
+        Trials().run(4)
+
+
 TUNE = (
     "preset=tune",
     *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "engine.overhead_ms=1"),
@@ -60,14 +146,8 @@ TUNE = (
 )
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir / "index.html")
-
-
 @pytest.mark.slow
-def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cli, quick: None) -> None:
+def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cli, optuna: None) -> None:
     limits = "sweep.limits={metrics.ttft_ms.p90:2000,metrics.itl_ms.p90:8}"
     done = cli(*TUNE, limits)
     assert done.code == 0, done.err
@@ -90,7 +170,7 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
 
 
 @pytest.mark.slow
-def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, quick: None) -> None:
+def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> None:
     done = cli(*TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
     assert done.code == 1 and "0 of 1 cells are within the limits" in done.out
 
@@ -106,7 +186,7 @@ def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, quick: None) -> Non
         ("cache.blok_size=3", "cache.blok_size: no such option of cache=paged"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(cli: Cli, quick: None, override: str, message: str) -> None:
+def test_mistakes_are_told_before_anything_runs(cli: Cli, optuna: None, override: str, message: str) -> None:
     done = cli("preset=tune", override)
     assert done.code == 2 and done.err.startswith(f"error: {message}") and done.err.count("\n") == 1
     assert not Path("runs").exists()

@@ -24,6 +24,22 @@ class Failing:
         raise ConnectionError("the server is still away")
 """
 
+TELLING = """
+import json
+
+class Telling:
+    def tell(self, *words):
+        with open("told", "a") as file:
+            print(*words, file=file)
+
+    def record(self, directory):
+        record = json.loads((directory / "record.json").read_text())
+        self.tell(record["run_id"], record["status"])
+
+    def report(self, name, page):
+        self.tell("report", name)
+"""
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +93,20 @@ def test_a_tracker_that_fails_is_a_warning(
     assert record["status"] == "ok"
     (log,) = Path("runs/mine").glob(f"*/{storage.LOG}")
     assert warning in log.read_text().splitlines()
+
+
+def test_an_arm_that_cannot_be_measured_is_told_of_too(
+    cli: Cli, quick: None, user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
+    (user_dir / "my_tracker.py").write_text(TELLING)
+    plug_in("tracker", "telling", "_target_: my_tracker.Telling\n")
+    command = ["-m", f"--config-dir={user_dir / 'conf'}", "tracker=telling", *SIMULATED, "sweep.name=mine"]
+    done = cli(*command, "cache.block_size=0,8")
+    assert done.code == 1
+    told = [line.split() for line in Path("told").read_text().splitlines()]
+    records = {record["run_id"]: record["status"] for record in read_records("runs/mine")}
+    assert dict(told[:-1]) == records and sorted(records.values()) == ["invalid", "ok"]
+    assert told[-1] == ["report", "mine"]
 
 
 def test_without_mlflow_nothing_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
