@@ -18,10 +18,12 @@ from minivllm.ablation.findings import (
     Effect,
     Factor,
     Interaction,
+    Planned,
     Togetherness,
     Verdict,
 )
 from minivllm.ablation.metric import OTHERS, Metric, find_metric
+from minivllm.bench.records import flatten
 from minivllm.report.cells import DEVICE, Cell, gather
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, number, status_of
@@ -29,31 +31,64 @@ from minivllm.report.rows import Row, below, number, status_of
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
 
 
-def analyse(rows: Sequence[Row]) -> Analysis | None:
+def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | None:
     """The analysis of an ablation's records.
 
     Args:
         rows: of `report.rows`, also of other sweeps, which are left out. Of several ablations, and of records of
             several versions of the code or several devices, the newest is analysed and the rest is noted.
+        planned: which of them it is of, and how they are to be read; None: what the newest says of its design and
+            metric counts for all that are arms of this design.
 
     Returns:
         None if there is no record of an ablation.
     """
-    cells = [cell for cell in gather(list(rows)) if cell.first("ablation.design")]
-    if not cells:
+    told = [row for row in rows if row.get("ablation.design")]
+    known = told if planned is None else [_read_as(row, planned) for row in told if row["run_id"] in planned]
+    if not known:
         return None
-    newest = max(cells, key=lambda cell: max(str(r.get("provenance.started_at") or "") for r in cell.rows))
-    kept = [cell for cell in cells if _belongs(cell, newest)]
-    return _Reading(kept, sum(len(cell.rows) for cell in cells if cell not in kept)).analysis()
+    newest = max(known, key=_started)
+    design = _design(newest)
+    arms: dict[str, Cell] = {}
+    for cell in gather(known):
+        if _belongs(cell, newest) and _fits(cell, design):
+            other = arms.get(cell.arm)  # the same arm of the same name, but of another cell
+            if other is None or max(map(_started, other.rows)) < max(map(_started, cell.rows)):
+                arms[cell.arm] = cell
+    cells = list(arms.values())
+    left_out = len(told) - sum(len(cell.rows) for cell in cells)
+    return _Reading(cells, design, find_metric(str(newest["ablation.metric"])), left_out).analysis()
 
 
-def _belongs(cell: Cell, newest: Cell) -> bool:
-    """Whether both are of one ablation, one code and one device; a record that cannot say belongs to any."""
+def _read_as(row: Row, planned: Planned) -> Row:
+    """The row with what a sweep has it as in place of what it was measured for."""
+    others = {key: value for key, value in row.items() if not key.startswith("ablation.")}
+    return others | flatten({"ablation": dict(planned[row["run_id"]])})
+
+
+def _started(row: Row) -> str:
+    return str(row.get("provenance.started_at") or "")
+
+
+def _design(row: Row) -> Design:
+    requires = below(row, "ablation.requires")
+    names = row["ablation.optimisations"]
+    return Design(row["ablation.design"], {name: tuple(requires.get(name) or ()) for name in names})
+
+
+def _belongs(cell: Cell, newest: Row) -> bool:
+    """Whether both are of one sweep, one code and one device; a record that cannot say belongs to any."""
     for key in ("sweep", "provenance.code_hash", DEVICE):
-        values = {cell.first(key), newest.first(key)} - {None}
-        if len(values) > 1:
+        if len({cell.first(key), newest.get(key)} - {None}) > 1:
             return False
     return True
+
+
+def _fits(cell: Cell, design: Design) -> bool:
+    """Whether the cell is an arm of this design: records of another one may have the same names."""
+    on = frozenset(cell.first("ablation.on") or ())
+    name = AGAIN if cell.arm == AGAIN and on == design.baseline else design.label(on)
+    return on <= set(design.names) and cell.arm == name
 
 
 @dataclass(frozen=True)
@@ -61,20 +96,14 @@ class _Reading:
     """The cells of one ablation by their arms."""
 
     cells: list[Cell]
+    design: Design
+    metric: Metric
     left_out: int  # records of other ablations, code or devices
-
-    @cached_property
-    def design(self) -> Design:
-        """As recorded."""
-        row = self.cells[0].rows[0]
-        requires = below(row, "ablation.requires")
-        names = row["ablation.optimisations"]
-        return Design(row["ablation.design"], {name: tuple(requires.get(name) or ()) for name in names})
 
     @cached_property
     def arms(self) -> dict[Chosen, Cell]:
         """Without the A/A arm."""
-        return {frozenset(c.first("ablation.on")): c for c in self.cells if c.arm != AGAIN}
+        return {frozenset(c.first("ablation.on") or ()): c for c in self.cells if c.arm != AGAIN}
 
     @cached_property
     def tests(self) -> int:
@@ -83,7 +112,7 @@ class _Reading:
 
     def analysis(self) -> Analysis:
         """See `Analysis`."""
-        metric = find_metric(str(self.cells[0].first("ablation.metric")))
+        metric = self.metric
         noise = self._noise(metric)
         effects, interactions = self._effects(metric, noise), self._interactions(metric)
         others = [m for name in OTHERS if (m := find_metric(name)) != metric and self._recorded(m)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["faster", "slower", "none", "not live", "failed", "too few blocks"]
 Togetherness = Literal["more together", "less together", "none", "failed", "too few blocks"]
+
+# What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has them now. A record
+# that was there already says what it was made for, which may have been another ablation.
+Planned = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

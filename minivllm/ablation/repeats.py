@@ -69,7 +69,7 @@ def _widths(plan: Plan) -> list[float | None]:
     recorded = [m.path for m in plan.measurements if (m.path / RECORD).exists()]
     rows: list[Row] = [flatten(record) for record in read_records(recorded)] if recorded else []
     if plan.sweep.blocks is not None:
-        analysis = analyse(rows)
+        analysis = analyse(rows, plan.ablations)
         effects = analysis.effects if analysis else ()
         return [effect.width for effect in effects if effect.ratio is not None]
     column = find_metric(USUAL).column

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.ablation.arms import Load, compose
+from minivllm.ablation.findings import Planned
 from minivllm.ablation.plan import Arm, Sweep
 from minivllm.bench import identity, storage
 from minivllm.bench.measurement import Measurement
@@ -49,6 +50,14 @@ class Plan:
     def measurements(self) -> list[Measurement]:
         """Of every cell, recorded or not."""
         return [measurement for cell in self.cells for measurement in cell.measurements]
+
+    @property
+    def ablations(self) -> Planned | None:
+        """How this sweep's records are to be read; None where it is no ablation."""
+        if self.sweep.blocks is None:
+            return None
+        rows = [*self.measurements, *map(self.row_of_invalid, self.invalid)]
+        return {row.run_id: row.ablation for row in rows if row.ablation is not None}
 
     @property
     def invalid(self) -> list[Cell]:

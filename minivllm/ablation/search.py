@@ -11,8 +11,8 @@ from typing import Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Arm, Sweep, is_setting
-from minivllm.ablation.schedule import Cell, Plan, check_arms, compose_arms, make_plan, require_one
-from minivllm.ablation.sweep import Launch, build_report, measure
+from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan, require_one
+from minivllm.ablation.sweep import Launch, measure
 from minivllm.bench import storage
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Record
@@ -140,11 +140,12 @@ class Search:
 
     def _conclude(self) -> int:
         """Report all trials and say which was best."""
+        from minivllm.tasks.ending import conclude
+
         if not self.cells:
             return 1
-        folder, cells = Path(self.config["runs_dir"]) / self.name, list(self.cells.values())
-        plan = Plan(self.name, folder, Sweep(tuple(self.cells), ()), cells, self.config, [])
-        reported = build_report(plan, Path(self.config["reports_dir"]) / self.name)
+        runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
+        reported = conclude(runs / self.name, reports / self.name, self.config)
         worth = {arm.name: self._blocks(arm) for arm in self.cells}
         kept = [name for name, blocks in worth.items() if not self.goal.excess(blocks)]
         print(f"{len(kept)} of {len(worth)} cells are within the limits")

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Sweep
@@ -27,9 +27,6 @@ from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Failure, Validity
 from minivllm.config import quoted
 from minivllm.tracking.base import SafeTracker, Tracker
-
-if TYPE_CHECKING:
-    from minivllm.report.rows import Row
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
@@ -51,6 +48,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     Raises:
         BadInput: no arm at all can be measured; nothing has been written then.
     """
+    from minivllm.tasks.ending import conclude
+
     cells = compose_arms(sweep, load)
     require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
@@ -68,7 +67,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         try:
             measure(plan, launch)
         finally:
-            reported = build_report(plan, Path(first["reports_dir"]) / plan.name)
+            reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
 
@@ -174,44 +173,6 @@ def _report_crashes(returns: Sequence[Any]) -> None:
             _ = job.return_value  # raises what the job raised
         except Exception as error:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def build_report(plan: Plan, out_dir: Path) -> bool:
-    """Build the report and print the summary; a failure here must not hide what went before."""
-    from minivllm import report
-    from minivllm.bench.records import load_records
-    from minivllm.report.rows import rows_of
-    from minivllm.report.terminal import print_table
-
-    if not any(plan.folder.glob(f"*/{storage.RECORD}")):
-        print("nothing has been recorded, so there is no report", file=sys.stderr)
-        return False
-    try:
-        page = report.build_report(plan.folder, out_dir)
-        frame = load_records(plan.folder)
-        for table in report.summary_tables(frame):
-            print_table(table)
-        if plan.sweep.blocks is not None:
-            _print_effects(rows_of(frame))
-    except Exception as error:
-        print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)
-        return False
-    print(f"report: {page}")
-    SafeTracker(plan.config).report(plan.name, page)
-    return True
-
-
-def _print_effects(rows: list[Row]) -> None:
-    """The verdicts of an ablation, and what there is to say about them."""
-    from minivllm.ablation.analysis import analyse
-    from minivllm.report.effects import effects_table
-    from minivllm.report.terminal import print_table
-
-    analysis = analyse(rows)
-    if analysis is not None:
-        print_table(effects_table(analysis))
-        for note in analysis.notes:
-            print(note)
 
 
 def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:

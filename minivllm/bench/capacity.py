@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
+from minivllm.bench.identity import cell_id, digest
 from minivllm.bench.storage import RECORD, REQUESTS
 
 TASK = "minivllm.tasks.capacity.run"
@@ -254,26 +255,79 @@ def met(
     ]
 
 
-def from_records(directories: Iterable[Path]) -> Capacity | None:
-    """What a search found, from its records alone; None where there was none.
+@dataclass(frozen=True)
+class Search:
+    """What the records of one search say: of one cell, by one version of the code, on one device."""
+
+    sweep: str
+    cell: str  # the readable name of what was measured
+    found: Capacity
+    limits: dict[str, float]  # the objectives, in milliseconds
+    left_out: int = 0  # records of the same cell by other code or on another device
+
+
+def from_records(directories: Iterable[Path]) -> list[Search]:
+    """The searches that records are of, and what each has found.
+
+    Of one cell in one sweep the newest search counts, with its objectives and its criterion; records by other code
+    or on another device are not of it.
 
     Args:
         directories: of records, those of other tasks and those that did not end well among them.
     """
-    blocks: dict[float, list[Sequence[bool]]] = {}
-    criterion, unit = Criterion(), UNITS["rate"]
+    cells: dict[tuple[str, str], list[tuple[Path, dict[str, Any]]]] = {}
     for directory in sorted(directories):
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         config = record["config"]
         knob = rate_knob(config.get("arrival") or {})
-        if (config.get("task") or {}).get("_target_") != TASK or knob is None:
-            continue
-        if (seen := met(directory, record)) is not None:
-            criterion, unit = criterion_of(config), UNITS[knob]
-            blocks.setdefault(float(config["arrival"][knob]), []).append(seen)
+        if (config.get("task") or {}).get("_target_") == TASK and knob is not None:
+            cells.setdefault((record["sweep"], _cell(config, knob)), []).append((directory, record))
+    return [search for members in cells.values() if (search := _newest(members)) is not None]
+
+
+def _cell(config: Mapping[str, Any], knob: str) -> str:
+    """Identity of what a rate is searched for: all but the rate, and the seed, in which blocks differ."""
+    arrival, measure = dict(config["arrival"]), dict(config["measure"])
+    arrival.pop(knob)
+    measure.pop("seed", None)
+    return cell_id({**config, "arrival": arrival, "measure": measure}, digest(config.get("model")))
+
+
+def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
+    """What the newest of the records is part of; None where nothing can be said of any rate."""
+
+    def when(member: tuple[Path, dict[str, Any]]) -> str:
+        return str((member[1].get("provenance") or {}).get("started_at") or "")
+
+    directory, newest = max(members, key=when)
+    config = newest["config"]
+    knob = rate_knob(config["arrival"])
+    assert knob is not None
+    blocks: dict[float, list[Sequence[bool]]] = {}
+    kept = [(place, record) for place, record in members if _alike(record, newest)]
+    for place, record in kept:
+        if (seen := met(place, record, config["measure"]["slo"])) is not None:
+            blocks.setdefault(float(record["config"]["arrival"][knob]), []).append(seen)
     if not blocks:
         return None
-    return Capacity(tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks)), criterion, unit)
+    probes = tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks))
+    return Search(
+        newest["sweep"],
+        directory.name.removesuffix(f"-{newest['run_id']}"),
+        Capacity(probes, criterion_of(config), UNITS[knob]),
+        objectives(config["measure"]["slo"]),
+        len(members) - len(kept),
+    )
+
+
+def _alike(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether both are by one version of the code on one device; a record that cannot say is like any."""
+
+    def about(one: Mapping[str, Any]) -> tuple[Any, Any]:
+        provenance = one.get("provenance") or {}
+        return provenance.get("code_hash"), (provenance.get("device") or {}).get("name")
+
+    return all(a == b or None in (a, b) for a, b in zip(about(record), about(other), strict=True))
 
 
 def criterion_of(config: Mapping[str, Any]) -> Criterion:

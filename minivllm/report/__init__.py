@@ -6,14 +6,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minivllm.report.page import build_report
+    from minivllm.report.material import read
+    from minivllm.report.page import build_report, write_report
     from minivllm.report.precision import summary_tables
     from minivllm.report.tables import summary_table
 
-__all__ = ["build_report", "summary_table", "summary_tables"]
+__all__ = ["build_report", "read", "summary_table", "summary_tables", "write_report"]
 
 _HOMES = {
     "build_report": "minivllm.report.page",
+    "write_report": "minivllm.report.page",
+    "read": "minivllm.report.material",
     "summary_table": "minivllm.report.tables",
     "summary_tables": "minivllm.report.precision",
 }

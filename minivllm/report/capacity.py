@@ -2,58 +2,94 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from minivllm.bench.capacity import TASK, Capacity, from_records, objectives
+from minivllm.bench.capacity import TASK, Capacity, Search, from_records
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
-from minivllm.report.rows import Row, below, record_folder
+from minivllm.report.rows import Row, record_folder
 from minivllm.report.style import BLUE, FAINT, GREEN, INK, ORANGE, VERMILION, Plot
 
 TONES = {"holds": "ok", "fails": "failed", "undecided": "mixed"}
 COLOURS = {"holds": GREEN, "fails": VERMILION, "undecided": ORANGE}
 
 
-def find(rows: list[Row]) -> Capacity | None:
-    """The search that these records are of; None where they are of none."""
+def find(rows: list[Row]) -> list[Search]:
+    """The searches that these records are of."""
     folders = [
         folder
         for row in rows
         if row.get("config.task._target_") == TASK and (folder := record_folder(row)) is not None
     ]
-    return from_records(folders) if folders else None
+    return from_records(folders)
 
 
-def section(found: Capacity | None, rows: list[Row], plots: list[Plot]) -> dict[str, Any] | None:
+def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
     """The section as plain data for its template."""
-    if found is None:
+    if not searches:
         return None
-    limits = objectives(below(rows[0], "config.measure.slo"))
     return {
-        "sentence": found.sentence(),
-        "objectives": listing(
-            [f"{name.removesuffix('_ms').upper()} ≤ {sig(ms)} ms" for name, ms in limits.items()]
-        ),
-        "rows": [
+        "searches": [
             {
-                "rate": f"{row['rate']:g}",
-                "share": sig(100 * row["share"]),
-                "interval": f"{sig(100 * row['low'])} to {sig(100 * row['high'])}",
-                "requests": count(row["requests"], "request"),
-                "blocks": row["blocks"],
-                "verdict": row["verdict"],
-                "tone": TONES[row["verdict"]],
+                "name": name if len(searches) > 1 else "",
+                "sentence": search.found.sentence(),
+                "objectives": listing(
+                    [
+                        f"{part.removesuffix('_ms').upper()} ≤ {sig(ms)} ms"
+                        for part, ms in search.limits.items()
+                    ]
+                ),
+                "left_out": search.left_out and count(search.left_out, "record"),
+                "rows": _rows(search.found),
             }
-            for row in found.rows()
+            for name, search in _named(searches)
         ],
         "plots": plots,
     }
 
 
-def figure(found: Capacity | None) -> Plot | None:
-    """Share against rate, with its interval and the share that is wanted."""
-    if found is None:
+def _rows(found: Capacity) -> list[dict[str, Any]]:
+    return [
+        {
+            "rate": f"{row['rate']:g}",
+            "share": sig(100 * row["share"]),
+            "interval": f"{sig(100 * row['low'])} to {sig(100 * row['high'])}",
+            "requests": count(row["requests"], "request"),
+            "blocks": row["blocks"],
+            "verdict": row["verdict"],
+            "tone": TONES[row["verdict"]],
+        }
+        for row in found.rows()
+    ]
+
+
+def _named(searches: list[Search]) -> list[tuple[str, Search]]:
+    """Each by what was measured, and where that is the same, by its sweep too."""
+    counts = Counter(search.cell for search in searches)
+    return [
+        (search.cell if counts[search.cell] == 1 else f"{search.cell} ({search.sweep})", search)
+        for search in searches
+    ]
+
+
+def figure(searches: list[Search]) -> Plot | None:
+    """Share against rate, with its interval and the share that is wanted; a row a search."""
+    if not searches:
         return None
+    named = _named(searches)
+    panels = [(name if len(searches) > 1 else "", [_panel(search.found)]) for name, search in named]
+    said = [
+        f"{panel[0]}: " * bool(panel[0]) + s.found.sentence()
+        for panel, s in zip(panels, searches, strict=True)
+    ]
+    rates = sum(len(search.found.probes) for search in searches)
+    alt = f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: {'; '.join(said)}."
+    caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
+    return finish(Chart("capacity", "Objectives met by rate", alt, caption, panels))
+
+
+def _panel(found: Capacity) -> Panel:
     rates = [probe.rate for probe in found.probes]
     ends = [probe.interval(found.criterion.confidence) for probe in found.probes]
     wanted = 100 * found.criterion.attainment
@@ -72,7 +108,4 @@ def figure(found: Capacity | None) -> Plot | None:
                 for probe, share in zip(members, shares, strict=True)
             ]
             series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
-    panel = Panel("", "rate of arrival", "% that met their objectives", series)
-    alt = f"Share of requests that met their objectives against the rate, {count(len(rates), 'rate')}: {found.sentence()}."
-    caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
-    return finish(Chart("capacity", "Objectives met by rate", alt, caption, [("", [panel])]))
+    return Panel("", "rate of arrival", "% that met their objectives", series)

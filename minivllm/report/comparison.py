@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minivllm.ablation.comparison import Compared, Comparison
-from minivllm.report.format import MISSING, sig
+from minivllm.ablation.comparison import Comparison
+from minivllm.report.format import MISSING, interval, p_value, sig
 from minivllm.report.style import BLUE, FAINT, GREY, VERMILION, Plot, bar_height, canvas, png, short
 from minivllm.report.terminal import rich_table
 
@@ -24,8 +24,8 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
             sig(cell.before),
             sig(cell.after),
             sig(cell.ratio),
-            interval(cell),
-            sig(cell.p_holm, 2),
+            interval(cell.low, cell.high),
+            p_value(cell.p_holm),
             f"{cell.blocks[0]} and {cell.blocks[1]}",
             cell.method or MISSING,
             cell.verdict + (f": {cell.reason}" if cell.reason else ""),
@@ -43,16 +43,6 @@ def comparison_table(comparison: Comparison) -> Table:
     for cell, row in zip(comparison.cells, table_rows(comparison), strict=True):
         table.add_row(Text(row[0]), cell.verdict, *row[1:-1])
     return table
-
-
-def interval(cell: Compared) -> str:
-    """Of the ratio; a few blocks that differ much have one whose ends say nothing."""
-    if cell.low is None or cell.high is None:
-        return MISSING
-    low, high = (
-        "<0.001" if end < 1e-3 else ">1,000" if end > 1e3 else sig(end) for end in (cell.low, cell.high)
-    )
-    return f"{low} to {high}"
 
 
 def markdown(comparison: Comparison, names: tuple[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minivllm.ablation.findings import Analysis, Effect
-from minivllm.report.format import MISSING, ratio, sig
+from minivllm.report.format import MISSING, interval, p_value, ratio, sig
 from minivllm.report.tables import markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -49,8 +49,8 @@ def _line(effect: Effect) -> list[str]:
     return [
         effect.name,
         ratio(effect.ratio),
-        MISSING if effect.low is None or effect.high is None else f"{sig(effect.low)} to {sig(effect.high)}",
-        MISSING if effect.p_holm is None else f"{effect.p_holm:.3f}",
+        interval(effect.low, effect.high),
+        p_value(effect.p_holm),
         str(effect.blocks),
         MISSING if least is None else f"{sig(100 * least, 2)} %",
         effect.verdict,

@@ -25,6 +25,23 @@ def ratio(value: float | None) -> str:
     return MISSING if value is None else f"{sig(value)}×"
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """Of a ratio, `1.38 to 1.47`; a few blocks that differ much have one whose ends say nothing."""
+    if low is None or high is None:
+        return MISSING
+    return " to ".join("<0.001" if end < 1e-3 else ">1,000" if end > 1e3 else sig(end) for end in (low, high))
+
+
+def spanned(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval, `1.42× [1.38, 1.47]`; without the brackets where there is none."""
+    return ratio(value) + ("" if low is None or high is None else f" [{sig(low)}, {sig(high)}]")
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals; a smaller one is `< 0.001`, never 0."""
+    return MISSING if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
 def count(n: int, noun: str, plural: str | None = None) -> str:
     """`1 cell`, `2 cells`."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"

@@ -7,24 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.ablation.findings import Analysis
-from minivllm.bench.capacity import Capacity
 from minivllm.report import capacity, precision, scaling, worth
 from minivllm.report import sections as words
-from minivllm.report.cells import Cell, gather
+from minivllm.report.cells import Cell
 from minivllm.report.distributions import distributions
 from minivllm.report.format import sig
 from minivllm.report.liveness import liveness
+from minivllm.report.material import Material, read
 from minivllm.report.plots import comparison_plots
 from minivllm.report.roofs import roofline
-from minivllm.report.rows import Row, distinct, read_rows
+from minivllm.report.rows import distinct
 from minivllm.report.scatter import trade_off
 from minivllm.report.simulation import simulation_check
 from minivllm.report.style import ON_DARK, Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
 from minivllm.report.verdict import verdict
-from minivllm.report.writing import write_bytes
+from minivllm.report.writing import make_folder, write_bytes
 
 FIGURES = (
     "forest",
@@ -70,19 +69,23 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         The path of index.html.
 
     Raises:
-        BadInput: there is no record at all. Failed records are enough for a report.
+        BadInput: there is no record at all, or nothing can be written there. Failed records are enough for a report.
     """
-    rows, unreadable = read_rows(source)
-    cells = gather(rows)
-    analysis, searched, ladders = worth.find(rows), capacity.find(rows), scaling.ladders(cells)
+    return write_report(read(source), out_dir)
+
+
+def write_report(material: Material, out_dir: Path) -> Path:
+    """`build_report` of what is read already."""
+    make_folder(out_dir)
+    cells = material.cells
+    ladders = scaling.ladders(cells)
     drawn = [
-        *worth.figures(analysis),
-        capacity.figure(searched),
+        *worth.figures(material.analysis),
+        capacity.figure(material.searches),
         scaling.figure(ladders),
         *figures(cells),
     ]
     plots = {plot.name: plot for plot in drawn if plot is not None}
-    out_dir.mkdir(parents=True, exist_ok=True)
     for plot in plots.values():
         write_bytes(out_dir / f"{plot.name}.png", plot.png)
     for name in set(FIGURES) - set(plots):
@@ -91,7 +94,7 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     write_bytes(out_dir / "table.md", markdown_text(cells).encode())
     optional = {
         "precision.md": precision.markdown_text(cells),
-        "effects.md": worth.markdown(analysis),
+        "effects.md": worth.markdown(material.analysis),
         "scaling.md": scaling.markdown_text(ladders),
     }
     for name, text in optional.items():
@@ -100,8 +103,7 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         else:
             (out_dir / name).unlink(missing_ok=True)
     index = out_dir / "index.html"
-    parts = sections(rows, cells, analysis, searched, plots, out_dir, unreadable)
-    write_bytes(index, page(rows, cells, analysis, plots, parts).encode())
+    write_bytes(index, page(material, plots, sections(material, plots, out_dir)).encode())
     return index
 
 
@@ -112,17 +114,11 @@ def figures(cells: list[Cell]) -> list[Plot]:
     return found + comparison_plots(cells) + timeline_plots(cells)
 
 
-def sections(
-    rows: list[Row],
-    cells: list[Cell],
-    analysis: Analysis | None,
-    searched: Capacity | None,
-    plots: dict[str, Plot],
-    out_dir: Path,
-    unreadable: list[str],
-) -> list[Section]:
+def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[Section]:
     """The parts of the page in reading order."""
     from minivllm.bench.glossary import glossary
+
+    rows, cells = material.rows, material.cells
 
     def some(*names: str) -> list[Plot]:
         return [plots[name] for name in names if name in plots]
@@ -133,12 +129,12 @@ def sections(
         Section(
             "worth",
             "What each optimisation is worth",
-            worth.section(analysis, cells, some("forest", "waterfall"), out_dir),
+            worth.section(material.analysis, cells, some("forest", "waterfall"), out_dir),
         ),
         Section(
             "capacity",
             "What rate it can serve",
-            capacity.section(searched, rows, some("capacity")),
+            capacity.section(material.searches, some("capacity")),
         ),
         Section(
             "scaling", "Cost as the work grows", scaling.section(scaling.ladders(cells), some("scaling"))
@@ -166,7 +162,7 @@ def sections(
         ),
         Section("memory", "Memory", some("memory"), "figures"),
         Section("failures", "Failures", {"failures": failures, "unshown": unshown}),
-        Section("validity", "Validity", {"remarks": remarks, "unreadable": unreadable}),
+        Section("validity", "Validity", {"remarks": remarks, "unreadable": material.unreadable}),
         Section(
             "liveness",
             "Did each knob do its work?",
@@ -178,13 +174,7 @@ def sections(
     return [section for section in found if section.data]
 
 
-def page(
-    rows: list[Row],
-    cells: list[Cell],
-    analysis: Analysis | None,
-    plots: dict[str, Plot],
-    parts: list[Section],
-) -> str:
+def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> str:
     """The page as HTML, of parts that know where it will lie, for their links to the records."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -203,12 +193,13 @@ def page(
     environment.filters["svg_uri"] = lambda data: (
         "data:image/svg+xml;base64," + base64.b64encode(data).decode()
     )
-    title, names = words.heading(rows, cells)
+    cells, analysis = material.cells, material.analysis
+    title, names = words.heading(material.rows, cells)
     live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
     context: dict[str, Any] = {
         "title": title,
         "names": names,
-        "weights": distinct(rows, "weights"),
+        "weights": distinct(material.rows, "weights"),
         "verdict": worth.verdict(analysis, cells) if analysis else verdict(cells),
         "sections": parts,
         "on_dark": ON_DARK,

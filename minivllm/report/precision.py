@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.identity import quality_wanted
-from minivllm.report.cells import Cell, gather, name_columns, names_of, show
+from minivllm.report.cells import Cell, name_columns, names_of, show
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.plots import THROUGHPUT
-from minivllm.report.rows import distinct, rows_of
+from minivllm.report.rows import distinct
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
 from minivllm.report.style import LIGHT, Plot, colours, short
@@ -17,7 +17,6 @@ from minivllm.report.tables import Column, markdown_table, spread_text, summary_
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.table import Table
 
 KL, PERPLEXITY = "quality.kl_mean", "quality.perplexity"
@@ -128,15 +127,14 @@ def markdown_text(cells: list[Cell]) -> str:
     return markdown_table([*names, "status"], [column.heading for column in columns], lines)
 
 
-def summary_tables(frame: pd.DataFrame) -> list[Table]:
-    """The terminal's tables of a frame of `load_records`: the summary, and quality where records have it.
+def summary_tables(cells: list[Cell]) -> list[Table]:
+    """The terminal's tables: the summary, and quality where records have it.
 
     Where quality is all that was measured its table says everything, so the other one is left out.
     """
-    cells = gather(rows_of(frame))
     shown = judged(cells)
     timed = any(cell.mean(THROUGHPUT) is not None for cell in cells)
-    tables = [summary_table(frame)] if timed or len(shown) < len(cells) else []
+    tables = [summary_table(cells)] if timed or len(shown) < len(cells) else []
     return [*tables, _quality_table(shown)] if shown else tables
 
 

@@ -7,13 +7,11 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.report.cells import Cell, Stat, gather, like_for_like, name_columns, names_of
+from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
-from minivllm.report.rows import rows_of
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.table import Table
 
 
@@ -202,11 +200,10 @@ def _escaped(part: str) -> str:
     return " ".join(part.replace("|", "\\|").split())
 
 
-def summary_table(frame: pd.DataFrame) -> Table:
-    """The main columns for the terminal, from a frame of `load_records`; a row a cell."""
+def summary_table(cells: list[Cell]) -> Table:
+    """The main columns for the terminal; a row a cell."""
     from rich.text import Text
 
-    cells = gather(rows_of(frame))
     columns = [column for column in used_columns(cells) if column.terminal]
     names = name_columns(cells)
     compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]

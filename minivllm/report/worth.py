@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.ablation.findings import Analysis, Attribution, Effect
+from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.effects import markdown_text
-from minivllm.report.format import MISSING, count, listing, ratio, sig
+from minivllm.report.format import MISSING, count, interval, listing, p_value, ratio, sig, spanned
 from minivllm.report.rows import Row
 from minivllm.report.sections import place_of
 from minivllm.report.style import (
@@ -53,13 +53,13 @@ DESIGNS = {
 }
 
 
-def find(rows: list[Row]) -> Analysis | None:
-    """The analysis of the records' ablation; None where there is none."""
+def find(rows: list[Row], planned: Planned | None = None) -> Analysis | None:
+    """The analysis of the records' ablation; None where there is none. See `analyse`."""
     if not any(row.get("ablation.design") for row in rows):
         return None
     from minivllm.ablation.analysis import analyse  # with scipy: a second that other reports are spared
 
-    return analyse(rows)
+    return analyse(rows, planned)
 
 
 def markdown(analysis: Analysis | None) -> str:
@@ -72,13 +72,6 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric)
 
 
-def interval(ratio_: float | None, low: float | None, high: float | None) -> str:
-    """`1.42× [1.38, 1.47]`; without the brackets where there is no interval."""
-    if ratio_ is None:
-        return MISSING
-    return ratio(ratio_) + ("" if low is None or high is None else f" [{sig(low)}, {sig(high)}]")
-
-
 def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
     """What each optimisation gives, with its interval, then what is not decided."""
     name = metric_name(analysis.metric)
@@ -86,7 +79,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         (e for e in analysis.effects if e.verdict in ("faster", "slower") and e.ratio),
         key=lambda e: -_gain(e, analysis),
     )
-    said = [f"{e.name} {interval(e.ratio, e.low, e.high)}" for e in ranked]
+    said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in ranked]
     if said:
         headline = f"What each optimisation is worth in {name}: {'; '.join(said)}."
     else:
@@ -101,7 +94,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         if names := [_undecided(e) for e in analysis.effects if e.verdict == state]:
             lines.append(f"{text}: {listing(names, 8)}.")
     if whole := analysis.attribution:
-        total = interval(whole.total, whole.low, whole.high)
+        total = spanned(whole.total, whole.low, whole.high)
         lines.append(f"All of them together: {total} against none of them.")
     lines += [*analysis.notes, *remarks(cells)]
     return Verdict(headline, list(dict.fromkeys(lines)))
@@ -135,14 +128,14 @@ def section(
             "tone": TONES.get(e.verdict, "mixed"),
             "sort": e.ratio,
             "ratio": ratio(e.ratio),
-            "interval": MISSING if e.low is None or e.high is None else f"{sig(e.low)} to {sig(e.high)}",
-            "p": MISSING if e.p_holm is None else f"{e.p_holm:.3f}" if e.p_holm >= 0.001 else "< 0.001",
+            "interval": interval(e.low, e.high),
+            "p": p_value(e.p_holm),
             "least": MISSING if e.minimum_detectable is None else f"{sig(100 * e.minimum_detectable, 2)}",
             "blocks": e.blocks,
             "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
             "pairs": e.pairs,
             "others": [
-                interval(o.ratio, o.low, o.high) if (o := further.get((e.name, m))) else MISSING
+                spanned(o.ratio, o.low, o.high) if (o := further.get((e.name, m))) else MISSING
                 for m in others
             ],
         }
@@ -155,8 +148,8 @@ def section(
             "tone": TONES.get(i.verdict, "mixed"),
             "sort": i.ratio,
             "ratio": ratio(i.ratio),
-            "interval": MISSING if i.low is None or i.high is None else f"{sig(i.low)} to {sig(i.high)}",
-            "p": MISSING if i.p_holm is None else f"{i.p_holm:.3f}" if i.p_holm >= 0.001 else "< 0.001",
+            "interval": interval(i.low, i.high),
+            "p": p_value(i.p_holm),
         }
         for i in analysis.interactions
     ]
@@ -167,7 +160,7 @@ def section(
         "baseline": analysis.baseline,
         "blocks": count(analysis.blocks, "block"),
         "needed": analysis.blocks_needed if analysis.blocks < analysis.blocks_needed else None,
-        "noise": analysis.noise and interval(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
+        "noise": analysis.noise and spanned(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
         "others": [metric_name(m) for m in others],
         "rows": rows,
         "interactions": together,
@@ -206,7 +199,7 @@ def forest(analysis: Analysis) -> Plot | None:
                 xs,
                 ys,
                 names=[
-                    f"{e.name}: {interval(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
+                    f"{e.name}: {spanned(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
                     for e in members
                 ],
                 low=[x if e.low is None else e.low for e, x in zip(members, xs, strict=True)],
@@ -215,7 +208,7 @@ def forest(analysis: Analysis) -> Plot | None:
         )
     name = metric_name(analysis.metric)
     panel = Panel("", f"{name}, with it / without it (log scale)", "", series, log_x=True, rows=names)
-    said = [f"{e.name} {interval(e.ratio, e.low, e.high)}" for e in known]
+    said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
     caption = (
         "Geometric means over blocks with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
@@ -242,7 +235,7 @@ def waterfall(whole: Attribution) -> Plot:
         ax.barh(y, until - reached, left=reached, height=0.62, color=tint)
         ax.plot([until, until], [y - 0.31, y + 1.31], color=FAINT, lw=0.8)
         ax.annotate(
-            interval(factor.ratio, factor.low, factor.high),
+            spanned(factor.ratio, factor.low, factor.high),
             (max(reached, until), y),
             xytext=(5, 0),
             textcoords="offset points",
@@ -254,7 +247,7 @@ def waterfall(whole: Attribution) -> Plot:
     last = len(whole.factors) + 1
     ax.barh(last, whole.total - 1, left=1.0, height=0.62, color=BLUE)
     ax.annotate(
-        interval(whole.total, whole.low, whole.high),
+        spanned(whole.total, whole.low, whole.high),
         (max(1.0, whole.total), last),
         xytext=(5, 0),
         textcoords="offset points",
@@ -271,9 +264,9 @@ def waterfall(whole: Attribution) -> Plot:
     ax.grid(axis="x")
     ax.set_xlabel(f"{metric_name(whole.metric)} against none of them (log scale)")
     heading(ax, "The factors multiply to the whole")
-    said = [f"{f.name} {interval(f.ratio, f.low, f.high)}" for f in whole.factors]
+    said = [f"{f.name} {spanned(f.ratio, f.low, f.high)}" for f in whole.factors]
     alt = (
-        f"Waterfall of {listing(said, 12)}, which multiply to {interval(whole.total, whole.low, whole.high)}."
+        f"Waterfall of {listing(said, 12)}, which multiply to {spanned(whole.total, whole.low, whole.high)}."
     )
     caption = (
         "Each factor is the geometric mean of what the optimisation gives over every order of switching them on "

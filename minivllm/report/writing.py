@@ -6,6 +6,22 @@ import os
 import tempfile
 from pathlib import Path
 
+from minivllm.errors import BadInput
+
+
+def make_folder(out_dir: Path) -> None:
+    """Make the folder of a report, or of what is written beside it.
+
+    Raises:
+        BadInput: it cannot be made, or nothing can be written into it.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out_dir):
+            pass
+    except OSError as error:
+        raise BadInput(f"reports_dir={out_dir.parent}: {out_dir} cannot be written to ({error})") from None
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write through a temporary file in the same folder and a rename."""

@@ -20,6 +20,7 @@ from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.peers import presence
+from minivllm.tasks.ending import conclude
 from minivllm.tracking.base import SafeTracker
 
 
@@ -114,7 +115,7 @@ def _run_lone(config: dict[str, Any]) -> int:
         raise
     finally:
         if not refused:
-            report(measurements, Path(config.get("reports_dir") or "reports") / name)
+            conclude(root / name, Path(config.get("reports_dir") or "reports") / name, config)
     return code
 
 
@@ -171,25 +172,3 @@ def fresh_name(root: Path) -> str:
             name = f"{stamp}-{count}"
         except OSError as error:
             raise BadInput(f"runs_dir={root}: no folder for records can be made ({error})") from None
-
-
-def report(measurements: Sequence[Measurement], out_dir: Path) -> None:
-    """Summary table and report of whatever has been recorded; a failure here hides nothing before it."""
-    from minivllm.bench.storage import RECORD
-
-    recorded = [measurement.path for measurement in measurements if (measurement.path / RECORD).exists()]
-    if not recorded:
-        return
-    from minivllm.bench.records import load_records
-    from minivllm.report import build_report, summary_tables
-    from minivllm.report.terminal import print_table
-
-    try:
-        for table in summary_tables(load_records(recorded)):
-            print_table(table)
-        print(f"records: {measurements[0].path.parent}")
-        page = build_report(measurements[0].path.parent, out_dir)
-        print(f"report: {page}")
-        SafeTracker(measurements[0].config).report(out_dir.name, page)
-    except Exception as error:
-        print(f"error: the report could not be built: {type(error).__name__}: {error}", file=sys.stderr)

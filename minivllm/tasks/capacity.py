@@ -18,7 +18,8 @@ from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import check, refuse_sweep_settings, report, tracked
+from minivllm.tasks.bench import check, refuse_sweep_settings, tracked
+from minivllm.tasks.ending import conclude
 
 
 def run(config: dict[str, Any]) -> int:
@@ -54,7 +55,8 @@ def run(config: dict[str, Any]) -> int:
             print(f"error: the search ended at {failure}", file=sys.stderr)
             return 1
         finally:
-            report(searching.measurements, Path(config.get("reports_dir") or "reports") / searching.name)
+            reports = Path(config.get("reports_dir") or "reports")
+            conclude(searching.root / searching.name, reports / searching.name, config)
     _show(replace(found, unit=UNITS[knob]))
     return 0 if found.holds is not None else 1
 

@@ -21,7 +21,7 @@ def run(config: dict[str, Any]) -> int:
         0 no regression, 1 a regression, 3 not comparable.
 
     Raises:
-        BadInput: `runs` does not name two, one of them has no records, or there is no such metric.
+        BadInput: `runs` does not name two, one of them has no records, there is no such metric, or nothing can be written there.
     """
     task, runs = config["task"], config["runs"]
     find_metric(task["metric"])
@@ -33,7 +33,7 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.report.comparison import comparison_table, markdown, plot
     from minivllm.report.rows import read_rows
     from minivllm.report.terminal import print_table
-    from minivllm.report.writing import write_bytes
+    from minivllm.report.writing import make_folder, write_bytes
 
     names = joined_name(folders[0]), joined_name(folders[1])
     (before, lost_before), (after, lost_after) = (read_rows(folder) for folder in folders)
@@ -42,9 +42,9 @@ def run(config: dict[str, Any]) -> int:
             f"not comparable: {len(lost)} unreadable records, such as {lost[0]}: measure them again or remove them"
         )
         return 3
-    comparison = compare(before, after, task["metric"], task["threshold"])
     out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")
-    out_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(out_dir)
+    comparison = compare(before, after, task["metric"], task["threshold"])
     write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
     figure = plot(comparison, names)
     if figure is None:

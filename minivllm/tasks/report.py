@@ -23,7 +23,8 @@ def run(config: dict[str, Any]) -> int:
         0.
 
     Raises:
-        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it.
+        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it, or `reports_dir` cannot be
+            written to.
     """
     folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
     out_dir = Path(config.get("reports_dir") or "reports") / str(config.get("name") or joined_name(folders))

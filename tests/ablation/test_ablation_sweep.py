@@ -16,6 +16,8 @@ from minivllm.ablation.findings import Analysis
 from minivllm.bench import storage
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.records import flatten, read_records
+from minivllm.report.material import Material
+from minivllm.report.page import write_report
 from tests.ablation.test_sweep import quick_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +64,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     stand_in = Bench()
     monkeypatch.setattr("minivllm.tasks.bench.run", stand_in.run)
-    monkeypatch.setattr("minivllm.report.build_report", quick_report)
+    monkeypatch.setattr("minivllm.report.write_report", quick_report)
     return stand_in
 
 
@@ -161,6 +163,53 @@ def test_more_repeats_add_to_what_is_there(ablate: Cli, bench: Bench) -> None:
     assert len(bench.measured) == 3 * 6
 
 
+def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
+    ablate: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that are reused were made for one optimisation and another metric."""
+    told: list[Analysis] = []
+
+    def keep(material: Material, out_dir: Path) -> Path:
+        assert material.analysis is not None
+        told.append(material.analysis)
+        return out_dir
+
+    monkeypatch.setattr("minivllm.report.write_report", keep)
+    given = ["+ablation=add_one_in", "measure.repeats=7"]
+    ablate(*given, "ablation.only=[slow]", "ablation.metric=requests_per_s")
+    done = ablate(*given, "ablation.only=[slow,free]")
+    assert "21 of 28 recorded already, skipped" in done.out and len(bench.measured) == 28
+    ablate(*given, "ablation.only=[slow]")
+    first, more, less = told
+    assert first.metric == "requests_per_s" and {e.verdict for e in first.effects} == {"failed"}
+    assert more.metric == "output_tokens_per_s"
+    assert {e.name: e.verdict for e in more.effects} == {"slow": "slower", "free": "none"}
+    assert {e.name: e.verdict for e in less.effects} == {"slow": "slower"}
+    assert any("7 records of other ablations" in note for note in less.notes)
+
+
+def test_what_a_sweep_ends_with_is_read_and_analysed_once(
+    ablate: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minivllm.ablation import analysis as module
+    from minivllm.bench import records
+
+    calls: list[str] = []
+
+    def counted(home: Any, name: str) -> None:
+        original = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *args: calls.append(name) or original(*args))
+
+    counted(module, "analyse")
+    counted(records, "load_records")
+    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    monkeypatch.setattr("minivllm.report.write_report", write_report)
+    done = ablate("+ablation=add_one_in", "ablation.only=[slow]", "measure.repeats=2")
+    assert done.code == 0, done.err
+    assert sorted(calls) == ["analyse", "load_records"]
+    assert "A/A" in done.out and "A/A" in Path("reports/mine/index.html").read_text()
+
+
 def test_dry_run_shows_what_is_compared(ablate: Cli, bench: Bench) -> None:
     done = ablate("+ablation=leave_one_out", "measure.target_ci=0.02", "sweep.dry_run=true")
     assert done.code == 0 and bench.measured == [] and not Path("runs").exists()
@@ -229,7 +278,7 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
         return 0
 
     monkeypatch.setattr("minivllm.tasks.bench.run", run)
-    monkeypatch.setattr("minivllm.report.build_report", quick_report)
+    monkeypatch.setattr("minivllm.report.write_report", quick_report)
     command = [f"--config-dir={user_dir / 'conf'}", "model=mine", "cache.block_size=8,16"]
     done = cli("-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine")
     assert done.code == 0 and ": done" in done.out
@@ -247,7 +296,7 @@ def test_real_workers_find_the_planted_slowdown_and_the_dead_knob(
     """Everything but the weights: processes, records, report. Time is virtual, and its noise is planted."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("minivllm.report.build_report", quick_report)
+    monkeypatch.setattr("minivllm.report.write_report", quick_report)
     plug_in("engine", "sleepy", "_target_: tests.ablation.sleepy.SleepyEngine\nsleep: 0.0\n")
     plug_in(
         "optimisations",

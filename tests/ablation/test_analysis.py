@@ -9,6 +9,7 @@ import pytest
 from minivllm.ablation.analysis import analyse
 from minivllm.ablation.design import Design, Kind
 from minivllm.ablation.findings import Analysis, Effect
+from minivllm.report.rows import Row
 from tests.ablation.synthetic import ablation_rows
 
 SIX = {"a": (), "b": ("a",), "c": (), "d": ("a",), "e": (), "f": ()}
@@ -151,6 +152,51 @@ def test_records_of_older_code_are_left_out() -> None:
     found = analysed(old + ablation_rows(design, {"c": 0.9}))
     assert by_name(found.effects)["c"].ratio == pytest.approx(0.9, rel=0.02)
     assert any(f"{len(old)} records" in note for note in found.notes)
+
+
+def earlier(rows: list[Row]) -> list[Row]:
+    for row in rows:
+        row["provenance.started_at"] = "2024" + row["provenance.started_at"][4:]
+    return rows
+
+
+def test_records_of_another_design_are_left_out() -> None:
+    """Both have a baseline and its copy, which are all of them here and none of them there."""
+    old = earlier(ablation_rows(Design("leave_one_out", SIX), {"c": 0.5}))
+    new = ablation_rows(Design("add_one_in", SIX), {"c": 0.9})
+    found = analysed(old + new)
+    assert found.design == "add_one_in"
+    assert found.effects == analysed(new).effects and found.noise == analysed(new).noise
+    assert any(f"{len(old)} records of other ablations" in note for note in found.notes)
+
+
+def test_the_newest_record_says_what_is_analysed() -> None:
+    """A sweep of the same name with one optimisation more and another metric; the arms that were there are reused."""
+    few = earlier(ablation_rows(Design("add_one_in", {"c": ()}), {"c": 0.9}, seed=1))
+    more = ablation_rows(Design("add_one_in", {"c": (), "e": ()}), {"c": 0.9, "e": 1.2}, seed=1)
+    for row in (more := [row for row in more if row["arm"] == "with e"]):
+        row["ablation.metric"] = "ttft_ms.p50"
+    found = analysed(few + more)
+    assert found.metric == "ttft_ms.p50"
+    verdicts = {name: effect.verdict for name, effect in by_name(found.effects).items()}
+    assert (
+        verdicts["c"] == "slower" and set(verdicts) == {"c", "e"} and by_name(found.effects)["e"].blocks == 8
+    )
+
+
+def test_what_a_sweep_has_planned_counts_whatever_its_records_were_made_for() -> None:
+    rows = ablation_rows(Design("pairs", SIX), {"c": 0.9})
+    of = {"metric": "ttft_ms.p50", "design": "add_one_in", "optimisations": ["see"], "requires": {}}
+    arms = {"baseline": [], "baseline again": [], "with c": ["see"]}
+    planned = {row["run_id"]: {**of, "on": arms[row["arm"]]} for row in rows if row["arm"] in arms}
+    for row in rows:
+        if row["arm"] == "with c":
+            row["arm"] = "with see"
+    found = analyse(rows, planned)
+    assert found is not None and (found.design, found.metric) == ("add_one_in", "ttft_ms.p50")
+    (effect,) = found.effects
+    assert (effect.name, effect.verdict, found.blocks_needed) == ("see", "slower", 6)
+    assert analyse(rows, {}) is None
 
 
 def test_blocks_pair_within_a_host() -> None:

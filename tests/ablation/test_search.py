@@ -63,7 +63,7 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir / "index.html")
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir / "index.html")
 
 
 @pytest.fixture

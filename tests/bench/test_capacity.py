@@ -224,11 +224,12 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         record("d", 8.0, [], status="oom"),
         record("e", 1.0, [1.0], task={"_target_": "minivllm.tasks.bench.run"}),
     ]
-    found = from_records(places)
-    assert found == Capacity(
+    (search,) = from_records(places)
+    assert search.found == Capacity(
         (Probe(2.0, [[True, True, False], [True] * 9]), Probe(4.0, [[False] * 1000])), criterion
     )
-    assert from_records(places[4:]) is None
+    assert search.limits == {"ttft_ms": 50.0} and search.left_out == 0
+    assert from_records(places[4:]) == []
     row = request_rows(
         drive(
             ScriptedEngine(clock := ScriptedClock(), refuse={"a"}),
@@ -246,7 +247,9 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
 
 
 def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir)  # plots take seconds
+    monkeypatch.setattr(
+        "minivllm.report.write_report", lambda material, out_dir: out_dir
+    )  # plots take seconds
     command = (
         "task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=8",
         "measure.slo.ttft_ms=60", "task.start_rate=8", "task.tolerance=1", "task.max_blocks=1",
@@ -257,8 +260,9 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     records = [json.loads(path.read_text()) for path in folder.glob("*/record.json")]
     rates = {record["config"]["arrival"]["rate"] for record in records}
     assert 8.0 in rates and len(rates) == len(records) >= 2
-    found = from_records([path.parent for path in folder.glob("*/record.json")])
-    assert found is not None and found.holds is not None
+    (told,) = from_records([path.parent for path in folder.glob("*/record.json")])
+    found = told.found
+    assert found.holds is not None
     assert found.sentence() in done.out and f"{found.holds.rate:g} requests/s: " in done.out
     assert f"report: {Path('reports') / folder.name}" in done.out
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")}
@@ -279,7 +283,7 @@ def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("minivllm.report.build_report", lambda source, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
     plug_in("engine", "faulty", f"_target_: tests.bench.faulty.FaultyEngine\nstate: {tmp_path / 'state'}\n")
     done = cli(
         *(

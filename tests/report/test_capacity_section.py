@@ -3,49 +3,99 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from minivllm.bench.capacity import TASK
+from minivllm.bench.record import Record
 from minivllm.bench.storage import write_record
 from minivllm.report import capacity
 from minivllm.report.rows import read_rows
 from tests.report.synthetic import make_record
 
 
+def measured(
+    root: Path, rate: float, slow: int, name: str = "", slo: float = 200.0, seed: int = 0, **config: Any
+) -> Record:
+    """A record of a rate at which so many of 100 requests took 300 ms, the others 100."""
+    record = make_record(run_id=f"{name}rate{rate:g}-{seed}", cell_id=f"c{rate:g}")
+    record.config |= {"arrival": {"rate": rate}, **config}
+    record.config["measure"] = {"repeats": 1, "slo": {"ttft_ms": slo}, "seed": seed}
+    record.config["task"] = {
+        "_target_": TASK,
+        "attainment": 0.9,
+        "confidence": 0.95,
+        "max_blocks": 1,
+        "tolerance": 0.05,
+        "max_rates": 4,
+    }
+    requests = [{"status": "ok", "ttft_ms": 300.0 if i % 100 < slow else 100.0} for i in range(100)]
+    write_record(root / "s" / f"{name}cell-{record.run_id}", record, requests=requests)
+    return record
+
+
+def again(root: Path, record: Record, name: str) -> None:
+    """Write the record once more, as it has been changed."""
+    (folder,) = (root / "s").glob(f"{name}cell-*")
+    write_record(folder, record)
+
+
 def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
     """At 1 request/s all of 100 meet their objective, at 2 one in two."""
     for rate, slow in ((1.0, 0), (2.0, 50)):
-        record = make_record(run_id=f"rate{rate:g}", cell_id=f"c{rate:g}")
-        record.config |= {"arrival": {"rate": rate}, "measure": {"repeats": 1, "slo": {"ttft_ms": 200.0}}}
-        record.config["task"] = {
-            "_target_": TASK,
-            "attainment": 0.9,
-            "confidence": 0.95,
-            "max_blocks": 1,
-            "tolerance": 0.05,
-            "max_rates": 4,
-        }
-        requests = [{"status": "ok", "ttft_ms": 300.0 if i % 100 < slow else 100.0} for i in range(100)]
-        write_record(tmp_path / "s" / record.run_id, record, requests=requests)
+        measured(tmp_path, rate, slow)
     rows, _ = read_rows(tmp_path)
     found = capacity.find(rows)
-    assert found is not None
     plot = capacity.figure(found)
-    shown = capacity.section(found, rows, [])
+    shown = capacity.section(found, [])
     assert plot is not None and shown is not None
-    assert [(row["rate"], row["share"], row["verdict"]) for row in shown["rows"]] == [
+    (search,) = shown["searches"]
+    assert [(row["rate"], row["share"], row["verdict"]) for row in search["rows"]] == [
         ("1", "100", "holds"),
         ("2", "50.0", "fails"),
     ]
-    assert shown["objectives"] == "TTFT ≤ 200 ms"
+    assert (search["objectives"], search["name"], search["left_out"]) == ("TTFT ≤ 200 ms", "", 0)
     assert "1 requests/s is the highest rate tried that holds" in plot.alt
     assert [item["label"] for item in plot.legend] == ["wanted", "interval", "holds", "fails"]
+
+
+def test_cells_are_not_pooled(tmp_path: Path) -> None:
+    """Two configurations searched into one folder: the same rate holds for one and fails for the other."""
+    for name, slow in (("good", 0), ("bad", 50)):
+        for seed in (0, 1):
+            measured(tmp_path, 1.0, slow, name, seed=seed, batching={"name": name})
+    found = capacity.find(read_rows(tmp_path)[0])
+    shown, plot = capacity.section(found, []), capacity.figure(found)
+    assert shown is not None and plot is not None
+    told = {s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]] for s in shown["searches"]}
+    assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
+    assert "goodcell: capacity: 1 requests/s" in plot.alt and "badcell: capacity: below 1" in plot.alt
+
+
+@pytest.mark.parametrize("changed", [{"code_hash": "old"}, {"device": {"name": "another"}}])
+def test_records_of_other_code_or_devices_are_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
+    old = measured(tmp_path, 1.0, 50, "old")
+    old.provenance = {**old.provenance, **changed, "started_at": "2020-01-01T00:00:00+0000"}
+    again(tmp_path, old, "old")
+    measured(tmp_path, 1.0, 0, "new")
+    (search,) = capacity.find(read_rows(tmp_path)[0])
+    assert [(row["blocks"], row["verdict"]) for row in search.found.rows()] == [(1, "holds")]
+    assert (search.cell, search.left_out) == ("newcell", 1)
+
+
+def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
+    """Its records are those of before where it found them: they are judged by what it asks for."""
+    old = measured(tmp_path, 1.0, 50, "old", slo=200.0)
+    old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
+    again(tmp_path, old, "old")
+    measured(tmp_path, 2.0, 0, "new", slo=400.0)
+    (search,) = capacity.find(read_rows(tmp_path)[0])
+    assert search.limits == {"ttft_ms": 400.0}
+    assert [(row["rate"], row["verdict"]) for row in search.found.rows()] == [(1, "holds"), (2, "holds")]
 
 
 def test_records_of_other_tasks_are_no_search(tmp_path: Path) -> None:
     write_record(tmp_path / "s" / "r", make_record())
     rows, _ = read_rows(tmp_path)
-    assert (
-        capacity.find(rows) is None
-        and capacity.figure(None) is None
-        and capacity.section(None, rows, []) is None
-    )
+    assert capacity.find(rows) == [] and capacity.figure([]) is None and capacity.section([], []) is None

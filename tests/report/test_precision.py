@@ -10,8 +10,7 @@ import pytest
 
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.bench.record import Metrics, Quality, Record
-from minivllm.bench.records import load_records
-from minivllm.report import summary_tables
+from minivllm.report import read, summary_tables
 from minivllm.report.scatter import frontier
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
@@ -52,7 +51,7 @@ def rendered(folder: Path, width: int = 120) -> str:
     from rich.console import Console
 
     console = Console(file=StringIO(), width=width)
-    for one in summary_tables(load_records(folder)):
+    for one in summary_tables(read(folder).cells):
         console.print(one)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -64,7 +63,7 @@ def test_nothing_of_it_without_quality(tmp_path: Path) -> None:
     page, out = build(tmp_path, make_sweep(1))
     assert 'id="precision"' not in page.source and "KL" not in page.text
     assert not (out / "precision.md").exists() and not (out / "precision.png").exists()
-    assert len(summary_tables(load_records(tmp_path / "runs"))) == 1
+    assert len(summary_tables(read(tmp_path / "runs").cells)) == 1
 
 
 def test_everything_side_by_side(tmp_path: Path) -> None:

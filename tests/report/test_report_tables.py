@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from minivllm.bench.record import Ablation
-from minivllm.bench.records import load_records
 from minivllm.errors import BadInput
-from minivllm.report import build_report, summary_table
+from minivllm.report import build_report, read, summary_table
 from minivllm.report.format import listing, sig
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write
@@ -53,7 +52,7 @@ def rendered(table: Any, width: int = 120) -> str:
 
 
 def test_summary_has_a_row_a_cell_and_the_main_figures(sweep: Path) -> None:
-    text = rendered(summary_table(load_records(sweep)))
+    text = rendered(summary_table(read(sweep).cells))
     rows = [line for line in text.splitlines() if " ok " in line or " oom " in line]
     assert len(rows) == 6
     best = next(line for line in rows if "int8" in line and "continuous" in line)
@@ -62,7 +61,7 @@ def test_summary_has_a_row_a_cell_and_the_main_figures(sweep: Path) -> None:
 
 
 def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
-    text = rendered(summary_table(load_records(write(tmp_path, [make_record(arm="[red]odd[/red]")]))))
+    text = rendered(summary_table(read(write(tmp_path, [make_record(arm="[red]odd[/red]")])).cells))
     assert "× first" not in text
     assert "[red]odd[/red]" in text  # names are not markup
 
@@ -80,7 +79,7 @@ def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Pat
         *("arm", ":--"),
         *("baseline", "baseline again", "without int8"),
     ]
-    assert "without int8" in rendered(summary_table(load_records(tmp_path / "runs")))
+    assert "without int8" in rendered(summary_table(read(tmp_path / "runs")).cells)
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:

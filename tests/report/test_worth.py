@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from minivllm.ablation.analysis import analyse
 from minivllm.ablation.design import Design
 from minivllm.report import worth
 from minivllm.report.cells import gather
+from minivllm.report.format import spanned
 from minivllm.report.page import build_report
 from tests.ablation.synthetic import ablation_rows
 from tests.report.pagereader import Page
@@ -32,10 +34,19 @@ def test_the_headline_is_what_each_is_worth_with_its_interval() -> None:
     caching, nf4, _ = found.effects
     assert caching.ratio is not None and math.isclose(caching.ratio, 1.42, rel_tol=0.02)
     assert said.headline == (
-        f"What each optimisation is worth in output tokens/s: prefix caching {worth.interval(caching.ratio, caching.low, caching.high)}; "
-        f"nf4 {worth.interval(nf4.ratio, nf4.low, nf4.high)}."
+        f"What each optimisation is worth in output tokens/s: prefix caching {spanned(caching.ratio, caching.low, caching.high)}; "
+        f"nf4 {spanned(nf4.ratio, nf4.low, nf4.high)}."
     )
     assert "Not live, so not a result: graphs." in said.lines
+
+
+def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
+    found = analyse(rows_of("leave_one_out", blocks=12))
+    assert found is not None
+    small = replace(found, effects=tuple(replace(e, p_holm=0.0004) for e in found.effects))
+    shown = worth.section(small, [], [], None)
+    assert shown is not None and {row["p"] for row in shown["rows"]} == {"< 0.001"}
+    assert worth.markdown(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in worth.markdown(small)
 
 
 def test_too_few_blocks_have_no_verdict() -> None:
@@ -65,7 +76,7 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
     plots = {plot.name: plot for plot in worth.figures(found)}
     assert set(plots) == {"forest", "waterfall"}
     assert (
-        worth.interval(found.attribution.total, found.attribution.low, found.attribution.high)
+        spanned(found.attribution.total, found.attribution.low, found.attribution.high)
         in plots["waterfall"].alt
     )
     assert [item["label"] for item in plots["forest"].legend] == [
@@ -75,7 +86,7 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
 
 def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of("pairs")
-    monkeypatch.setattr("minivllm.report.page.read_rows", lambda source: (rows, []))
+    monkeypatch.setattr("minivllm.report.material.read_rows", lambda source: (rows, []))
     monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.index("What each optimisation is worth in") < page.text.index("What was asked")

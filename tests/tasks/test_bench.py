@@ -82,6 +82,16 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
         bench.check({**config, "model": {**model, "max_model_len": 64}})
 
 
+def test_a_report_that_cannot_be_written_hides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reports").write_text("a file")
+    assert bench.run(lone(tmp_path) | {"name": "mine"}) == 0
+    printed = capsys.readouterr()
+    assert "tok/s" in printed.out and "error: the report could not be built: reports_dir=" in printed.err
+    assert list((tmp_path / "runs" / "mine").glob("*/record.json"))
+
+
 def test_ctrl_c_reports_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(measurements: Any, on_progress: Any, lone: bool) -> Any:
         supervisor.run(measurements[:1], on_progress, lone)

@@ -50,6 +50,19 @@ def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None
     assert not Path("reports/other-against-old/compare.png").exists()
 
 
+@pytest.mark.parametrize("argv", [("task=compare", "runs=[old,old]"), ("task=report", "runs=[old]")])
+def test_a_report_that_cannot_be_written_is_one_line(
+    cli: Cli, runs: Callable[[str, float], None], argv: tuple[str, ...]
+) -> None:
+    runs("old", 1.0)
+    Path("taken").write_text("a file")
+    done = cli(*argv, "reports_dir=taken", "name=mine")
+    assert done.code == 2 and done.err.startswith(
+        "error: reports_dir=taken: taken/mine cannot be written to ("
+    )
+    assert done.err.count("\n") == 1
+
+
 def test_bad_input(cli: Cli, runs: Callable[[str, float], None]) -> None:
     runs("old", 1.0)
     for argv, message in (

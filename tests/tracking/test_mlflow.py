@@ -11,6 +11,7 @@ import pytest
 from minivllm.bench import storage
 from minivllm.bench.records import read_records
 from minivllm.config import compose
+from minivllm.report.material import Material
 from minivllm.tracking.base import SafeTracker
 
 Cli = Callable[..., Any]
@@ -43,12 +44,12 @@ class Telling:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    def page(source: Path, out_dir: Path) -> Path:
+    def page(material: Material, out_dir: Path) -> Path:
         out_dir.mkdir(parents=True, exist_ok=True)
         (out_dir / "index.html").write_text("report")
         return out_dir / "index.html"
 
-    monkeypatch.setattr("minivllm.report.build_report", page)
+    monkeypatch.setattr("minivllm.report.write_report", page)
 
 
 @pytest.mark.slow

@@ -1,0 +1,52 @@
+"""What a report is made of: records, and what they say, worked out once for the page and the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from minivllm.ablation.findings import Analysis, Planned
+from minivllm.bench.capacity import Search
+from minivllm.report import capacity, worth
+from minivllm.report.cells import Cell, gather
+from minivllm.report.rows import Row, read_rows
+
+
+@dataclass(frozen=True)
+class Material:
+    """Records as rows, and what is found in them.
+
+    Args:
+        rows: at least one.
+        unreadable: files that are no records.
+        planned: of an ablation that has just ended, see `Planned`.
+    """
+
+    rows: list[Row]
+    unreadable: list[str]
+    planned: Planned | None = None
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """See `gather`."""
+        return gather(self.rows)
+
+    @cached_property
+    def analysis(self) -> Analysis | None:
+        """Of the ablation; None where there is none."""
+        return worth.find(self.rows, self.planned)
+
+    @cached_property
+    def searches(self) -> list[Search]:
+        """For capacity."""
+        return capacity.find(self.rows)
+
+
+def read(source: Path | list[Path], planned: Planned | None = None) -> Material:
+    """Everything at or below a record folder, a sweep's folder, or several of them.
+
+    Raises:
+        BadInput: there is no record at all. Failed records are enough for a report.
+    """
+    return Material(*read_rows(source), planned)

@@ -1,0 +1,50 @@
+"""What every task that measures ends with: its tables, its report, and word of it to the tracker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from minivllm.ablation.findings import Planned
+from minivllm.bench.storage import RECORD
+from minivllm.errors import BadInput
+from minivllm.tracking.base import SafeTracker
+
+
+def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Planned | None = None) -> bool:
+    """Print and report whatever has been recorded; a failure here is one line, and hides nothing before it.
+
+    Args:
+        folder: of the records.
+        out_dir: of the report.
+        config: the resolved configuration, which names the tracker.
+        planned: of an ablation, see `Planned`.
+
+    Returns:
+        Whether there is a report.
+    """
+    if not any(folder.glob(f"*/{RECORD}")):
+        print("nothing has been recorded, so there is no report", file=sys.stderr)
+        return False
+    from minivllm import report
+    from minivllm.report.effects import effects_table
+    from minivllm.report.terminal import print_table
+
+    try:
+        material = report.read(folder, planned)
+        for table in report.summary_tables(material.cells):
+            print_table(table)
+        if material.analysis is not None:
+            print_table(effects_table(material.analysis))
+            for note in material.analysis.notes:
+                print(note)
+        print(f"records: {folder}")
+        page = report.write_report(material, out_dir)
+    except Exception as error:
+        why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        print(f"error: the report could not be built: {why}", file=sys.stderr)
+        return False
+    print(f"report: {page}")
+    SafeTracker(config).report(out_dir.name, page)
+    return True
