@@ -214,11 +214,12 @@ class OpenAIEngine(Adapter):
             f"engine.url={self._url}: the server refuses requests as this engine sends them: {refusal}"
         )
 
-    async def _ask(self, body: dict[str, Any]) -> Tokens:
-        """One request to its end, for nobody."""
-        tokens = Tokens("probe", lambda output: None)
-        await asyncio.wait_for(self._stream(body, tokens), PATIENCE_S)
-        return tokens
+    async def _ask(self, body: dict[str, Any]) -> None:
+        """One request to its end, for nobody. Raises ValueError where it does not come to one."""
+        outputs: list[EngineOutput] = []
+        await asyncio.wait_for(self._stream(body, Tokens("probe", outputs.append)), PATIENCE_S)
+        if outputs[-1].error is not None:
+            raise ValueError(outputs[-1].error)
 
     def _empty_cache(self) -> None:
         root = self._url.removesuffix("/v1")

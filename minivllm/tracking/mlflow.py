@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,39 +61,54 @@ class MLflowTracker(Tracker):
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         settings = [Param(name, str(value)[:LONGEST]) for name, value in _flat(record["config"])]
-        client, run = self._start(directory.name, {name: str(record[name]) for name in TAGS})
-        for first in range(0, len(settings), BATCH):
-            client.log_batch(run, params=settings[first : first + BATCH])
-        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in numbers.items()])
-        if self.artifacts:
-            for path in (directory / name for name in FILES):
-                if path.exists():
-                    client.log_artifact(run, str(path))
-        client.set_terminated(run, "FINISHED" if record["status"] == "ok" else "FAILED")
+        with self._run(directory.name, {name: str(record[name]) for name in TAGS}) as (client, run):
+            for first in range(0, len(settings), BATCH):
+                client.log_batch(run, params=settings[first : first + BATCH])
+            client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in numbers.items()])
+            if self.artifacts:
+                for path in (directory / name for name in FILES):
+                    if path.exists():
+                        client.log_artifact(run, str(path))
+            client.set_terminated(run, "FINISHED" if record["status"] == "ok" else "FAILED")
 
     def report(self, name: str, page: Path) -> None:
         """See Tracker: a run of its own, which holds the page."""
         if not self.artifacts:
             return
-        client, run = self._start(f"report {name}", {"sweep": name})
-        client.log_artifact(run, str(page))
-        client.set_terminated(run)
+        with self._run(f"report {name}", {"sweep": name}) as (client, run):
+            client.log_artifact(run, str(page))
+            client.set_terminated(run)
 
-    def _start(self, name: str, tags: dict[str, str]) -> tuple[Any, str]:
-        """A new MLflow run; the client, and the run's id there."""
+    @contextmanager
+    def _run(self, name: str, tags: dict[str, str]) -> Iterator[tuple[Any, str]]:
+        """A new MLflow run: the client, and the run's id there. Where the body fails the run is FAILED."""
         if self._connected is None:
             for variable, value in ENVIRONMENT.items():
                 os.environ.setdefault(variable, value)
             from mlflow.tracking import MlflowClient
 
             client = MlflowClient(tracking_uri=self.uri)
-            found = client.get_experiment_by_name(self.experiment)
-            self._connected = (
-                client,
-                found.experiment_id if found else client.create_experiment(self.experiment),
-            )
+            self._connected = client, self._experiment_of(client)
         client, experiment = self._connected
-        return client, client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        run = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        try:
+            yield client, run
+        except BaseException:
+            with suppress(Exception):  # the server may be away by now
+                client.set_terminated(run, "FAILED")
+            raise
+
+    def _experiment_of(self, client: Any) -> str:
+        """The experiment's id there; it is made if it is new."""
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            try:
+                return str(client.create_experiment(self.experiment))
+            except Exception:
+                found = client.get_experiment_by_name(self.experiment)
+                if found is None:  # no other job of the sweep has made it meanwhile
+                    raise
+        return str(found.experiment_id)
 
 
 def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

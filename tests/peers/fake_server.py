@@ -1,7 +1,8 @@
 """A small server that speaks OpenAI's completions API, and can go wrong: `python fake_server.py '{"port": 0, ...}'`.
 
 Settings: port (0 finds a free one, printed), delay_s before it listens, ids (whether it takes and tells token ids),
-per_chunk (tokens of a chunk), fault ("refuse" every request, "die" in mid-stream, "error" in mid-stream), path (of a
+per_chunk (tokens of a chunk), fault ("refuse" every request, "die" in mid-stream, "error" in mid-stream, "endless": no
+reason is given for the end), path (of a
 file that every request body is appended to), reset (a path that may be POSTed to), step_s.
 """
 
@@ -63,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def stream(self, body: dict[str, Any], ids: bool) -> None:
         size, total = self.settings.get("per_chunk", 1), body["max_tokens"]
+        endless = self.settings.get("fault") == "endless"
         self.wfile.write(b": a comment\n\n")
         for start in range(0, total, size):
             time.sleep(self.settings.get("step_s", 0.002))
@@ -73,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
                 if self.settings.get("fault") == "error":
                     return self.event(error={"message": "the GPU fell off"})
             last = start + count == total
-            choice = {"text": "x" * count, "finish_reason": "length" if last else None}
+            choice = {"text": "x" * count, "finish_reason": "length" if last and not endless else None}
             if ids:
                 choice["token_ids"] = list(range(start + 5, start + 5 + count))
             self.event(choices=[choice])

@@ -99,6 +99,11 @@ def test_a_server_that_refuses_is_told_before_anything_is_measured(make: Make) -
         make(fault="refuse")
 
 
+def test_a_server_that_gives_no_reason_for_an_end_is_told_before_anything_is_measured(make: Make) -> None:
+    with pytest.raises(BadInput, match=r"refuses requests.*closed the stream before it was done"):
+        make(fault="endless")
+
+
 @pytest.mark.parametrize(
     ("fault", "said"), [("die", "closed the stream before it was done"), ("error", "the GPU fell off")]
 )

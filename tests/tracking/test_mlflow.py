@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from minivllm.bench.records import read_records
 from minivllm.config import compose
 from minivllm.report.material import Material
 from minivllm.tracking.base import SafeTracker
+from minivllm.tracking.mlflow import MLflowTracker
 
 Cli = Callable[..., Any]
 SIMULATED = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "workload.num_requests=2")
@@ -118,6 +121,66 @@ def test_without_mlflow_nothing_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch
         "error: tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'\n",
     )
     assert not Path("runs").exists()
+
+
+class Client:
+    """Stands in for MLflow's, and may fail in the middle of a run or lose the race for an experiment."""
+
+    def __init__(self, tracking_uri: str | None) -> None:
+        self.ended: list[tuple[str, str]] = []
+        self.asked = 0
+        self.lost_race = self.away = False
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        self.asked += 1
+        return SimpleNamespace(experiment_id="7") if self.lost_race and self.asked > 1 else None
+
+    def create_experiment(self, name: str) -> str:
+        if self.lost_race or self.away:
+            raise RuntimeError(f"Experiment '{name}' already exists")
+        return "3"
+
+    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> Any:
+        self.experiment = experiment
+        return SimpleNamespace(info=SimpleNamespace(run_id="run"))
+
+    def log_artifact(self, run: str, path: str) -> None:
+        if not Path(path).exists():
+            raise OSError("no such page")
+
+    def set_terminated(self, run: str, status: str = "FINISHED") -> None:
+        self.ended.append((run, status))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client(None)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    tracking = ModuleType("mlflow.tracking")
+    tracking.MlflowClient = lambda tracking_uri: made  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    return made
+
+
+def test_no_run_is_left_running(client: Client, tmp_path: Path) -> None:
+    tracker = MLflowTracker()
+    with pytest.raises(OSError, match="no such page"):
+        tracker.report("mine", tmp_path / "missing")
+    assert client.ended == [("run", "FAILED")]
+    (tmp_path / "page").touch()
+    tracker.report("mine", tmp_path / "page")
+    assert client.ended[1:] == [("run", "FINISHED")] and client.experiment == "3"
+
+
+def test_the_experiment_may_have_been_made_by_another_job_meanwhile(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "page").touch()
+    client.lost_race = True
+    MLflowTracker().report("mine", tmp_path / "page")
+    assert client.experiment == "7"
+    client.lost_race, client.away = False, True
+    with pytest.raises(RuntimeError, match="already exists"):
+        MLflowTracker().report("mine", tmp_path / "page")
 
 
 def test_nothing_is_told_of_a_measurement_without_a_record(tmp_path: Path) -> None:
