@@ -69,7 +69,6 @@ def drive(
     params: SamplingParams,
     clock: ClockProtocol,
     on_progress: Callable[[Progress], None] | None = None,
-    deadline_s: float | None = None,
     seed: int = 0,
 ) -> list[RequestTrace]:
     """Run every request of a workload and trace it. Single-threaded.
@@ -87,8 +86,6 @@ def drive(
             where that is None) and the request's index.
         clock: source of all times.
         on_progress: called about four times a second and at the end.
-        deadline_s: give up after this many seconds. Requests then unfinished keep the tokens they
-            have and say so; the engine still holds them, so it must be reset or closed.
         seed: of the arrival process.
 
     Returns:
@@ -99,7 +96,7 @@ def drive(
         BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
         RuntimeError: the engine answered for a request that is not in flight.
     """
-    return _Drive(engine, workload, arrival, params, clock, on_progress, deadline_s, seed).run()
+    return _Drive(engine, workload, arrival, params, clock, on_progress, seed).run()
 
 
 def warm_up(
@@ -163,7 +160,6 @@ class _Drive:
         params: SamplingParams,
         clock: ClockProtocol,
         on_progress: Callable[[Progress], None] | None,
-        deadline_s: float | None,
         seed: int,
     ) -> None:
         if params.n != 1:
@@ -182,7 +178,6 @@ class _Drive:
         openings = [requests[i] for i in self.talks.openings]
         self.due = _checked(arrival.due(openings, seed), len(openings))
         self.begun = 0  # talks
-        self.deadline_s = math.inf if deadline_s is None else deadline_s
         self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
         self.traces: dict[int, RequestTrace] = {}  # by the request's place in the workload
         self.open: dict[str, RequestTrace] = {}
@@ -191,27 +186,25 @@ class _Drive:
     def run(self) -> list[RequestTrace]:
         clock, poll = self.clock, self.engine.poll
         start = now = clock.now()
-        deadline = start + self.deadline_s
         self.due = [start + offset for offset in self.due]
         self.free_slots.extend([start] * (self.concurrency or 0))
         next_report = start if self.on_progress else math.inf
-        while now < deadline:
+        while True:
             self.submit_due(now)
             next_due = min(self.opening_due(), self.talks.next_due())
             if self.open:
-                outputs = poll(min(next_due - now, deadline - now, PATIENCE_S))
+                outputs = poll(min(next_due - now, PATIENCE_S))
                 now = clock.now()
                 if outputs:
                     self.take(outputs, now)
             elif next_due < math.inf:
-                clock.sleep(min(next_due, deadline) - now)
+                clock.sleep(next_due - now)
                 now = clock.now()
             else:
                 break
             if now >= next_report:
                 self.report(now - start)
                 next_report = now + PROGRESS_INTERVAL_S
-        self.give_up(now)
         self.report(now - start)
         return [self.traces[i] for i in range(len(self.requests))]
 
@@ -283,30 +276,12 @@ class _Drive:
         else:
             for turn in self.talks.broken_off(index):
                 error = f"never asked, since {trace.request_id} was not answered: {trace.error}"
-                self.traces[turn] = self.never(turn, now, error)
-                self.traces[turn].finish_reason, self.traces[turn].finished_s = reason, now
+                request = self.requests[turn]
+                never = RequestTrace(request.request_id, len(request.stand_in), now, error=error)
+                never.finish_reason, never.finished_s = reason, now
+                self.traces[turn] = never
         if self.concurrency is not None:
             self.free_slots.append(now)
-
-    def never(self, index: int, scheduled_s: float, error: str) -> RequestTrace:
-        """The trace of a request that was not submitted."""
-        request = self.requests[index]
-        return RequestTrace(request.request_id, len(request.stand_in), scheduled_s, error=error)
-
-    def give_up(self, now: float) -> None:
-        """Mark what the deadline cut off."""
-        for trace in self.open.values():
-            trace.error = f"not finished after {self.deadline_s:g} s: {len(trace.token_ids)} tokens came"
-        scheduled = (
-            {} if self.concurrency is not None else dict(zip(self.talks.openings, self.due, strict=True))
-        )
-        while self.talks.next_due() < math.inf:
-            due, turn = self.talks.pop()
-            scheduled[turn] = due
-        for index in range(len(self.requests)):
-            if index not in self.traces:
-                error = f"not submitted within {self.deadline_s:g} s"
-                self.traces[index] = self.never(index, scheduled.get(index, now), error)
 
     def report(self, elapsed_s: float) -> None:
         if self.on_progress:

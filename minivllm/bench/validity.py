@@ -35,10 +35,8 @@ def check(
     *,
     energy: Energy | None = None,
     roofline: Roofline | None = None,
-    telemetry_rows: Sequence[Mapping[str, Any]] | None = None,
-    telemetry_interval_s: float = 0.2,
 ) -> Validity:
-    """Judge one measurement.
+    """Judge one measurement, but for what was seen from outside (`check_telemetry`).
 
     Args:
         traces: as the driver returned them.
@@ -46,8 +44,6 @@ def check(
         metrics: what `metrics.compute` made of the traces.
         energy: the window's energy.
         roofline: with MBU and MFU.
-        telemetry_rows: samples with `t_s` on the driver's clock; None leaves them for `check_telemetry`.
-        telemetry_interval_s: seconds between samples, as set.
     """
     reasons = [
         *_counts(traces, workload),
@@ -61,17 +57,7 @@ def check(
         *_limit_notes(roofline or Roofline()),
         *_energy_notes(energy, metrics),
     ]
-    validity = Validity(not reasons, reasons, notes)
-    if telemetry_rows is not None and metrics.duration_s is not None:
-        start = min(trace.scheduled_s for trace in traces)
-        seen = check_telemetry(telemetry_rows, start, start + metrics.duration_s, telemetry_interval_s)
-        validity = merge(validity, seen)
-    return validity
-
-
-def merge(first: Validity, second: Validity) -> Validity:
-    """Both judgements as one."""
-    return Validity(first.ok and second.ok, first.reasons + second.reasons, first.notes + second.notes)
+    return Validity(not reasons, reasons, notes)
 
 
 def check_telemetry(

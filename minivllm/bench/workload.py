@@ -12,7 +12,6 @@ from typing import Any
 
 from minivllm.bench.lazy_prompt import LazyPrompt
 from minivllm.bench.storage import write_parquet
-from minivllm.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,6 @@ class WorkloadRequest:
             row["prompt_runs"] = [[run.start, run.stop] for run in prompt.runs]
             row["prompt_vocab_size"], row["prompt_seed"] = prompt.vocab_size, prompt.seed
         return row
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> WorkloadRequest:
-        """The inverse of `row`; a column of other requests is None here."""
-        row = {name: value for name, value in row.items() if value is not None}
-        runs, size, seed = (row.pop(f"prompt_{name}", None) for name in ("runs", "vocab_size", "seed"))
-        ids = row.pop("prompt_token_ids", None)
-        prompt = LazyPrompt(tuple(range(*run) for run in runs), size, seed) if ids is None else tuple(ids)
-        return cls(prompt_token_ids=prompt, **row)
 
 
 MISSING = object()
@@ -113,26 +103,3 @@ class Workload:
         if not path.exists():
             write_parquet(path, [request.row() for request in self.requests])
         return path
-
-    @classmethod
-    def load(cls, path: Path) -> Workload:
-        """Read a stored workload.
-
-        Raises:
-            BadInput: the file is missing or unreadable, or its content is not what its name says.
-        """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            rows = pq.read_table(path).to_pylist()
-            workload = cls(tuple(map(WorkloadRequest.from_row, rows)))
-        except (OSError, pa.ArrowException, KeyError, TypeError) as error:
-            raise BadInput(
-                f"cannot read the workload {path}: {error}; delete it to have it made anew"
-            ) from error
-        if workload.hash != path.stem:
-            raise BadInput(
-                f"the workload {path} holds other requests than its name says; delete it to have it made anew"
-            )
-        return workload

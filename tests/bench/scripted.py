@@ -51,7 +51,6 @@ class ScriptedEngine:
     bursts: dict[str, list[int]] = field(default_factory=dict)
     refuse: set[str] = field(default_factory=set)
     abort: set[str] = field(default_factory=set)  # ended at their second step
-    stuck: set[str] = field(default_factory=set)  # never answered
     eos_after: dict[str, int] = field(default_factory=dict)
     says_start: bool = True
 
@@ -83,8 +82,6 @@ class ScriptedEngine:
 
     def _serve(self, request: _Running) -> EngineOutput | None:
         name = request.request_id
-        if name in self.stuck:
-            return None
         count = min(request.bursts.popleft() if request.bursts else 1, request.remaining)
         ids = tuple(range(request.tokens, request.tokens + count))
         request.tokens += count

@@ -81,32 +81,6 @@ def test_refused_and_aborted_requests_are_traced_and_free_their_slots() -> None:
     assert traces[3].error is None
 
 
-def test_a_deadline_keeps_what_there_is() -> None:
-    engine = ScriptedEngine(ScriptedClock(), max_num_seqs=2, stuck={"b"})
-    work = workload((1, 2), (1, 2), (1, 99), (1, 1))
-    traces = drive(engine, work, Concurrency(2), SamplingParams(), engine.clock, deadline_s=10)
-    assert [trace.status for trace in traces] == ["ok", "unfinished", "unfinished", "unfinished"]
-    assert traces[1].error == "not finished after 10 s: 0 tokens came"
-    assert traces[2].error == "not finished after 10 s: 8 tokens came"
-    assert traces[3].error == "not submitted within 10 s"
-    assert engine.clock.time == 10
-
-
-def test_a_deadline_cuts_a_sleep_short() -> None:
-    engine = ScriptedEngine(ScriptedClock())
-    traces = drive(
-        engine,
-        workload((1, 1), (1, 1)),
-        Schedule([0.0, 1000.0]),
-        SamplingParams(),
-        engine.clock,
-        deadline_s=10,
-    )
-    assert engine.clock.time == 10
-    assert [trace.status for trace in traces] == ["ok", "unfinished"]
-    assert traces[1].scheduled_s == 1000
-
-
 def test_an_answer_for_a_stranger_is_an_error() -> None:
     class Confused(ScriptedEngine):
         def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,14 +120,6 @@ def test_a_talk_ends_with_an_answer_that_fails(fault: str, status: str) -> None:
     assert traces[3].scheduled_s == traces[1].finished_s  # its slot is free
 
 
-def test_a_deadline_cuts_talks_off() -> None:
-    engine = ScriptedEngine(ScriptedClock())
-    traces = drive(engine, TWO, Offline(), SamplingParams(), engine.clock, deadline_s=3.5)
-    assert [trace.status for trace in traces] == ["ok", "unfinished", "unfinished", "ok", "unfinished"]
-    assert [trace.error for trace in traces[1:3]] == ["not submitted within 3.5 s"] * 2
-    assert traces[1].scheduled_s == 7  # known, though it did not come to it
-
-
 def test_a_wrong_workload_is_named() -> None:
     for follows, named in (("zz", "zz"), ("a1", "a1")):  # nobody, and one whom another follows
         requests = (*TWO.requests, replace(TWO.requests[2], request_id="a9", follows=follows))
@@ -215,7 +208,11 @@ def test_a_conversation_beyond_the_context_is_refused_early() -> None:
 
 def test_talks_are_stored_and_have_a_hash_of_their_own(tmp_path: Path) -> None:
     work = MultiTurn(2, 3).generate(encode, 256, 999, 0)
-    assert Workload.load(work.save(tmp_path)) == work
+    rows = pq.read_table(work.save(tmp_path)).to_pylist()
+    assert [(row["follows"], row["think_s"]) for row in rows] == [
+        (r.follows, r.think_s) for r in work.requests
+    ]
+    assert [row["history_len"] or 0 for row in rows] == [r.history_len for r in work.requests]
     alone = Workload(tuple(replace(r, follows=None, think_s=None, history_len=0) for r in work.requests))
     longer = Workload(tuple(replace(r, think_s=9.0) if r.follows else r for r in work.requests))
     renamed = {r.request_id: f"x{i}" for i, r in enumerate(work.requests)}

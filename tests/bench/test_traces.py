@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -234,7 +235,8 @@ def test_a_workload_of_lazy_prompts_is_content_addressed(tmp_path: Path) -> None
     work = generate(path)
     stored = work.save(tmp_path / "workloads")
     assert stored.stat().st_size < 10_000  # runs, not tokens
-    assert Workload.load(stored) == work
+    runs = pq.read_table(stored).column("prompt_runs").to_pylist()
+    assert runs == [[[run.start, run.stop] for run in r.prompt_token_ids.runs] for r in work.requests]
     assert generate(path).hash == work.hash
     others = [generate(path, seed=1), generate(path, vocab_size=9), generate(path, length_scale=0.5)]
     others += [generate(path, num_requests=3), generate(path, ignore_eos=False), generate(path, start_s=0.1)]

@@ -14,7 +14,7 @@ from minivllm.bench.driver import RequestTrace, drive
 from minivllm.bench.gpu import Gpu
 from minivllm.bench.metrics import compute
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
-from minivllm.bench.validity import check, check_telemetry, merge
+from minivllm.bench.validity import check, check_telemetry
 from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.fake_nvml import FakeNVML
@@ -174,8 +174,8 @@ def samples(*times: float, other: float = 0.0) -> list[dict[str, float]]:
 
 def test_telemetry_gaps() -> None:
     steady = samples(*(9 + 0.2 * i for i in range(40)))
-    assert check(*measured(), telemetry_rows=steady) == Validity(True, [], [])
-    assert only_reason(check(*measured(), telemetry_rows=samples(10, 11, 13.5, 14, 16))) == (
+    assert check_telemetry(steady, 10, 16) == Validity(True, [], [])
+    assert only_reason(check_telemetry(samples(10, 11, 13.5, 14, 16), 10, 16)) == (
         "telemetry has a gap of 2.5 s, above 2.0 s: the machine stood still or the sampler starved"
     )
     assert not check_telemetry(samples(10, 11), 10, 14).ok  # it ended early
@@ -246,8 +246,3 @@ def test_clock_changes_are_noted() -> None:
     assert check_telemetry(cpu, 1.0, 3.5).notes == [
         "the CPU clock changed within the window, from 1900 to 2600 MHz"
     ]
-
-
-def test_merge() -> None:
-    merged = merge(Validity(True, [], ["n"]), Validity(False, ["r"], ["m"]))
-    assert merged == Validity(False, ["r"], ["n", "m"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import example, given
@@ -24,7 +25,7 @@ from minivllm.bench.multi_turn import MultiTurn
 from minivllm.bench.prompt_file import PromptLine, parse_conversation, parse_line, read_prompt_file
 from minivllm.bench.shared_prefix import SharedPrefix
 from minivllm.bench.traces import Trace
-from minivllm.bench.workload import Workload
+from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.bench.workloads import Chat, Code, LongDocument, Smoke, Summarize, Synthetic
 from minivllm.config import build, compose
 from minivllm.engine.params import SamplingParams
@@ -331,11 +332,25 @@ def test_the_cache_computes_a_shared_prefix_once() -> None:
 # ---- storage
 
 
-def test_save_and_load(tmp_path: Path) -> None:
+def stored(path: Path) -> list[dict[str, Any]]:
+    """What a stored workload holds, without what a request lacks."""
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def vars_of(request: WorkloadRequest) -> dict[str, Any]:
+    """The same of a request, its token ids as a list."""
+    row = {name: value for name, value in request.row().items() if value is not None}
+    return {**row, "prompt_token_ids": list(request.prompt_token_ids)}
+
+
+def test_a_workload_is_stored_once(tmp_path: Path) -> None:
     work = Chat(num_requests=5).generate(encode, 256, 384, seed=0, decode=decode)
     path = work.save(tmp_path / "workloads")
     assert path.name == f"{work.hash}.parquet" and len(work.hash) == 16
-    assert Workload.load(path) == work
+    assert stored(path) == [vars_of(request) for request in work.requests]
     untouched = path.stat().st_mtime_ns
     assert work.save(tmp_path / "workloads") == path
     assert path.stat().st_mtime_ns == untouched
@@ -344,7 +359,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 def test_a_workload_without_text_is_stored_too(tmp_path: Path) -> None:
     work = Smoke(num_requests=2).generate(None, 256, 384, seed=0)
-    assert Workload.load(work.save(tmp_path)) == work
+    assert stored(work.save(tmp_path)) == [vars_of(request) for request in work.requests]
 
 
 def test_the_hash_is_of_the_work_and_not_of_names() -> None:
@@ -358,18 +373,6 @@ def test_the_hash_is_of_the_work_and_not_of_names() -> None:
     assert changed(max_tokens=31) != same
     assert changed(ignore_eos=False) != same
     assert changed(prompt_token_ids=request.prompt_token_ids[1:]) != same
-
-
-def test_a_torn_or_altered_workload_is_refused(tmp_path: Path) -> None:
-    path = Smoke(num_requests=2).generate(None, 256, 384, seed=0).save(tmp_path)
-    other = path.rename(tmp_path / "0123456789abcdef.parquet")
-    with pytest.raises(BadInput, match="other requests than its name says"):
-        Workload.load(other)
-    other.write_bytes(other.read_bytes()[:100])
-    with pytest.raises(BadInput, match="cannot read the workload"):
-        Workload.load(other)
-    with pytest.raises(BadInput, match="cannot read the workload"):
-        Workload.load(tmp_path / "missing.parquet")
 
 
 # ---- the file of prompts

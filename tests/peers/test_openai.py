@@ -52,7 +52,7 @@ def workload(*lengths: int, prompt: tuple[int, ...] = (70, 71, 72)) -> Workload:
 
 
 def run(engine: OpenAIEngine, load: Workload, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, Offline(), SamplingParams(**params), Clock(), deadline_s=60)
+    return drive(engine, load, Offline(), SamplingParams(**params), Clock())
 
 
 def test_ids_are_taken_from_the_stream(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

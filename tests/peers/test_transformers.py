@@ -75,7 +75,7 @@ def ours(folder: Path) -> Iterator[LLM]:
 
 
 def run(engine: TransformersEngine, load: Workload, arrival: Any = None, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock(), deadline_s=60)
+    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
 
 
 def expected(llm: LLM, ignore_eos: bool) -> list[list[int]]:

@@ -65,7 +65,7 @@ def expected(folder: Path) -> list[list[int]]:
 def run(
     engine: TransformersContinuousEngine, load: Workload, arrival: Any = None, **params: Any
 ) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock(), deadline_s=100)
+    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
 
 
 def test_greedy_tokens_are_those_of_our_engine(

@@ -157,7 +157,7 @@ def workload(*lengths: int, ignore_eos: bool = True) -> Workload:
 
 
 def run(engine: VllmEngine, load: Workload, arrival: Any = None, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock(), deadline_s=60)
+    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
 
 
 def test_tokens_come_as_they_are_made(engine: VllmEngine) -> None:
