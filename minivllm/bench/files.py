@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from minivllm.bench.checks import at_least_one, check_fits, one_of
+from minivllm.bench.checks import at_least_one, check_fits
+from minivllm.bench.generator import FromFile, Reader
 from minivllm.bench.prompt_file import FORMATS, PromptLine, read_prompt_file
 from minivllm.bench.prompts import Encode
 from minivllm.bench.workload import Workload, WorkloadRequest
-from minivllm.bench.workloads import Decode
 from minivllm.errors import BadInput
 
-TOO_LONG = ("error", "skip")
 FILE_ADVICE = (
     "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len, or leave it "
     "out with workload.too_long=skip"
 )
 
 
-class File:
+class File(FromFile):
     """Prompts of one's own: a JSON object a line, or the conversations of a ShareGPT file.
 
     A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's roles and contents, joined as
@@ -48,16 +45,9 @@ class File:
         output_len: int = 128,
         ignore_eos: bool = False,
     ) -> None:
-        if not path:
-            raise BadInput("workload=file needs a file of prompts: set workload.path=PROMPTS.jsonl")
-        self.path = Path(path).expanduser()
-        self.num_requests = (
-            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
-        )
-        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
-        self.format = one_of("workload.format", format, FORMATS)
+        advice = "a file of prompts: set workload.path=PROMPTS.jsonl"
+        super().__init__(path, advice, num_requests, too_long, format, FORMATS, ignore_eos)
         self.output_len = at_least_one("workload.output_len", output_len)
-        self.ignore_eos = ignore_eos
 
     def check_lengths(self, max_model_len: int) -> None:
         """Read the file and fail early, before any engine is built, on what cannot be served.
@@ -71,15 +61,8 @@ class File:
                 break
             found += self._fits(line, len(line.token_ids or ()), self._output_len(line), max_model_len)
 
-    def generate(
-        self,
-        encode: Encode | None,
-        vocab_size: int,
-        max_model_len: int,
-        seed: int,
-        decode: Decode | None = None,
-    ) -> Workload:
-        """The file's requests, in its order; arguments as for `Synthetic.generate`.
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """The file's requests, in its order; see `Generator.generate`.
 
         Raises:
             BadInput: naming file and line: not readable, text without a tokenizer, an id outside the
@@ -90,33 +73,31 @@ class File:
         for line in read_prompt_file(self.path, self.format):
             if len(requests) == self.num_requests:
                 break
-            token_ids = self._token_ids(line, encode, vocab_size)
-            output_len = self._output_len(line, encode)
-            if not self._fits(line, len(token_ids), output_len, max_model_len):
+            token_ids = self._token_ids(line, reader)
+            output_len = self._output_len(line, reader.encode)
+            if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
                 skipped += 1
                 continue
-            text = line.text
-            if text is None and decode is not None:
-                text = decode(list(token_ids))
+            text = reader.text(token_ids) if line.text is None else line.text
             requests.append(
                 WorkloadRequest(f"r{len(requests)}", token_ids, output_len, self.ignore_eos, text)
             )
         if not requests:
             raise BadInput(
                 f"workload.path={self.path} has no request that can be used"
-                + (f": {skipped} are longer than the context of {max_model_len}" if skipped else "")
+                + (f": {skipped} are longer than the context of {reader.max_model_len}" if skipped else "")
             )
-        note = f"workload=file: {skipped} requests were left out, longer than the context of {max_model_len}"
+        note = f"workload=file: {skipped} requests were left out, longer than the context of {reader.max_model_len}"
         return Workload(tuple(requests), (note,) if skipped else ())
 
-    def _token_ids(self, line: PromptLine, encode: Encode | None, vocab_size: int) -> tuple[int, ...]:
-        token_ids = line.token_ids
+    def _token_ids(self, line: PromptLine, reader: Reader) -> tuple[int, ...]:
+        token_ids, vocab_size = line.token_ids, reader.vocab_size
         if line.text is not None:
-            if encode is None:
+            if reader.encode is None:
                 raise BadInput(
                     f"{line.where}: this model has no tokenizer; give prompt_token_ids instead of text"
                 )
-            token_ids = tuple(encode(line.text))
+            token_ids = tuple(reader.encode(line.text))
             if not token_ids:
                 raise BadInput(f"{line.where}: the prompt has no tokens")
         assert token_ids is not None

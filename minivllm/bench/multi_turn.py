@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from minivllm.bench.checks import at_least_one, check_fits, not_negative, one_of
+from minivllm.bench.generator import Drawn, Reader
 from minivllm.bench.lengths import Lengths
-from minivllm.bench.prompts import Encode, draw_prompts
+from minivllm.bench.prompts import draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
-from minivllm.bench.workloads import WORKLOAD_STREAM, Decode, Length
+from minivllm.bench.workloads import WORKLOAD_STREAM, Length
 from minivllm.options.workload import TURN_INPUT_LEN, TURN_OUTPUT_LEN
 
 TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len"
 
 
-class MultiTurn:
+class MultiTurn(Drawn):
     """Users who talk: ask, read the answer, think, ask on.
 
     The workload holds what the users say and for how long they think. The answers are the engine's own, and
@@ -46,46 +47,30 @@ class MultiTurn:
         think: str = "exponential",
         ignore_eos: bool = True,
     ) -> None:
+        super().__init__(input_len, output_len, ignore_eos)
         self.num_conversations = at_least_one("workload.num_conversations", num_conversations)
         self.turns = Lengths.parse("workload.turns", turns)
-        self.input_len = Lengths.parse("workload.input_len", input_len)
-        self.output_len = Lengths.parse("workload.output_len", output_len)
         self.think_s = not_negative("workload.think_s", think_s)
         self.think = one_of("workload.think", think, ("fixed", "exponential"))
-        self.ignore_eos = ignore_eos
 
     def check_lengths(self, max_model_len: int) -> None:
-        """Fail early, before any engine is built, if a conversation may be longer than the context.
-
-        Raises:
-            BadInput: naming the lengths.
-        """
+        """See Generator; it is the conversation that may be longer than the context."""
         longest = [lengths.longest for lengths in (self.turns, self.input_len, self.output_len)]
         turns, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest last turn"
         check_fits(what, turns * own + (turns - 1) * output, output, max_model_len, TALK_ADVICE)
 
-    def generate(
-        self,
-        encode: Encode | None,
-        vocab_size: int,
-        max_model_len: int,
-        seed: int,
-        decode: Decode | None = None,
-    ) -> Workload:
-        """The conversations, one after the other; arguments as for `Synthetic.generate`.
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """The conversations, one after the other; see `Generator.generate`.
 
         Request `r2.0` opens the third conversation, `r2.1` follows it.
-
-        Raises:
-            BadInput: a conversation is longer than the context.
         """
-        self.check_lengths(max_model_len)
+        self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         requests = []
         for i, turns in enumerate(self.turns.sample(rng, self.num_conversations)):
             inputs, outputs = self.input_len.sample(rng, turns), self.output_len.sample(rng, turns)
-            prompts = draw_prompts(inputs, encode, vocab_size, rng)
+            prompts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
             thought = [self.think_s] * turns
             if self.think == "exponential":
                 thought = rng.exponential(self.think_s, size=turns).tolist()
@@ -96,13 +81,13 @@ class MultiTurn:
                     ids,
                     output_len,
                     self.ignore_eos,
-                    decode(list(ids)) if decode else None,
+                    reader.text(ids),
                     follows=f"r{i}.{turn - 1}" if turn else None,
                     think_s=think_s if turn else None,
                     history_len=history,
                 )
                 what = f"workload={self.name}: turn {turn} of conversation {i}"
-                check_fits(what, history + len(ids), output_len, max_model_len, TALK_ADVICE)
+                check_fits(what, history + len(ids), output_len, reader.max_model_len, TALK_ADVICE)
                 history = request.length
                 requests.append(request)
         return Workload(tuple(requests))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from minivllm.bench.checks import at_least_one, check_fits
+from minivllm.bench.generator import Reader
 from minivllm.bench.lengths import Lengths
-from minivllm.bench.prompts import Encode, draw_prompts
+from minivllm.bench.prompts import draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
-from minivllm.bench.workloads import WORKLOAD_STREAM, Decode, Length, Synthetic
+from minivllm.bench.workloads import WORKLOAD_STREAM, Length, Synthetic
 
 PREFIX_ADVICE = (
     "lower workload.prefix_len, workload.depth or workload.input_len, or raise model.max_model_len"
@@ -56,27 +57,20 @@ class SharedPrefix(Synthetic):
         self.branching = at_least_one("workload.branching", branching)
 
     def check_lengths(self, max_model_len: int) -> None:
-        """See `Synthetic.check_lengths`."""
+        """See Generator."""
         longest = [lengths.longest for lengths in (self.prefix_len, self.input_len, self.output_len)]
         prefix, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest request"
         check_fits(what, self.depth * prefix + own, output, max_model_len, PREFIX_ADVICE)
 
-    def generate(
-        self,
-        encode: Encode | None,
-        vocab_size: int,
-        max_model_len: int,
-        seed: int,
-        decode: Decode | None = None,
-    ) -> Workload:
-        """See `Synthetic.generate`."""
-        self.check_lengths(max_model_len)
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """See `Generator.generate`."""
+        self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         nodes: dict[tuple[int, ...], tuple[int, ...]] = {}  # way from the root -> the node's own text
 
         def text(length: Lengths) -> tuple[int, ...]:
-            return draw_prompts(length.sample(rng, 1), encode, vocab_size, rng)[0]
+            return draw_prompts(length.sample(rng, 1), reader.encode, reader.vocab_size, rng)[0]
 
         requests = []
         for i, output_len in enumerate(self.output_len.sample(rng, self.num_requests)):
@@ -89,7 +83,7 @@ class SharedPrefix(Synthetic):
                 prompt += nodes[way[:level]]
             prompt += text(self.input_len)
             what = f"workload={self.name}: request {i}"
-            check_fits(what, len(prompt), output_len, max_model_len, PREFIX_ADVICE)
-            said = decode(list(prompt)) if decode else None
+            check_fits(what, len(prompt), output_len, reader.max_model_len, PREFIX_ADVICE)
+            said = reader.text(prompt)
             requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, said))
         return Workload(tuple(requests))

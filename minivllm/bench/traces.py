@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
-from minivllm.bench.checks import at_least_one, check_fits, not_negative, one_of, positive
-from minivllm.bench.files import TOO_LONG
+from minivllm.bench.checks import at_least_one, check_fits, not_negative, positive
+from minivllm.bench.generator import FromFile, Reader
 from minivllm.bench.lazy_prompt import LazyPrompt, joined
-from minivllm.bench.prompts import Encode
 from minivllm.bench.trace_file import FORMATS, TraceRow, read_trace
 from minivllm.bench.workload import Workload, WorkloadRequest
-from minivllm.bench.workloads import Decode
 from minivllm.errors import BadInput
 
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
@@ -22,7 +19,7 @@ TRACE_ADVICE = (
 )
 
 
-class Trace:
+class Trace(FromFile):
     """Requests as long, and with `arrival=replay` as late, as those of a trace.
 
     Prompts are random token ids: equal where the trace's hash ids are equal, different everywhere else.
@@ -58,14 +55,8 @@ class Trace:
         block_tokens: int = 512,
         ignore_eos: bool = True,
     ) -> None:
-        if not path:
-            raise BadInput("workload=trace needs a trace: set workload.path=TRACE.csv (see docs/traces.md)")
-        self.path, self.ignore_eos = Path(path).expanduser(), ignore_eos
-        self.num_requests = (
-            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
-        )
-        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
-        self.format = one_of("workload.format", format, ("auto", *FORMATS))
+        advice = "a trace: set workload.path=TRACE.csv (see docs/traces.md)"
+        super().__init__(path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos)
         self.block_tokens = at_least_one("workload.block_tokens", block_tokens)
         self.length_scale = positive("workload.length_scale", length_scale)
         self.start_s = not_negative("workload.start_s", start_s)
@@ -79,24 +70,17 @@ class Trace:
         """
         self._rows(max_model_len)
 
-    def generate(
-        self,
-        encode: Encode | None,
-        vocab_size: int,
-        max_model_len: int,
-        seed: int,
-        decode: Decode | None = None,
-    ) -> Workload:
-        """The slice's requests, in order of time; arguments as for `Synthetic.generate`.
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """The slice's requests, in order of time; see `Generator.generate`.
 
         Raises:
             BadInput: as `check_lengths`; or a line's hash ids do not cover its prompt.
         """
         requests = []
-        rows, notes = self._rows(max_model_len)
+        rows, notes = self._rows(reader.max_model_len)
         for i, row in enumerate(rows):
             prompt_len, output_len = self._lengths(row)
-            prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), vocab_size, seed)
+            prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), reader.vocab_size, seed)
             due_s = row.time_s - self.start_s
             requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s))
         return Workload(tuple(requests), tuple(notes))

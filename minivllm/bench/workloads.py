@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from minivllm.bench.checks import at_least_one, check_fits
-from minivllm.bench.lengths import Lengths
-from minivllm.bench.prompts import Encode, draw_prompts
+from minivllm.bench.generator import Drawn, Reader
+from minivllm.bench.prompts import draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.options.workload import (
     CHAT_INPUT_LEN,
@@ -25,11 +25,10 @@ from minivllm.options.workload import (
 WORKLOAD_STREAM = 0x30AD  # keeps workload noise apart from arrival noise drawn with the same seed
 LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model.max_model_len"
 
-Decode = Callable[[list[int]], str | None]
 Length = int | Mapping[str, Any]
 
 
-class Synthetic:
+class Synthetic(Drawn):
     """Requests of set lengths, each by itself.
 
     Args:
@@ -48,53 +47,27 @@ class Synthetic:
         self, num_requests: int, input_len: Length, output_len: Length, ignore_eos: bool = True
     ) -> None:
         self.num_requests = at_least_one("workload.num_requests", num_requests)
-        self.input_len = Lengths.parse("workload.input_len", input_len)
-        self.output_len = Lengths.parse("workload.output_len", output_len)
-        self.ignore_eos = ignore_eos
+        super().__init__(input_len, output_len, ignore_eos)
 
     def check_lengths(self, max_model_len: int) -> None:
-        """Fail early, before any engine is built, if a request may be longer than the context.
-
-        Raises:
-            BadInput: naming the lengths.
-        """
+        """See Generator."""
         longest_in, longest_out = self.input_len.longest, self.output_len.longest
         if longest_in is not None and longest_out is not None:
             what = f"workload={self.name}: the longest request"
             check_fits(what, longest_in, longest_out, max_model_len, LENGTH_ADVICE)
 
-    def generate(
-        self,
-        encode: Encode | None,
-        vocab_size: int,
-        max_model_len: int,
-        seed: int,
-        decode: Decode | None = None,
-    ) -> Workload:
-        """Make the requests; equal arguments make equal requests.
-
-        Args:
-            encode: text to token ids; None without a tokenizer, which makes prompts of random ids.
-            vocab_size: number of token ids.
-            max_model_len: longest context, in tokens.
-            seed: of lengths and prompts.
-            decode: token ids to text, to store the prompts' text beside their ids.
-
-        Raises:
-            BadInput: a request is longer than the context.
-        """
-        self.check_lengths(max_model_len)
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """See `Generator.generate`; without a tokenizer prompts are of random ids."""
+        self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         inputs = self.input_len.sample(rng, self.num_requests)
         outputs = self.output_len.sample(rng, self.num_requests)
         for i, lengths in enumerate(zip(inputs, outputs, strict=True)):
-            check_fits(f"workload={self.name}: request {i}", *lengths, max_model_len, LENGTH_ADVICE)
-        prompts = draw_prompts(inputs, encode, vocab_size, rng)
+            check_fits(f"workload={self.name}: request {i}", *lengths, reader.max_model_len, LENGTH_ADVICE)
+        prompts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
         return Workload(
             tuple(
-                WorkloadRequest(
-                    f"r{i}", ids, output_len, self.ignore_eos, decode(list(ids)) if decode else None
-                )
+                WorkloadRequest(f"r{i}", ids, output_len, self.ignore_eos, reader.text(ids))
                 for i, (ids, output_len) in enumerate(zip(prompts, outputs, strict=True))
             )
         )

@@ -1,0 +1,125 @@
+"""What all workload generators have in common: for whom requests are made, and knobs that several have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.checks import at_least_one, one_of
+from minivllm.bench.lengths import Lengths
+from minivllm.bench.prompts import Encode
+from minivllm.bench.workload import Workload
+from minivllm.errors import BadInput
+
+Decode = Callable[[list[int]], str | None]
+TOO_LONG = ("error", "skip")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model as far as its requests go.
+
+    Args:
+        encode: text to token ids; None without a tokenizer.
+        vocab_size: number of token ids.
+        max_model_len: longest context, in tokens.
+        decode: token ids to text, to store the prompts' text beside their ids; None leaves it out.
+    """
+
+    encode: Encode | None
+    vocab_size: int
+    max_model_len: int
+    decode: Decode | None
+
+    def text(self, token_ids: Sequence[int]) -> str | None:
+        """What is stored beside a prompt's ids."""
+        return self.decode(list(token_ids)) if self.decode else None
+
+
+class Generator(ABC):
+    """Makes the requests of a workload."""
+
+    name: str  # of its option
+
+    @abstractmethod
+    def check_lengths(self, max_model_len: int) -> None:
+        """Fail early, before any engine is built, if a request may be longer than the context.
+
+        Raises:
+            BadInput: naming the lengths.
+        """
+
+    def generate(
+        self,
+        encode: Encode | None,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        decode: Decode | None = None,
+    ) -> Workload:
+        """Make the requests; equal arguments make equal requests.
+
+        Args:
+            encode, vocab_size, max_model_len, decode: see `Reader`.
+            seed: of lengths and prompts.
+
+        Raises:
+            BadInput: a request is longer than the context, or cannot be made.
+        """
+        return self.make(Reader(encode, vocab_size, max_model_len, decode), seed)
+
+    @abstractmethod
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """See `generate`."""
+
+
+class Drawn(Generator):
+    """A generator that draws lengths.
+
+    Args:
+        input_len: prompt tokens; a number, or a distribution (see `Lengths`).
+        output_len: output tokens; the same.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
+
+    def __init__(self, input_len: Any, output_len: Any, ignore_eos: bool) -> None:
+        self.input_len = Lengths.parse("workload.input_len", input_len)
+        self.output_len = Lengths.parse("workload.output_len", output_len)
+        self.ignore_eos = ignore_eos
+
+
+class FromFile(Generator):
+    """A generator that reads requests.
+
+    Args:
+        path: the file; without one `advice` is what to do.
+        advice: see `path`.
+        num_requests: take only the first so many; None takes all.
+        too_long: what to do with a request that the context cannot hold: error, or skip.
+        format: one of `formats`.
+        formats: see `format`.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        advice: str,
+        num_requests: int | None,
+        too_long: str,
+        format: str,
+        formats: tuple[str, ...],
+        ignore_eos: bool,
+    ) -> None:
+        if not path:
+            raise BadInput(f"workload={self.name} needs {advice}")
+        self.path = Path(path).expanduser()
+        self.num_requests = (
+            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
+        )
+        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
+        self.format = one_of("workload.format", format, formats)
+        self.ignore_eos = ignore_eos
