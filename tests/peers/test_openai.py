@@ -13,14 +13,12 @@ import psutil
 import pytest
 
 from minivllm import BadInput, SamplingParams
-from minivllm.bench.arrivals import Offline
-from minivllm.bench.clock import Clock
-from minivllm.bench.driver import RequestTrace, drive
-from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.bench.workloads import Workload
 from minivllm.config import build, compose
 from minivllm.peers.openai import OpenAIEngine
 from minivllm.peers.stream import Tokens
 from tests.peers import fake_server
+from tests.peers.driving import requests, run
 
 pytest.importorskip("aiohttp")
 Make = Callable[..., OpenAIEngine]
@@ -47,12 +45,8 @@ def make() -> Iterator[Make]:
         close()
 
 
-def workload(*lengths: int, prompt: tuple[int, ...] = (70, 71, 72)) -> Workload:
-    return Workload(tuple(WorkloadRequest(f"r{i}", prompt, n, True) for i, n in enumerate(lengths)))
-
-
-def run(engine: OpenAIEngine, load: Workload, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, Offline(), SamplingParams(**params), Clock())
+def workload(*lengths: int) -> Workload:
+    return requests([(70, 71, 72)] * len(lengths), lengths)
 
 
 def test_ids_are_taken_from_the_stream(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from minivllm import LLM, BadInput, SamplingParams
-from minivllm.bench.arrivals import Concurrency, Offline
+from minivllm.bench.arrivals import Concurrency
 from minivllm.bench.clock import Clock
-from minivllm.bench.driver import RequestTrace, drive
-from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.bench.workload import Workload
 from minivllm.config import build, compose
 from minivllm.peers import honoured
 from minivllm.peers.transformers import HONOURED, TransformersEngine
+from tests.peers.driving import requests, run
 from tests.reference import LLAMA3_ROPE, SMALL, make_checkpoint
 
 PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
@@ -35,12 +35,7 @@ def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
 
 
 def workload(ignore_eos: bool = True) -> Workload:
-    return Workload(
-        tuple(
-            WorkloadRequest(f"r{i}", tuple(prompt), length, ignore_eos)
-            for i, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
-        )
-    )
+    return requests(PROMPTS, LENGTHS, ignore_eos)
 
 
 @pytest.fixture(scope="module")
@@ -55,27 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(folder: Path) -> Iterator[TransformersEngine]:
-    config = configuration(folder)
-    engine = build(config["engine"], config=config)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def engine(built: TransformersEngine) -> TransformersEngine:
-    built.reset()
-    return built
-
-
-@pytest.fixture(scope="module")
 def ours(folder: Path) -> Iterator[LLM]:
     with LLM(str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=200"]) as llm:
         yield llm
-
-
-def run(engine: TransformersEngine, load: Workload, arrival: Any = None, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
 
 
 def expected(llm: LLM, ignore_eos: bool) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import pytest
 
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.arrivals import Concurrency, Offline
-from minivllm.bench.clock import Clock
-from minivllm.bench.driver import RequestTrace, drive
-from minivllm.bench.workloads import Workload, WorkloadRequest
+from minivllm.bench.workloads import Workload
 from minivllm.config import build, compose
 from minivllm.peers.transformers_continuous import TransformersContinuousEngine
-from tests.reference import make_checkpoint
+from tests.peers.driving import requests, run
 
 PROMPTS = [list(range(3, 40)), [9, 8, 7], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
 LENGTHS = [12, 20, 1, 7]
@@ -28,31 +25,7 @@ def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
 
 
 def workload(ignore_eos: bool = True) -> Workload:
-    pairs = zip(PROMPTS, LENGTHS, strict=True)
-    return Workload(
-        tuple(WorkloadRequest(f"r{i}", tuple(p), n, ignore_eos) for i, (p, n) in enumerate(pairs))
-    )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoint")
-    make_checkpoint(path, "qwen3")
-    return path
-
-
-@pytest.fixture(scope="module")
-def built(folder: Path) -> Iterator[TransformersContinuousEngine]:
-    config = configuration(folder)
-    engine = build(config["engine"], config=config)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def engine(built: TransformersContinuousEngine) -> TransformersContinuousEngine:
-    built.reset()
-    return built
+    return requests(PROMPTS, LENGTHS, ignore_eos)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +33,6 @@ def expected(folder: Path) -> list[list[int]]:
     with LLM(str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=200"]) as llm:
         params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in LENGTHS]
         return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-
-
-def run(
-    engine: TransformersContinuousEngine, load: Workload, arrival: Any = None, **params: Any
-) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
 
 
 def test_greedy_tokens_are_those_of_our_engine(

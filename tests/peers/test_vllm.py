@@ -14,13 +14,12 @@ import psutil
 import pytest
 
 from minivllm import BadInput, SamplingParams
-from minivllm.bench.arrivals import Concurrency, Offline
-from minivllm.bench.clock import Clock
-from minivllm.bench.driver import RequestTrace, drive
+from minivllm.bench.arrivals import Concurrency
 from minivllm.bench.workloads import Workload, WorkloadRequest
 from minivllm.config import build, compose
 from minivllm.errors import NotInstalled
 from minivllm.peers.vllm import VllmEngine
+from tests.peers.driving import requests, run
 
 # Echoes prompt tokens, one a step, for as many requests as max_num_seqs says. What it was told goes to a file.
 STAND_IN = """
@@ -151,13 +150,7 @@ def notes(interpreter: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def workload(*lengths: int, ignore_eos: bool = True) -> Workload:
-    return Workload(
-        tuple(WorkloadRequest(f"r{i}", (5, 6, 7), length, ignore_eos) for i, length in enumerate(lengths))
-    )
-
-
-def run(engine: VllmEngine, load: Workload, arrival: Any = None, **params: Any) -> list[RequestTrace]:
-    return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())
+    return requests([(5, 6, 7)] * len(lengths), lengths, ignore_eos)
 
 
 def test_tokens_come_as_they_are_made(engine: VllmEngine) -> None:
