@@ -65,12 +65,14 @@ def _rows(found: Capacity) -> list[dict[str, Any]]:
 
 
 def _named(searches: list[Search]) -> list[tuple[str, Search]]:
-    """Each by what was measured, and where that is the same, by its sweep too."""
+    """Each by what was measured; where that is the same by its sweep too, and where that is the same by a number."""
     counts = Counter(search.cell for search in searches)
-    return [
-        (search.cell if counts[search.cell] == 1 else f"{search.cell} ({search.sweep})", search)
-        for search in searches
-    ]
+    names = [s.cell if counts[s.cell] == 1 else f"{s.cell} ({s.sweep})" for s in searches]
+    totals, seen = Counter(names), Counter[str]()
+    for i, name in enumerate(names):
+        seen[name] += 1
+        names[i] = name if totals[name] == 1 else f"{name} #{seen[name]}"
+    return list(zip(names, searches, strict=True))
 
 
 def figure(searches: list[Search]) -> Plot | None:
@@ -78,7 +80,10 @@ def figure(searches: list[Search]) -> Plot | None:
     if not searches:
         return None
     named = _named(searches)
-    panels = [(name if len(searches) > 1 else "", [_panel(search.found)]) for name, search in named]
+    panels = [
+        (name if len(searches) > 1 else "", [_panel(search.found, len(searches) > 1)])
+        for name, search in named
+    ]
     said = [
         f"{panel[0]}: " * bool(panel[0]) + s.found.sentence()
         for panel, s in zip(panels, searches, strict=True)
@@ -89,7 +94,8 @@ def figure(searches: list[Search]) -> Plot | None:
     return finish(Chart("capacity", "Objectives met by rate", alt, caption, panels))
 
 
-def _panel(found: Capacity) -> Panel:
+def _panel(found: Capacity, several: bool) -> Panel:
+    """Of several, which share their axes, none may end these at what it has itself."""
     rates = [probe.rate for probe in found.probes]
     ends = [probe.interval(found.criterion.confidence) for probe in found.probes]
     wanted = 100 * found.criterion.attainment
@@ -108,4 +114,5 @@ def _panel(found: Capacity) -> Panel:
                 for probe, share in zip(members, shares, strict=True)
             ]
             series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
-    return Panel("", "rate of arrival", "% that met their objectives", series)
+    y_label = "% that met" if several else "% that met their objectives"
+    return Panel("", "rate of arrival", y_label, series, x_from_zero=not several, y_from_zero=not several)

@@ -122,13 +122,13 @@ def _drawn(chart: Chart) -> bytes:
         len(chart.rows), columns, height, squeeze=False, sharex=several, sharey="col" if several else False
     )
     handles: dict[str, object] = {}
-    for axes, (title, panels) in zip(grid, chart.rows, strict=True):
+    for row, (axes, (title, panels)) in enumerate(zip(grid, chart.rows, strict=True), 1):
         for ax, panel in zip(axes, panels, strict=False):
             for series in panel.series:
                 handle = _series(ax, series)
                 if series.label:
                     handles.setdefault(series.label, handle)
-            _axes(ax, panel, bottom=not several or axes is grid[-1])
+            _axes(ax, panel, bottom=row == len(chart.rows))
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         heading(axes[0], title or panels[0].title)

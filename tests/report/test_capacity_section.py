@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
     told = {s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]] for s in shown["searches"]}
     assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
     assert "goodcell: capacity: 1 requests/s" in plot.alt and "badcell: capacity: below 1" in plot.alt
+    alike = capacity.section([replace(search, cell="cell") for search in found], [])
+    assert alike is not None
+    assert [search["name"].rpartition(" ")[2] for search in alike["searches"]] == ["#1", "#2"]
 
 
 @pytest.mark.parametrize("changed", [{"code_hash": "old"}, {"device": {"name": "another"}}])
