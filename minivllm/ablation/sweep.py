@@ -26,6 +26,7 @@ from minivllm.bench import identity, storage
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Failure, Validity
 from minivllm.config import quoted
+from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker, Tracker
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]

@@ -79,7 +79,7 @@ def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Pat
         *("arm", ":--"),
         *("baseline", "baseline again", "without int8"),
     ]
-    assert "without int8" in rendered(summary_table(read(tmp_path / "runs")).cells)
+    assert "without int8" in rendered(summary_table(read(tmp_path / "runs").cells))
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:
