@@ -38,7 +38,7 @@ class Tiles<BFloat16> {
     if (plain_) return other_.begin(rows, dim);
     queries_.resize(rows * dim);
     sums_.assign(rows * dim, 0.0f);
-    panels_.resize(2 * kKeys * dim + 32);
+    panels_.resize(2 * kKeys * dim + 32), zeros_.resize(dim);
     const auto address = reinterpret_cast<uintptr_t>(panels_.data());
     keys_ = reinterpret_cast<uint16_t*>((address + 63) / 64 * 64);
     values_ = keys_ + kKeys * dim;
@@ -69,15 +69,15 @@ class Tiles<BFloat16> {
       ask(values + shift, ahead, j, 2);
       if (j >= place.count) continue;
       const auto* first = reinterpret_cast<const uint16_t*>(values + place.at[j]);
-      const bool both = j + 1 < place.count;  // zero times anything is zero
-      const auto* second = both ? reinterpret_cast<const uint16_t*>(values + place.at[j + 1]) : first;
-      for (int64_t d = 0; d < dim_; d += 32) {
-        const __m512i a = _mm512_loadu_si512(first + d);
-        const __m512i b = both ? _mm512_loadu_si512(second + d) : _mm512_setzero_si512();
-        uint16_t* to = values_ + d / kColumns * kColumns * kKeys + j * kColumns + d % kColumns * 2;
-        _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
-        _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(a, high, b));
-      }
+      const auto* second = j + 1 < place.count ? reinterpret_cast<const uint16_t*>(values + place.at[j + 1])
+                                               : zeros_.data();  // zero times anything is zero
+      uint16_t* to = values_ + j * kColumns;
+      for (int64_t d = 0; d < dim_; d += kColumns, to += kColumns * kKeys)
+        for (int64_t i = 0; i < kColumns; i += 32) {
+          const __m512i a = _mm512_loadu_si512(first + d + i), b = _mm512_loadu_si512(second + d + i);
+          _mm512_store_si512(to + 2 * i, _mm512_permutex2var_epi16(a, low, b));
+          _mm512_store_si512(to + 2 * i + 32, _mm512_permutex2var_epi16(a, high, b));
+        }
     }
   }
 
@@ -116,13 +116,16 @@ class Tiles<BFloat16> {
  private:
   // Asks memory for some keys or values of the next tile.
   void ask(const BFloat16* cache, const Place& ahead, int64_t begin, int64_t count) const {
-    for (int64_t j = begin; j < std::min(begin + count, ahead.count); ++j)
-      for (int64_t i = 0; i < dim_; i += 32) __builtin_prefetch(cache + ahead.at[j] + i, 0, 2);
+    const int64_t end = std::min(begin + count, ahead.count);
+    for (int64_t j = begin; j < end; ++j) {
+      const BFloat16* at = cache + ahead.at[j];
+      for (int64_t d = 0; d < dim_; d += kColumns) __builtin_prefetch(at + d, 0, 2), __builtin_prefetch(at + d + 32, 0, 2);
+    }
   }
 
   int64_t dim_ = 0, pairs_ = 0;
   bool plain_ = false;
-  std::vector<uint16_t> queries_, panels_;
+  std::vector<uint16_t> queries_, panels_, zeros_;
   std::vector<float> sums_;
   uint16_t* keys_ = nullptr;    // [dim / 2][64][2], 64-byte aligned
   uint16_t* values_ = nullptr;  // [dim / 64][pairs of keys][64][2]
