@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.eviction import Eviction
+from minivllm.engine.packing import pack, upload
 from minivllm.engine.step import ScheduledRequest, StepBatch
 
 
@@ -56,47 +57,10 @@ class Runner:
             scheduled: each request's share, its cache blocks already given.
             all_logits: logits of every token, not only of each request's last known one.
         """
-        size = self.block_size
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        starts = [0]
-        logit_rows: list[int] = []
-        tables = [part.request.block_table.blocks for part in scheduled]
+        ints, shape = pack(scheduled, self.block_size, all_logits)
         seq_lens = tuple(part.end - part.request.num_evicted_tokens for part in scheduled)
-        width = max(-(-length // size) for length in seq_lens)
-        for part, blocks in zip(scheduled, tables, strict=True):
-            request = part.request
-            if part.num_tokens == 1:  # decoding: by far the most frequent case
-                position = part.start
-                token_ids.append(request.token_ids[position])
-                positions.append(position)
-                index = position - request.num_evicted_tokens
-                slots.append(blocks[index // size] * size + index % size)
-            else:
-                token_ids.extend(request.token_ids[part.start : part.end])
-                span = range(part.start, part.end)
-                positions.extend(span)
-                held = range(part.start - request.num_evicted_tokens, part.end - request.num_evicted_tokens)
-                slots.extend([blocks[index // size] * size + index % size for index in held])
-            if all_logits or request.params.prompt_logprobs is not None:
-                logit_rows.extend(range(starts[-1], len(token_ids)))
-            elif part.samples:
-                logit_rows.append(len(token_ids) - 1)
-            starts.append(len(token_ids))
-        padded = [blocks[:width] + [0] * (width - len(blocks)) for blocks in tables]
-
-        def tensor(values: object, dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=self.device)
-
         batch = StepBatch(
-            token_ids=tensor(token_ids, torch.int64),
-            positions=tensor(positions, torch.int64),
-            slot_mapping=tensor(slots, torch.int64),
-            query_start_loc=tensor(starts, torch.int32),
-            seq_lens=tensor(seq_lens, torch.int32),
-            block_table=tensor(padded, torch.int32),
-            logit_rows=tensor(logit_rows, torch.int64),
+            **shape.unpack(upload(ints, self.device)),
             query_lens_host=tuple(part.num_tokens for part in scheduled),
             seq_lens_host=seq_lens,
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
@@ -105,7 +69,7 @@ class Runner:
             counts = zip(seq_lens, batch.query_lens_host, strict=True)
             batch = replace(
                 batch,
-                mass=torch.zeros(len(scheduled), width, device=self.device),
+                mass=torch.zeros(batch.block_table.shape, device=self.device),
                 observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
             )
         return replace(batch, attention=self.attention.prepare(batch))

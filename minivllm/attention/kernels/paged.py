@@ -35,7 +35,11 @@ def _rows(tiles, query_starts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOC
     return request, first, begin, query_len, index, head, held
 
 
-@triton.jit
+# Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
+_UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def _attend(
     q,
     keys,
@@ -145,7 +149,7 @@ def _attend(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tiles", "query_starts"])
 def _combine(
     partial,
     maxima,

@@ -25,7 +25,7 @@ def _normed(x, weight, size, eps, NORM: tl.constexpr, dtype: tl.constexpr, mean_
         return narrow(x * weight, dtype).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write(
     qk,  # [T, HEADS + KV_HEADS, HEAD_DIM]
     v,  # [T, KV_HEADS, HEAD_DIM]

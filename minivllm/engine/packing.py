@@ -1,0 +1,94 @@
+"""All integers of a step in one buffer, so that they reach the device in one copy (as in transformers' continuous
+batching)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minivllm.engine.step import ScheduledRequest
+
+
+class StepShape(NamedTuple):
+    """What the tensors of a StepBatch are cut by."""
+
+    tokens: int
+    requests: int
+    blocks: int  # of the longest request
+    logit_rows: int
+
+    def unpack(self, ints: Tensor) -> dict[str, Any]:
+        """The tensors of a StepBatch, by name, from what `pack` made: int32 [n], on any device.
+
+        Those that index become int64 together, as `index_copy_` and the C++ kernels insist; the others are views.
+        """
+        tokens, requests, blocks, rows = self
+        indices, starts, seq_lens, table = ints.split(
+            (3 * tokens + rows, requests + 1, requests, requests * blocks)
+        )
+        token_ids, positions, slots, logit_rows = indices.long().split((tokens, tokens, tokens, rows))
+        return {
+            "token_ids": token_ids,
+            "positions": positions,
+            "slot_mapping": slots,
+            "logit_rows": logit_rows,
+            "query_start_loc": starts,
+            "seq_lens": seq_lens,
+            "block_table": table.view(requests, blocks),
+        }
+
+
+def pack(
+    scheduled: Sequence[ScheduledRequest], block_size: int, all_logits: bool = False
+) -> tuple[NDArray[np.int32], StepShape]:
+    """The integers of one step, and how to cut them.
+
+    Args:
+        scheduled: each request's share, its cache blocks already given.
+        block_size: tokens a cache block.
+        all_logits: logits of every token, not only of each request's last known one.
+    """
+    size = block_size
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
+    seq_lens = [part.end - part.request.num_evicted_tokens for part in scheduled]
+    width = max(-(-length // size) for length in seq_lens)
+    table: list[int] = []
+    for part in scheduled:
+        request = part.request
+        blocks = request.block_table.blocks
+        if part.num_tokens == 1:  # decoding: by far the most frequent case
+            position = part.start
+            token_ids.append(request.token_ids[position])
+            positions.append(position)
+            index = position - request.num_evicted_tokens
+            slots.append(blocks[index // size] * size + index % size)
+        else:
+            token_ids.extend(request.token_ids[part.start : part.end])
+            span = range(part.start, part.end)
+            positions.extend(span)
+            held = range(part.start - request.num_evicted_tokens, part.end - request.num_evicted_tokens)
+            slots.extend([blocks[index // size] * size + index % size for index in held])
+        if all_logits or request.params.prompt_logprobs is not None:
+            logit_rows.extend(range(starts[-1], len(token_ids)))
+        elif part.samples:
+            logit_rows.append(len(token_ids) - 1)
+        starts.append(len(token_ids))
+        table += blocks[:width]
+        table += [0] * (width - len(blocks))
+    ints = [*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens, *table]
+    return np.array(ints, np.int32), StepShape(len(token_ids), len(scheduled), width, len(logit_rows))
+
+
+def upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
+    """The same on `device`, int32 [n]. Nothing waits: a GPU copies from pinned memory, in the order of its stream."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,0 +1,65 @@
+"""What a step's one buffer holds, against the definition of each tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.engine.packing import pack, upload
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.engine.step import ScheduledRequest
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
+    size = draw(st.sampled_from([1, 3, 16]))
+    parts, free = [], iter(draw(st.permutations(range(1, 400))))
+    for index in range(draw(st.integers(1, 5))):
+        length = draw(st.integers(2, 40))
+        prompt_logprobs = draw(st.sampled_from([None, None, 1]))
+        params = SamplingParams(prompt_logprobs=prompt_logprobs)
+        tokens = [draw(st.integers(-3, 200)) for _ in range(length)]
+        request = Request(str(index), tokens, params, max_num_tokens=length + 1, seed=0)
+        start = draw(st.integers(0, length - 1))
+        count = draw(st.sampled_from([1, length - start, draw(st.integers(1, length - start))]))
+        request.num_evicted_tokens = draw(st.integers(0, start // size)) * size
+        held = start + count - request.num_evicted_tokens
+        request.block_table.extend(next(free) for _ in range(-(-held // size) + draw(st.integers(0, 1))))
+        parts.append(ScheduledRequest(request, start, count))
+    return parts, size
+
+
+@given(steps(), st.booleans())
+def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], int], every: bool) -> None:
+    parts, size = step
+    ints, shape = pack(parts, size, every)
+    assert ints.dtype == np.int32
+    tensors = shape.unpack(upload(ints, CPU))
+    rows = [(part.request, at) for part in parts for at in range(part.start, part.end)]
+    assert tensors["token_ids"].tolist() == [request.token_ids[at] for request, at in rows]
+    assert tensors["positions"].tolist() == [at for _, at in rows]
+    for slot, (request, at) in zip(tensors["slot_mapping"].tolist(), rows, strict=True):
+        index = at - request.num_evicted_tokens
+        assert slot == request.block_table.blocks[index // size] * size + index % size
+    wanted = [
+        row
+        for row, (request, at) in enumerate(rows)
+        if every or request.params.prompt_logprobs is not None or at == request.num_tokens - 1
+    ]
+    assert tensors["logit_rows"].tolist() == wanted
+    counts = [part.num_tokens for part in parts]
+    assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
+    lengths = [part.end - part.request.num_evicted_tokens for part in parts]
+    assert tensors["seq_lens"].tolist() == lengths
+    width = max(-(-length // size) for length in lengths)
+    for row, part in zip(tensors["block_table"].tolist(), parts, strict=True):
+        blocks = part.request.block_table.blocks[:width]
+        assert row == blocks + [0] * (width - len(blocks))
+    indices = ("token_ids", "positions", "slot_mapping", "logit_rows")
+    assert all(tensor.dtype == torch.int64 for name, tensor in tensors.items() if name in indices)
+    assert all(tensor.dtype == torch.int32 for name, tensor in tensors.items() if name not in indices)
