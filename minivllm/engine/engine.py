@@ -199,7 +199,11 @@ class Engine:
             rows = [sampling.index(request) for request, _ in forks]
             logits = logits[[*range(len(sampling)), *rows]]
             sampling += [sibling for _, sibling in forks]
-        sampled = sample(logits, sampling, self.decoding, self.batch_invariant) if sampling else []
+        sampled = (
+            sample(logits, sampling, self.decoding, self.batch_invariant).read(self.decoding)
+            if sampling
+            else []
+        )
         chosen = time.perf_counter()
         for part in plan.scheduled:
             self.scheduler.computed(part)

@@ -1,5 +1,5 @@
-"""All integers of a step in one buffer, so that they reach the device in one copy (as in transformers' continuous
-batching)."""
+"""What goes to the device and comes back in a step, in one copy each and without a wait (one int32 buffer a step, as in
+transformers' continuous batching)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 
 
@@ -92,3 +93,52 @@ def upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
     """The same on `device`, int32 [n]. Nothing waits: a GPU copies from pinned memory, in the order of its stream."""
     host = torch.from_numpy(values)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+class Download:
+    """A tensor on its way to the host; nothing waits before `values()`. The tensor may be overwritten meanwhile."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._arrived = tensor, None
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._values = tensor.tolist()
+
+    def values(self) -> list[Any]:
+        """What it holds."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._values = self._host.tolist()
+        return self._values
+
+
+class SamplingColumns(NamedTuple):
+    """What drawing needs of R requests, on the device."""
+
+    seeds: Tensor  # int64 [R]
+    rows: Tensor  # int32 [R], of the logits
+    positions: Tensor  # int32 [R]
+    top_k: Tensor  # int32 [R], 0 for all tokens
+    temperatures: Tensor  # float32 [R]
+    top_p: Tensor  # float32 [R]
+    min_p: Tensor  # float32 [R]
+
+    @classmethod
+    def unpack(cls, ints: Tensor) -> SamplingColumns:
+        """Views of what `pack_sampling` made: int32 [8 R]."""
+        count = len(ints) // 8
+        seeds, counts, reals = ints.split((2 * count, 3 * count, 3 * count))
+        return cls(seeds.view(torch.int64), *counts.split(count), *reals.view(torch.float32).split(count))
+
+
+def pack_sampling(requests: Sequence[Request], rows: Sequence[int]) -> NDArray[np.int32]:
+    """The columns of requests, the bits of every number as int32 [8 R]; rows: of the logits, one for each."""
+    params = [request.params for request in requests]
+    seeds = np.array([request.seed for request in requests], np.int64)
+    counts = np.array([*rows, *(r.num_tokens for r in requests), *(p.top_k for p in params)], np.int32)
+    reals = [*(p.temperature for p in params), *(p.top_p for p in params), *(p.min_p for p in params)]
+    return np.concatenate((seeds.view(np.int32), counts, np.array(reals, np.float32).view(np.int32)))

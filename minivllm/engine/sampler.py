@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.logprobs import top_logprobs
+from minivllm.engine.packing import Download, SamplingColumns, pack_sampling, upload
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 
@@ -118,65 +120,103 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
         )
 
 
-def filter_probs(probs: Tensor, requests: Sequence[Request]) -> Tensor:
+def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     """Zero the probabilities that top-k, top-p and min-p leave out.
 
     Args:
         probs: float32 [R, K], each row in descending order, of the K likeliest tokens; K is at least
             the largest top-k, or all tokens where a row has none.
+        columns: of the R requests.
 
     Returns:
         [R, K], not normalised.
     """
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=probs.device)[:, None]
-
     width = probs.shape[1]
     ranks = torch.arange(width, device=probs.device)[None, :]
-    keep = ranks < column([float(r.params.top_k or width) for r in requests])
+    keep = (ranks < columns.top_k[:, None]) | (columns.top_k == 0)[:, None]
     kept = probs * keep
     # top-p is measured on what top-k left; the token that crosses p is kept.
     before = kept.cumsum(dim=-1) - kept
-    keep &= before < column([r.params.top_p for r in requests]) * kept.sum(dim=-1, keepdim=True)
-    keep &= probs >= column([r.params.min_p for r in requests]) * probs[:, :1]
+    keep &= before < columns.top_p[:, None] * kept.sum(dim=-1, keepdim=True)
+    keep &= probs >= columns.min_p[:, None] * probs[:, :1]
     return probs * keep
+
+
+class Picks:
+    """The chosen tokens of a step: on the device at once, on the host when somebody reads them.
+
+    Args:
+        tokens: int64 [R], on the device.
+        likeliest: int64 [R], what the model finds likeliest; None where that is what was chosen.
+        logits: [R, vocab], of the step, if a request wants log-probabilities.
+        counts: how many of them each request wants.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        likeliest: Tensor | None = None,
+        logits: Tensor | None = None,
+        counts: Sequence[int | None] = (),
+    ) -> None:
+        self.tokens = tokens
+        self._logits, self._counts = logits, counts
+        self._compared = likeliest is not None
+        self._host = Download(tokens if likeliest is None else torch.stack((tokens, likeliest)))
+
+    def read(self, counters: SamplerCounters) -> list[Sampled]:
+        """Wait for the tokens. `counters` are told how many are not the likeliest."""
+        chosen = self._host.values()
+        if self._compared:
+            chosen, likeliest = chosen
+            counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
+        if self._logits is None:
+            return [Sampled(token) for token in chosen]
+        logprobs = top_logprobs(self._logits, chosen, self._counts)
+        return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
 
 
 @torch.inference_mode()
 def sample(
     logits: Tensor, requests: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
-) -> list[Sampled]:
+) -> Picks:
     """Choose each request's next token.
 
     Greedy rows take the argmax; the others the argmax of p / Exponential(1), which draws from p
-    (the exponential race, as nano-vllm uses it) with noise from (seed, position).
+    (the exponential race, as nano-vllm uses it) with noise from (seed, position). Nothing waits for the device but a
+    request's mask.
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to requests[i].
         counters: are told what was done.
         one_by_one: draw for each request by itself, so that no shape depends on the others.
     """
-    plain = all(r.params.greedy and not r.params.adjusts_logits and r.may_stop for r in requests)
-    if plain:
+    counts = [r.params.logprobs for r in requests]
+    kept = logits if any(count is not None for count in counts) else None
+    if all(r.params.greedy and not r.params.adjusts_logits and r.may_stop for r in requests):
         # The first of the largest, like argmax, which is not vectorised in bfloat16 on a CPU: 16 ms for 32 rows of
         # 151,936, of which this takes a sixth.
-        chosen = logits.max(dim=-1).indices.tolist()
-    else:
-        scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
-        counters.rows_adjusted += adjust(scores, requests)
-        picks = scores.argmax(dim=-1)
-        rows = [i for i, request in enumerate(requests) if not request.params.greedy]
-        counters.tokens_drawn += len(rows)
-        for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
-            picks[group] = _draw(scores[group], [requests[i] for i in group])
-        chosen, likeliest = torch.stack((picks, logits.argmax(dim=-1))).tolist()
-        counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
-    counts = [r.params.logprobs for r in requests]
-    logprobs = (
-        top_logprobs(logits, chosen, counts) if any(c is not None for c in counts) else [None] * len(chosen)
-    )
-    return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
+        return Picks(logits.max(dim=-1).indices, None, kept, counts)
+    scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    counters.rows_adjusted += adjust(scores, requests)
+    picks = scores.argmax(dim=-1)
+    rows = [i for i, request in enumerate(requests) if not request.params.greedy]
+    counters.tokens_drawn += len(rows)
+    for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
+        members = [requests[i] for i in group]
+        columns = SamplingColumns.unpack(upload(pack_sampling(members, group), logits.device))
+        some = scores if len(group) == len(requests) else scores.index_select(0, columns.rows)
+        picks.index_copy_(0, columns.rows.long(), draw(some, columns, _reach(members)))
+    return Picks(picks, logits.argmax(dim=-1), kept, counts)
+
+
+def _reach(requests: Sequence[Request]) -> int | None:
+    """How many of the likeliest tokens a draw has to look at: infinitely many where a filter names no number; None
+    where nothing is filtered."""
+    params = [request.params for request in requests]
+    if not any(p.top_k or p.top_p < 1 or p.min_p for p in params):
+        return None
+    return max(p.top_k or sys.maxsize for p in params)
 
 
 @torch.inference_mode()
@@ -206,22 +246,25 @@ def best_continuations(
     return [[pair for pair in zip(*row, strict=True) if pair[0] > -math.inf] for row in rows]
 
 
-def _draw(scores: Tensor, requests: Sequence[Request]) -> Tensor:
-    """One draw a row from float32 scores [R, vocab]: int64 [R]."""
-    device = scores.device
-    params = [r.params for r in requests]
-    filtered = any(p.top_k or p.top_p < 1 or p.min_p for p in params)
-    if filtered:
+def draw(scores: Tensor, columns: SamplingColumns, reach: int | None) -> Tensor:
+    """One draw a row.
+
+    Args:
+        scores: float32 [R, vocab].
+        columns: of the R requests.
+        reach: the largest top-k; None where no row has a filter.
+
+    Returns:
+        int64 [R].
+    """
+    if reach is not None:
         # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
-        width = max(p.top_k or scores.shape[1] for p in params)
-        scores, token_ids = scores.topk(min(width, scores.shape[1]), dim=-1)
+        scores, token_ids = scores.topk(min(reach, scores.shape[1]), dim=-1)
     else:
-        token_ids = torch.arange(scores.shape[1], device=device)[None, :]
-    temperatures = torch.tensor([p.temperature for p in params], device=device)[:, None]
-    probs = torch.softmax(scores / temperatures, dim=-1)
-    if filtered:
-        probs = filter_probs(probs, requests)
-    seeds = torch.tensor([r.seed for r in requests], device=device)
-    positions = torch.tensor([r.num_tokens for r in requests], device=device)
-    picks = (probs / exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
-    return token_ids.expand(len(requests), -1).gather(1, picks)[:, 0]
+        token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
+    probs = torch.softmax(scores / columns.temperatures[:, None], dim=-1)
+    if reach is not None:
+        probs = filter_probs(probs, columns)
+    noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
+    picks = (probs / noise).argmax(dim=-1, keepdim=True)
+    return token_ids.expand(len(probs), -1).gather(1, picks)[:, 0]

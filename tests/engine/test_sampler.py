@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minivllm.engine import sampler
+from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import Sampled, SamplerCounters, adjust, exponential_noise, filter_probs
@@ -25,7 +26,11 @@ def request(
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
-    return sampler.sample(logits, requests, SamplerCounters())
+    return sampler.sample(logits, requests, counters := SamplerCounters()).read(counters)
+
+
+def columns(requests: list[Request]) -> SamplingColumns:
+    return SamplingColumns.unpack(torch.from_numpy(pack_sampling(requests, range(len(requests)))))
 
 
 def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:
@@ -86,7 +91,7 @@ def test_frequencies_follow_the_softmax_at_a_temperature() -> None:
 )
 def test_filters_keep_exactly_the_tokens_they_should(params: SamplingParams, kept: set[int]) -> None:
     probs = torch.softmax(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), -1)
-    assert set(filter_probs(probs, [request(params)])[0].nonzero().flatten().tolist()) == kept
+    assert set(filter_probs(probs, columns([request(params)]))[0].nonzero().flatten().tolist()) == kept
     assert set(draws(torch.tensor([2.0, 1.0, 0.0, -1.0]), params, 500).nonzero().flatten().tolist()) == kept
 
 
@@ -114,6 +119,17 @@ def test_a_token_does_not_depend_on_its_neighbours(params: list[SamplingParams])
     alone = [sample(logits[i : i + 1], [r])[0].token_id for i, r in enumerate(requests)]
     backwards = [s.token_id for s in sample(logits.flip(0), requests[::-1])][::-1]
     assert together == alone == backwards
+
+
+def test_parameters_reach_the_device_to_the_bit() -> None:
+    params = SamplingParams(temperature=0.3, top_k=7, top_p=0.9, min_p=0.05)
+    requests = [request(params, [1] * n, seed=2**63 - n) for n in (1, 5, 9)]
+    found = columns(requests)
+    assert found.seeds.tolist() == [2**63 - n for n in (1, 5, 9)]
+    assert found.positions.tolist() == [1, 5, 9] and found.rows.tolist() == [0, 1, 2]
+    assert found.top_k.tolist() == [7] * 3
+    reals = torch.tensor([0.3, 0.9, 0.05])[:, None].expand(3, 3)
+    assert torch.equal(torch.stack((found.temperatures, found.top_p, found.min_p)), reals)
 
 
 def test_penalties_by_hand() -> None:
@@ -188,7 +204,7 @@ def test_filters_keep_what_transformers_keeps(
         expected = theirs.MinPLogitsWarper(min_p)(None, expected)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     probs, token_ids = torch.softmax(logits / temperature, -1).sort(descending=True)
-    ours = torch.zeros_like(logits).scatter(1, token_ids, filter_probs(probs, [request(params)]))
+    ours = torch.zeros_like(logits).scatter(1, token_ids, filter_probs(probs, columns([request(params)])))
     torch.testing.assert_close(ours / ours.sum(), torch.softmax(expected, -1))
 
 
@@ -207,9 +223,9 @@ def test_a_token_mask_is_asked_before_each_token() -> None:
     assert picks == [2, 3, 0]
     assert asked == [([1], []), ([1], [2]), ([1], [2, 3])]
     counters = SamplerCounters()
-    sampler.sample(logits, [request(SamplingParams(token_mask=mask))], counters)
+    sampler.sample(logits, [request(SamplingParams(token_mask=mask))], counters).read(counters)
     assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1)
-    sampler.sample(logits, [request(SamplingParams(temperature=0.001))], counters)
+    sampler.sample(logits, [request(SamplingParams(temperature=0.001))], counters).read(counters)
     assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1, tokens_drawn=1)
 
 

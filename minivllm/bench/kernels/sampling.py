@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minivllm.bench.kernels.case import ITEM, Case, Setting, Side
+from minivllm.engine.packing import SamplingColumns, pack_sampling, upload
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise, filter_probs, sample
@@ -43,7 +44,8 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     counters = SamplerCounters()
 
     def ours(i: int) -> Tensor:
-        return torch.tensor([one.token_id for one in sample(logits[i % copies], requests, counters)])
+        picks = sample(logits[i % copies], requests, counters)
+        return torch.tensor([one.token_id for one in picks.read(counters)])
 
     def theirs(i: int) -> Tensor:
         if params.greedy:
@@ -66,10 +68,8 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
 def _sorted_whole(logits: Tensor, requests: list[Request]) -> Tensor:
     """The same draws, from the whole vocabulary in order: int64 [rows]."""
     scores, token_ids = logits.float().sort(dim=-1, descending=True)
-    probs = filter_probs(scores.softmax(-1), requests)
-    seeds, positions = (
-        torch.tensor(values, device=logits.device)
-        for values in ([r.seed for r in requests], [r.num_tokens for r in requests])
-    )
-    picks = (probs / exponential_noise(seeds, positions, token_ids)).argmax(-1, keepdim=True)
+    columns = SamplingColumns.unpack(upload(pack_sampling(requests, range(len(requests))), logits.device))
+    probs = filter_probs(scores.softmax(-1), columns)
+    noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
+    picks = (probs / noise).argmax(-1, keepdim=True)
     return token_ids.gather(1, picks)[:, 0]
