@@ -97,4 +97,5 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             device,
             seed=config["measure"]["seed"],
             batch_invariant=level == "batch",
+            overlap=config["runtime"]["overlap"],
         )

@@ -112,8 +112,8 @@ TORCH_FREE = (
 )
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3120
-MOST_ENGINE_LINES = 5490
+MOST_CORE_LINES = 3290
+MOST_ENGINE_LINES = 5670
 CORE = (
     "engine",
     "cache",

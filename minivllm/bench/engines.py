@@ -59,7 +59,7 @@ class MinivllmEngine(Adapter):
         self.tokenizer = self.engine.tokenizer
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._steps: list[StepTimed] = []
-        self._started: dict[str, float] = {}
+        self._started: dict[str, float | None] = {}  # until it is told
         self.engine.events.subscribe(self._listen)
         self._base = self._counters()
         modules = self.engine.loaded.model.modules()
@@ -120,8 +120,10 @@ class MinivllmEngine(Adapter):
         for output in self.engine.step(math.inf if timeout_s is None else timeout_s):
             request = output.request
             token_ids = () if output.token_id is None else (output.token_id,)
-            first = request.num_output_tokens == 1 or request.hypotheses
-            started = self._started.pop(request.request_id, None) if first else None
+            started = self._started.get(request.request_id)
+            self._started[request.request_id] = None  # told once, even if it is preempted and starts again
+            if output.finish_reason is not None:
+                del self._started[request.request_id]
             outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started))
         return outputs
 
@@ -142,10 +144,15 @@ class MinivllmEngine(Adapter):
 
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
-        decoding = {name: float(count) for name, count in vars(self.engine.decoding).items()}
+        decoding = {name: float(count) for name, count in vars(self.engine.launcher.counters).items()}
         launches = getattr(self.engine.runner.attention, "counters", {})
         attention = {name: float(count) for name, count in launches.items()}
-        return {**counters, "decoding": decoding, "attention": attention}
+        overlap = self.engine.overlap
+        runtime = {
+            "overlap_steps": float(overlap.steps),
+            "overlap_wasted_tokens": float(overlap.wasted_tokens),
+        }
+        return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
@@ -167,6 +174,7 @@ class MinivllmEngine(Adapter):
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
                 "modules_fused": float(self._fused),
                 **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
+                **counts["runtime"],
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},

@@ -18,13 +18,13 @@ from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.intake import Intake
-from minivllm.engine.logprobs import take_prompt_logprobs
+from minivllm.engine.launcher import Flight, Launcher
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.request import Request
+from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import SamplerCounters, best_continuations, sample
+from minivllm.engine.sampler import Sampled
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
+from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.loading import LoadedModel
@@ -41,6 +41,15 @@ class TokenOutput:
     text: str  # new text that is certain; "" without a tokenizer or while a character is incomplete
     finish_reason: str | None
     logprobs: dict[int, float] | None = None
+
+
+@dataclass
+class Overlap:
+    """Whether steps overlap, and what came of it."""
+
+    enabled: bool
+    steps: int = 0  # launched before the tokens of the step before were read
+    wasted_tokens: int = 0  # computed for requests that had ended
 
 
 def free_memory(device: torch.device) -> int:
@@ -62,6 +71,7 @@ class Engine:
         device: where everything lives.
         seed: seeds of requests that bring none are derived from it.
         batch_invariant: sample each request by itself; model and attention must be invariant already.
+        overlap: plan and launch the next step before the tokens of one are read.
 
     Raises:
         BadInput: an option cannot serve this model here.
@@ -77,11 +87,11 @@ class Engine:
         device: torch.device,
         seed: int = 0,
         batch_invariant: bool = False,
+        overlap: bool = False,
     ) -> None:
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.max_model_len = loaded.max_model_len
-        self.batch_invariant = batch_invariant
         self.events = EventBus()
         specs = loaded.model.attention_specs
         layout = cache.layout(
@@ -111,7 +121,9 @@ class Engine:
         )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.decoding = SamplerCounters()
+        self.launcher = Launcher(self.runner, self.cache, batch_invariant)
+        self.overlap = Overlap(overlap)
+        self._flight: Flight | None = None  # launched, and its tokens not read yet
         self._requests: dict[str, Request] = {}
         self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -166,7 +178,7 @@ class Engine:
                     self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
-        """Plan, compute and sample one step; the tokens it produced.
+        """Plan, compute and sample one step; the tokens it produced, or with overlap those of the step before.
 
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
@@ -175,55 +187,62 @@ class Engine:
         plan = self.scheduler.plan()
         if plan.transfers:
             self.kv.transfer(plan.transfers)
-        ended = [told for request in plan.shed for told in self._forget(request)]
-        if not plan.scheduled:
-            if plan.wake_at_s is not None and not ended:
+        outputs = [told for request in plan.shed for told in self._forget(request)]
+        before = self._flight
+        if not plan.scheduled and before is None:
+            if plan.wake_at_s is not None and not outputs:
                 time.sleep(min(max(0.0, plan.wake_at_s - self.scheduler.now()), patience_s))
-            return ended
+            return outputs
         planned = time.perf_counter()
-        batch = self.runner.prepare(plan.scheduled)
-        prepared = time.perf_counter()
-        logits = self._forward(plan.scheduled, batch)
-        computed = time.perf_counter()
-        sampling = [part.request for part in plan.scheduled if part.samples]
-        if len(logits) != len(sampling):
-            logits = take_prompt_logprobs(plan, logits)
-        beams = [request for request in sampling if request.fellows] if self._searches else []
-        if beams:
-            rows = [row for row, request in enumerate(sampling) if request.fellows]
-            continuations = best_continuations(logits[rows], beams, self.decoding, self.batch_invariant)
-            rows = [row for row, request in enumerate(sampling) if not request.fellows]
-            logits, sampling = logits[rows], [sampling[row] for row in rows]
-        forks = [(request, sibling) for request in sampling for sibling in request.siblings]
-        if forks:
-            rows = [sampling.index(request) for request, _ in forks]
-            logits = logits[[*range(len(sampling)), *rows]]
-            sampling += [sibling for _, sibling in forks]
-        sampled = (
-            sample(logits, sampling, self.decoding, self.batch_invariant).read(self.decoding)
-            if sampling
-            else []
-        )
+        flight = None
+        if plan.scheduled:
+            pending = before.picks.tokens if before is not None and before.picks is not None else None
+            flight = self.launcher.launch(plan, pending)
+            self.overlap.steps += before is not None
+        self._flight = None  # not sooner: where the launch raises, its tokens are still to be read
+        landing = [] if before is None else [(before, self.launcher.read(before))]
+        waits = self.overlap.enabled and flight is not None and flight.may_wait
+        now = None if flight is None or waits else self.launcher.read(flight)
         chosen = time.perf_counter()
+        for late, sampled in landing:
+            outputs += self._land(late, sampled)
+        if flight is None:
+            return outputs
         for part in plan.scheduled:
-            self.scheduler.computed(part)
-        for request, sibling in forks:
+            if part.request.state is RequestState.DONE:
+                self.overlap.wasted_tokens += part.num_tokens  # its last token came while this was computed
+            else:
+                self.scheduler.computed(part)
+        for request, sibling in flight.forks:
             self.scheduler.fork(request, sibling)
         # The cache is fullest now, before finished requests leave it.
         wasted = self.cache.waste(self.scheduler.running) if self.events else (0, 0)
         used = self.cache.pool.num_used
-        outputs = ended + [
-            self._accept(request, pick.token_id, pick.logprobs)
-            for request, pick in zip(sampling, sampled, strict=True)
-        ]
-        if beams:
-            outputs += self._advance(beams, continuations)
+        if now is None:
+            self._flight = flight
+            for row, request in enumerate(flight.sampling):
+                if request.state is not RequestState.DONE:
+                    request.token_ids.append(placeholder(row))
+        else:
+            outputs += self._land(flight, now)
+        if flight.beams:
+            outputs += self._advance(flight.beams, flight.continuations)
         end = time.perf_counter()
         if self.events:
-            marks = (begin, planned, prepared, computed, chosen, end)
-            self._tell(plan, batch, marks, used, wasted)
+            marks = (begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
+            self._tell(flight, marks, used, wasted)
         if self._requests:
             self._last_step_end = end
+        return outputs
+
+    def _land(self, flight: Flight, sampled: list[Sampled]) -> list[TokenOutput]:
+        """Give requests their tokens; those that have ended meanwhile get none."""
+        outputs = []
+        for request, pick in zip(flight.sampling, sampled, strict=True):
+            if request.state is not RequestState.DONE:
+                if request.token_ids[-1] < 0:
+                    request.token_ids.pop()
+                outputs.append(self._accept(request, pick.token_id, pick.logprobs))
         return outputs
 
     def _advance(
@@ -237,7 +256,7 @@ class Engine:
         for request, search in searches.items():
             if not search.ready:
                 continue
-            self.decoding.beam_rounds += 1
+            self.launcher.counters.beam_rounds += 1
             if not search.advance(self.scheduler):
                 request.hypotheses = search.hypotheses[: request.params.n]
                 best = request.hypotheses[0]
@@ -245,13 +264,6 @@ class Engine:
                 outputs += [TokenOutput(request, token, "", None) for token in best.token_ids[:-1]]
                 outputs.append(TokenOutput(request, best.token_ids[-1], "", best.finish_reason))
         return outputs
-
-    def _forward(self, scheduled: Sequence[ScheduledRequest], batch: StepBatch) -> Tensor:
-        """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
-        logits = self.runner.forward(batch)
-        if batch.mass is not None:
-            self.cache.observe(scheduled, batch.mass.tolist())
-        return logits
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
         """Add a sampled token to its request and end the request if that was the last one."""
@@ -277,6 +289,8 @@ class Engine:
         family = (request, *request.siblings)
         for one in family:
             del self._requests[one.request_id]
+            if one.token_ids[-1] < 0:
+                one.token_ids.pop()  # nobody will ask for it
             self._detokenizers.pop(one.request_id, None)
             self._searches.pop(one.request_id, None)
         if not self._requests:
@@ -285,20 +299,20 @@ class Engine:
 
     def _tell(
         self,
-        plan: StepPlan,
-        batch: StepBatch,
+        flight: Flight,
         marks: tuple[float, float, float, float, float, float],
         used: int,
         wasted: tuple[int, int],
     ) -> None:
         begin, planned, prepared, computed, chosen, end = marks
+        plan = flight.plan
         self.events.emit(
             StepTimed(
                 start_s=time.monotonic() - (time.perf_counter() - begin),
                 num_requests=len(plan.scheduled),
                 num_tokens=plan.num_tokens,
                 num_prefill_tokens=plan.num_prefill_tokens,
-                context_tokens=sum(batch.seq_lens_host),
+                context_tokens=flight.context_tokens,
                 experts_run=self.loaded.model.experts_run,
                 waiting=len(self.scheduler.waiting),
                 kv_blocks_used=used,
@@ -346,7 +360,7 @@ class Engine:
                 self.kv.transfer(self.cache.take_transfers())  # of cached blocks that this takes
                 parts = [ScheduledRequest(request, start, count)]
                 batch = self.runner.prepare(parts, all_logits=True)
-                pieces.append(self._forward(parts, batch).float())
+                pieces.append(self.launcher.forward(parts, batch).float())
                 request.num_computed_tokens += count
                 self.cache.evict(request)
             return torch.cat(pieces)

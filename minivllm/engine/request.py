@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 TokenSequence = Sequence[int]
 
 
+def placeholder(row: int) -> int:
+    """What stands for a token that the device has chosen and the host does not know yet: row `row` of its step."""
+    return -1 - row
+
+
 class RequestState(StrEnum):
     """Life of a request."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.eviction import Eviction
 from minivllm.engine.packing import pack, upload
+from minivllm.engine.request import placeholder
 from minivllm.engine.step import ScheduledRequest, StepBatch
 
 
@@ -23,6 +24,11 @@ class CausalLM(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
+
+
+def fill_in(token_ids: Tensor, pending: Tensor) -> Tensor:
+    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for the device."""
+    return torch.where(token_ids < 0, pending[(placeholder(0) - token_ids).clamp_(min=0)], token_ids)
 
 
 class Runner:
@@ -50,12 +56,18 @@ class Runner:
         self.device = device
         self.eviction = eviction if eviction is not None and eviction.scored else None
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest], all_logits: bool = False) -> StepBatch:
+    def prepare(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        all_logits: bool = False,
+        pending: Tensor | None = None,
+    ) -> StepBatch:
         """Tensors of one step.
 
         Args:
             scheduled: each request's share, its cache blocks already given.
             all_logits: logits of every token, not only of each request's last known one.
+            pending: int64 [R], tokens of the step before, where placeholders stand for them.
         """
         ints, shape = pack(scheduled, self.block_size, all_logits)
         seq_lens = tuple(part.end - part.request.num_evicted_tokens for part in scheduled)
@@ -65,6 +77,8 @@ class Runner:
             seq_lens_host=seq_lens,
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
         )
+        if pending is not None:
+            batch = replace(batch, token_ids=fill_in(batch.token_ids, pending))
         if (policy := self.eviction) is not None:
             counts = zip(seq_lens, batch.query_lens_host, strict=True)
             batch = replace(

@@ -169,9 +169,8 @@ class Scheduler:
                 count = self._cut(gap, step, len(requests) - index)
             else:
                 count = gap
-            if (
-                count <= 0 or request not in running
-            ):  # it waits for its fellows, or was preempted for one of them
+            # It waits for its fellows, was preempted for one of them, or only its last token is still to be read.
+            if count <= 0 or request not in running or len(request.token_ids) >= request.max_num_tokens:
                 continue
             while not (placed := self._place(request, count)):
                 # The least urgent without a part in this step goes; that may be the request itself. Beams go

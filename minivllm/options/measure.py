@@ -20,6 +20,7 @@ class RuntimeOptions(Options):
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
     moe: Literal["auto", "grouped", "loop"] = "auto"
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -113,9 +113,9 @@ def test_the_knobs_of_the_search_change_its_outcome(plain: LLM) -> None:
 
     def search(**knobs: Any) -> tuple[list[list[int]], int]:
         params = SamplingParams(max_tokens=14, beam_width=4, n=4, stop_token_ids=ENDS, **knobs)
-        before = plain.engine.decoding.beam_rounds
+        before = plain.engine.launcher.counters.beam_rounds
         outputs = plain.generate([PROMPTS[2]], params)[0].outputs
-        return [output.token_ids for output in outputs], plain.engine.decoding.beam_rounds - before
+        return [output.token_ids for output in outputs], plain.engine.launcher.counters.beam_rounds - before
 
     some = [
         search(),

@@ -1,0 +1,101 @@
+"""The launcher: carries a plan out up to the chosen tokens, which need not have come to the host yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from minivllm.cache.manager import CacheManager
+from minivllm.engine.logprobs import take_prompt_logprobs
+from minivllm.engine.request import Request
+from minivllm.engine.runner import Runner
+from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, best_continuations, sample
+from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A step that the device was given."""
+
+    plan: StepPlan
+    context_tokens: int
+    prepared_s: float  # on the clock of time.perf_counter
+    computed_s: float
+    sampling: list[Request] = field(default_factory=list)  # each gets one of the picks
+    forks: list[tuple[Request, Request]] = field(
+        default_factory=list
+    )  # of those, which start here: (parent, child)
+    picks: Picks | None = None
+    beams: list[Request] = field(default_factory=list)
+    continuations: list[list[tuple[float, int]]] = field(default_factory=list)  # of each beam
+    may_wait: bool = False  # whether the next step can be planned and launched before these tokens are known
+
+
+class Launcher:
+    """Puts runner and sampler together.
+
+    Args:
+        runner: makes tensors and logits.
+        cache: is told where attention went, if it asks.
+        one_by_one: sample each request by itself.
+    """
+
+    def __init__(self, runner: Runner, cache: CacheManager, one_by_one: bool = False) -> None:
+        self.runner = runner
+        self.cache = cache
+        self.one_by_one = one_by_one
+        self.counters = SamplerCounters()
+
+    def launch(self, plan: StepPlan, pending: Tensor | None = None) -> Flight:
+        """Compute and sample a step.
+
+        Args:
+            plan: the step; it schedules something.
+            pending: int64 [R], the tokens of the step before, which a request names by `placeholder` until the host
+                knows them.
+        """
+        scored = self.runner.eviction is not None
+        context = sum(part.end - part.request.num_evicted_tokens for part in plan.scheduled)
+        batch = self.runner.prepare(plan.scheduled, pending=pending)
+        prepared = time.perf_counter()
+        logits = self.forward(plan.scheduled, batch)
+        flight = Flight(plan, context, prepared, time.perf_counter())
+        sampling = [part.request for part in plan.scheduled if part.samples]
+        # The next step of these needs what the host has to find out first: penalties go by the tokens themselves.
+        flight.may_wait = not scored and not any(
+            r.params.adjusts_logits or r.params.logprobs is not None or r.fellows or r.siblings
+            for r in sampling
+        )
+        if len(logits) != len(sampling):
+            logits = take_prompt_logprobs(plan, logits)
+        flight.beams = [request for request in sampling if request.fellows]
+        if flight.beams:
+            rows = [row for row, request in enumerate(sampling) if request.fellows]
+            flight.continuations = best_continuations(
+                logits[rows], flight.beams, self.counters, self.one_by_one
+            )
+            rows = [row for row, request in enumerate(sampling) if not request.fellows]
+            logits, sampling = logits[rows], [sampling[row] for row in rows]
+        flight.forks = [(request, sibling) for request in sampling for sibling in request.siblings]
+        if flight.forks:
+            rows = [sampling.index(request) for request, _ in flight.forks]
+            logits = logits[[*range(len(sampling)), *rows]]
+            sampling += [sibling for _, sibling in flight.forks]
+        flight.sampling = sampling
+        if sampling:
+            flight.picks = sample(logits, sampling, self.counters, self.one_by_one)
+        return flight
+
+    def read(self, flight: Flight) -> list[Sampled]:
+        """Wait for the tokens of a step, one for each of `flight.sampling`."""
+        return [] if flight.picks is None else flight.picks.read(self.counters)
+
+    def forward(self, scheduled: Sequence[ScheduledRequest], batch: StepBatch) -> Tensor:
+        """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
+        logits = self.runner.forward(batch)
+        if batch.mass is not None:
+            self.cache.observe(scheduled, batch.mass.tolist())
+        return logits
