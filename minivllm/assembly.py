@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from minivllm.config import build
+from minivllm.engine.capture import keep_graphs
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
@@ -88,7 +89,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
 
             fuse(loaded.model)
         group_experts(loaded.model, config["runtime"]["moe"], device)
-        return Engine(
+        engine = Engine(
             loaded,
             loaded.tokenizer,
             policy,
@@ -99,3 +100,5 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             batch_invariant=level == "batch",
             overlap=config["runtime"]["overlap"],
         )
+        keep_graphs(engine, config["runtime"]["cuda_graphs"])
+        return engine

@@ -7,6 +7,7 @@
 #   correctness   the rest of the ladder on the GPU
 #   ceilings      what the device can do at most: read and copy bandwidth, matrix rates
 #   kernels       each kernel by itself against these, then what it is worth: a workload with and without it
+#   waits         what CUDA graphs and overlapping steps are worth, in a batch and alone
 #   table         the figures that others quote: batch 1, 256 requests at once, a long prompt, precisions, batching
 #   studies       the studies, cut to fit
 #
@@ -16,7 +17,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
 PYTHON=${PYTHON:-python3}
-PARTS=${*:-kernel-tests correctness ceilings kernels table studies}
+PARTS=${*:-kernel-tests correctness ceilings kernels waits table studies}
 export PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 failed=0
@@ -50,8 +51,8 @@ for part in $PARTS; do
             tests/quant/test_products.py tests/models/test_fused.py tests/gpu/test_kernels.py
         ;;
     correctness)
-        run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_cuda.py tests/models tests/quant \
-            tests/attention/test_backends.py tests/engine
+        run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_cuda.py tests/gpu/test_graphs.py \
+            tests/models tests/quant tests/attention/test_backends.py tests/engine
         ;;
     ceilings)
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
@@ -68,6 +69,11 @@ for part in $PARTS; do
         sweep gpu-qwen3-int8-kernels model=qwen3 quant=int8,int4 quant.kernel=triton,torch
         sweep gpu-qwen3-invariant model=qwen3 attention=triton,invariant runtime.determinism=batch \
             workload.num_requests=8
+        ;;
+    waits)
+        sweep gpu-qwen3-waits model=qwen3 runtime.cuda_graphs=false,true runtime.overlap=false,true
+        sweep gpu-qwen3-waits-batch1 model=qwen3 batching=sequential workload.num_requests=4 \
+            runtime.cuda_graphs=false,true runtime.overlap=false,true
         ;;
     table)
         cells gpu-batch1 model=qwen3,qwen3_8b arrival=concurrency arrival.concurrency=1 \
@@ -94,7 +100,7 @@ for part in $PARTS; do
         cells gpu-cache model=qwen3 cache=paged,contiguous
         ;;
     *)
-        echo "unknown part $part: choose from kernel-tests correctness ceilings kernels table studies" >&2
+        echo "unknown part $part: choose from kernel-tests correctness ceilings kernels waits table studies" >&2
         exit 2
         ;;
     esac

@@ -112,8 +112,8 @@ TORCH_FREE = (
 )
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3290
-MOST_ENGINE_LINES = 5670
+MOST_CORE_LINES = 3320
+MOST_ENGINE_LINES = 5910
 CORE = (
     "engine",
     "cache",
@@ -123,10 +123,12 @@ CORE = (
     "models/layers.py",
     "models/llama.py",
 )
+# Of the core: only a knob brings them in.
 ASIDE = {
     *(PACKAGE / "cache" / name for name in ("disk.py", "offload.py")),
     *(PACKAGE / "attention" / name for name in ("flash.py", "flex.py", "ragged.py", "torch_varlen.py")),
-}  # of the core: only a knob brings them in
+    *(PACKAGE / "engine" / name for name in ("capture.py", "graphs.py")),
+}
 MOST_FILE_LINES = 420
 
 

@@ -28,7 +28,8 @@ class AttentionSpec:
 
 class AttentionBackend(Protocol):
     """Attention over the paged cache. The constructor checks every constraint and raises BadInput
-    with what to use instead."""
+    with what to use instead. One whose launches depend on nothing but the shapes of the batch's tensors and on what
+    `prepare` made of upper bounds of the lengths says `supports_graphs = True`."""
 
     name: str
 

@@ -40,6 +40,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    supports_graphs = True  # the host lays tiles out by the longest request that may come
 
     def __init__(
         self,

@@ -99,10 +99,17 @@ class MinivllmEngine(Adapter):
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
             ),
-            compile_s=loaded.kernels.compile_s if loaded.kernels is not None else None,
+            compile_s=self._compile_s(),
             attention_backend=engine.runner.attention.name,
             warnings=list(loaded.warnings),
         )
+
+    def _compile_s(self) -> float | None:
+        """Seconds of compiling kernels and recording graphs; None where there are neither."""
+        kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
+        times = [kernels.compile_s] if kernels is not None else []
+        times += [graphs.capture_s] if graphs is not None else []
+        return sum(times) if times else None
 
     def _listen(self, event: Event) -> None:
         if isinstance(event, StepTimed):
@@ -152,12 +159,16 @@ class MinivllmEngine(Adapter):
             "overlap_steps": float(overlap.steps),
             "overlap_wasted_tokens": float(overlap.wasted_tokens),
         }
+        graphs = self.engine.launcher.graphs
+        found = {} if graphs is None else graphs.counters
+        runtime |= {name: float(found.get(name, 0)) for name in ("graph_replays", "graph_captures")}
         return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
         loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
         library = {"library": attention.library} if hasattr(attention, "library") else {}
+        graphs = self.engine.launcher.graphs
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
@@ -175,6 +186,7 @@ class MinivllmEngine(Adapter):
                 "modules_fused": float(self._fused),
                 **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
                 **counts["runtime"],
+                "graph_bytes": float(getattr(graphs.capture, "num_bytes", 0)) if graphs is not None else 0.0,
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},

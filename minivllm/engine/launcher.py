@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from minivllm.cache.manager import CacheManager
+from minivllm.engine.graphs import GraphKeeper
 from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
@@ -48,6 +49,7 @@ class Launcher:
         self.cache = cache
         self.one_by_one = one_by_one
         self.counters = SamplerCounters()
+        self.graphs: GraphKeeper | None = None  # of steps that only decode, where they can be recorded
 
     def launch(self, plan: StepPlan, pending: Tensor | None = None) -> Flight:
         """Compute and sample a step.
@@ -57,11 +59,18 @@ class Launcher:
             pending: int64 [R], the tokens of the step before, which a request names by `placeholder` until the host
                 knows them.
         """
+        key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
         scored = self.runner.eviction is not None
         context = sum(part.end - part.request.num_evicted_tokens for part in plan.scheduled)
-        batch = self.runner.prepare(plan.scheduled, pending=pending)
-        prepared = time.perf_counter()
-        logits = self.forward(plan.scheduled, batch)
+        result: Tensor | Picks
+        if self.graphs is not None and key is not None:
+            self.graphs.fill(key, plan.scheduled, pending)
+            prepared = time.perf_counter()
+            result = self.graphs.replay(key, len(plan.scheduled), self.counters)
+        else:
+            batch = self.runner.prepare(plan.scheduled, pending=pending)
+            prepared = time.perf_counter()
+            result = self.forward(plan.scheduled, batch)
         flight = Flight(plan, context, prepared, time.perf_counter())
         sampling = [part.request for part in plan.scheduled if part.samples]
         # The next step of these needs what the host has to find out first: penalties go by the tokens themselves.
@@ -69,6 +78,10 @@ class Launcher:
             r.params.adjusts_logits or r.params.logprobs is not None or r.fellows or r.siblings
             for r in sampling
         )
+        if isinstance(result, Picks):
+            flight.sampling, flight.picks = sampling, result
+            return flight
+        logits = result
         if len(logits) != len(sampling):
             logits = take_prompt_logprobs(plan, logits)
         flight.beams = [request for request in sampling if request.fellows]

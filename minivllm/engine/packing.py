@@ -45,7 +45,10 @@ class StepShape(NamedTuple):
 
 
 def pack(
-    scheduled: Sequence[ScheduledRequest], block_size: int, all_logits: bool = False
+    scheduled: Sequence[ScheduledRequest],
+    block_size: int,
+    all_logits: bool = False,
+    pad_to: tuple[int, int] = (0, 0),
 ) -> tuple[NDArray[np.int32], StepShape]:
     """The integers of one step, and how to cut them.
 
@@ -53,6 +56,7 @@ def pack(
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
         all_logits: logits of every token, not only of each request's last known one.
+        pad_to: least requests and blocks. Requests that are missing have one token, in the reserved block 0.
     """
     size = block_size
     token_ids: list[int] = []
@@ -61,7 +65,7 @@ def pack(
     starts = [0]
     logit_rows: list[int] = []
     seq_lens = [part.end - part.request.num_evicted_tokens for part in scheduled]
-    width = max(-(-length // size) for length in seq_lens)
+    width = max([pad_to[1], *(-(-length // size) for length in seq_lens)])
     table: list[int] = []
     for part in scheduled:
         request = part.request
@@ -85,14 +89,24 @@ def pack(
         starts.append(len(token_ids))
         table += blocks[:width]
         table += [0] * (width - len(blocks))
+    if (missing := pad_to[0] - len(scheduled)) > 0:
+        nothing = [0] * missing
+        token_ids, positions, slots = token_ids + nothing, positions + nothing, slots + nothing
+        logit_rows += range(starts[-1], starts[-1] + missing)
+        starts += range(starts[-1] + 1, starts[-1] + 1 + missing)
+        seq_lens += [1] * missing
+        table += [0] * (missing * width)
     ints = [*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens, *table]
-    return np.array(ints, np.int32), StepShape(len(token_ids), len(scheduled), width, len(logit_rows))
+    return np.array(ints, np.int32), StepShape(len(token_ids), len(seq_lens), width, len(logit_rows))
 
 
-def upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
-    """The same on `device`, int32 [n]. Nothing waits: a GPU copies from pinned memory, in the order of its stream."""
+def upload(values: NDArray[np.int32], device: torch.device, into: Tensor | None = None) -> Tensor:
+    """The same on `device`, int32 [n], or in a tensor that is there. Nothing waits: a GPU copies from pinned memory, in
+    the order of its stream."""
     host = torch.from_numpy(values)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True) if into is None else into.copy_(host, non_blocking=True)
 
 
 class Download:
@@ -135,10 +149,22 @@ class SamplingColumns(NamedTuple):
         return cls(seeds.view(torch.int64), *counts.split(count), *reals.view(torch.float32).split(count))
 
 
-def pack_sampling(requests: Sequence[Request], rows: Sequence[int]) -> NDArray[np.int32]:
-    """The columns of requests, the bits of every number as int32 [8 R]; rows: of the logits, one for each."""
+def pack_sampling(requests: Sequence[Request], rows: Sequence[int], pad_to: int = 0) -> NDArray[np.int32]:
+    """The columns of requests, the bits of every number as int32 [8 R].
+
+    Args:
+        requests: who draws.
+        rows: of the logits, one for each.
+        pad_to: least R. What is missing is greedy: its temperature is 0.
+    """
     params = [request.params for request in requests]
-    seeds = np.array([request.seed for request in requests], np.int64)
-    counts = np.array([*rows, *(r.num_tokens for r in requests), *(p.top_k for p in params)], np.int32)
-    reals = [*(p.temperature for p in params), *(p.top_p for p in params), *(p.min_p for p in params)]
-    return np.concatenate((seeds.view(np.int32), counts, np.array(reals, np.float32).view(np.int32)))
+    count, size = len(requests), max(len(requests), pad_to)
+    seeds, counts, reals = (
+        np.zeros(size, np.int64),
+        np.zeros((3, size), np.int32),
+        np.zeros((3, size), np.float32),
+    )
+    seeds[:count] = [request.seed for request in requests]
+    counts[:, :count] = rows, [r.num_tokens for r in requests], [p.top_k for p in params]
+    reals[:, :count] = [p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]
+    return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.view(np.int32).ravel()))

@@ -23,6 +23,8 @@ class MoE(nn.Module):
         names: of an expert's gate, up and down projection in the checkpoint.
     """
 
+    waits_for_device = True  # for how many tokens each expert got
+
     def __init__(
         self,
         config: ModelConfig,

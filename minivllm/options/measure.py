@@ -21,6 +21,7 @@ class RuntimeOptions(Options):
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
     moe: Literal["auto", "grouped", "loop"] = "auto"
     overlap: bool = False
+    cuda_graphs: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,6 +64,9 @@ class Int8Mixed(Quantizer):
 class Int8MixedLinear(nn.Module):
     """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
 
+    # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.
+    waits_for_device = True
+
     def __init__(
         self, library: Any, weight: Tensor, maxima: Tensor, bias: Tensor | None, threshold: float
     ) -> None:

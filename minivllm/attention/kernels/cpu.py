@@ -28,6 +28,7 @@ class CPUBackend:
     """
 
     name = "cpu"
+    supports_graphs = True  # there are none on a CPU; but the host's lengths are not used
 
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         kernels = active()

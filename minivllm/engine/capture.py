@@ -1,0 +1,93 @@
+"""Recording CUDA graphs, and what stands in the way of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention.base import AttentionBackend
+from minivllm.cache.manager import CacheLayout
+from minivllm.engine.engine import Engine
+from minivllm.engine.graphs import GraphKeeper
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+
+
+class CudaCapture:
+    """Records with torch.cuda.CUDAGraph; all graphs take their memory from one pool.
+
+    What is computed between a replay's inputs and outputs shares that memory with other graphs, and so do outputs:
+    they hold until the next replay.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+        self.num_bytes = 0  # device memory of all of them
+
+    def __call__(
+        self, step: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
+        """See Capture. The first run compiles kernels and makes workspaces, which must not happen while recording."""
+        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            step()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            reserved = torch.cuda.memory_reserved(self.device)
+            outputs = step()
+        self.num_bytes += torch.cuda.memory_reserved(self.device) - reserved
+        return outputs, graph.replay
+
+
+def unrecordable(
+    attention: AttentionBackend, model: nn.Module, config: ModelConfig, layout: CacheLayout
+) -> str | None:
+    """Why steps of such an engine could not be recorded on any device, or None."""
+    if not getattr(attention, "supports_graphs", False):
+        return f"attention={attention.name} lays each step out on the host; use attention=triton"
+    waiting = {
+        type(module).__name__ for module in model.modules() if getattr(module, "waits_for_device", False)
+    }
+    if waiting:
+        return f"{', '.join(sorted(waiting))} waits for the device within a step"
+    ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
+    if any(rope.depends_on_length for rope in ropes):
+        return "the model's rope scaling goes by lengths that the host knows"
+    if not layout.keeps:
+        return "cache=none computes whole sequences in every step"
+    if layout.eviction is not None and layout.eviction.scored:
+        return f"cache.eviction={layout.eviction.name} asks after every step where attention went"
+    return None
+
+
+def keep_graphs(engine: Engine, chosen: bool | str) -> None:
+    """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where it can be done.
+
+    Raises:
+        BadInput: true, and it cannot be done.
+    """
+    if chosen is False:
+        return
+    runner, loaded = engine.runner, engine.loaded
+    reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
+    if runner.device.type != "cuda":
+        reason = f"the device is {runner.device.type}"
+    if reason is not None:
+        if chosen is True:
+            raise BadInput(f"runtime.cuda_graphs=true: {reason}; or use runtime.cuda_graphs=auto")
+        if runner.device.type == "cuda":
+            loaded.warnings.append(f"no CUDA graphs: {reason}")
+        return
+    engine.launcher.graphs = GraphKeeper(
+        runner,
+        engine.scheduler.policy.max_num_seqs,
+        engine.max_model_len,
+        CudaCapture(runner.device),
+        engine.launcher.one_by_one,
+    )
+    engine.launcher.graphs.capture_all()

@@ -1,0 +1,189 @@
+"""CUDA graphs of decoding steps: a step's hundreds of kernels are recorded once and launched together.
+
+A graph replays the addresses and integers that it was recorded with. So each has its own input buffer, filled in one
+copy, and its key holds every integer that was baked in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minivllm.engine.packing import SamplingColumns, pack, pack_sampling, upload
+from minivllm.engine.request import Request
+from minivllm.engine.runner import Runner, fill_in
+from minivllm.engine.sampler import Picks, SamplerCounters, draw
+from minivllm.engine.step import ScheduledRequest, StepBatch
+
+# Runs a function that always reads and writes the same tensors; what it returned, and how to do the same again.
+Capture = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]]
+
+LEAST_TOKENS = 1024  # of context in the narrowest graphs; the next ones have four times as many
+COLUMNS = 8  # integers of a row's sampling parameters
+
+
+class GraphKey(NamedTuple):
+    """What a graph was recorded for. The tiles and splits of attention follow from the first two."""
+
+    requests: int  # rows, those of the padding too
+    blocks: int  # width of the block table
+    kind: str  # what comes out: "greedy" or "drawn" tokens, or "logits" that are sampled outside
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One recording."""
+
+    ints: Tensor  # int32, its input: the sampling parameters if it draws, then what `pack` makes
+    outputs: tuple[
+        Tensor, ...
+    ]  # logits [requests, vocab]; or tokens int64 [requests], drawn ones and the likeliest
+    replay: Callable[[], None]
+    step: Callable[
+        [], tuple[Tensor, ...]
+    ]  # what was recorded: it holds all other tensors that a replay reads
+
+
+class GraphKeeper:
+    """Records graphs and chooses among them.
+
+    A step that only decodes takes the smallest graph that it fits; what is missing is padding: requests of one token
+    in the reserved block 0.
+
+    Args:
+        runner: whose steps are recorded.
+        largest: most requests of a step.
+        max_model_len: most tokens of a request.
+        capture: how to record: `CudaCapture`.
+        one_by_one: rows may not be drawn together.
+    """
+
+    def __init__(
+        self, runner: Runner, largest: int, max_model_len: int, capture: Capture, one_by_one: bool = False
+    ) -> None:
+        self.runner, self.capture, self.one_by_one = runner, capture, one_by_one
+        self.sizes = sorted({size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest} | {largest})
+        longest, width = -(-max_model_len // runner.block_size), -(-LEAST_TOKENS // runner.block_size)
+        self.widths = [longest]
+        while width < longest:
+            self.widths.insert(-1, width)
+            width *= 4
+        self.pending = torch.zeros(largest, dtype=torch.int64, device=runner.device)
+        self.graphs: dict[GraphKey, Graph] = {}
+        self.counters = {"graph_replays": 0, "graph_captures": 0}
+        self.capture_s = 0.0
+        self._num_drawn = 0  # rows of the step that was filled in
+
+    def capture_all(self) -> None:
+        """Record what greedy decoding needs, the largest first, so that the others find room in its memory. Graphs
+        that draw tokens or give logits are recorded when they are first needed."""
+        for blocks in reversed(self.widths):
+            for size in reversed(self.sizes):
+                self._graph(GraphKey(size, blocks, "greedy"))
+
+    def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> GraphKey | None:
+        """The graph for a step; None where there can be none: it computes prompts, or too many requests."""
+        most = self.sizes[-1]
+        if len(scheduled) > most or (pending is not None and len(pending) > most):
+            return None
+        longest = 0
+        for part in scheduled:
+            if part.num_tokens != 1 or not part.samples or part.request.siblings:
+                return None
+            longest = max(longest, part.end - part.request.num_evicted_tokens)
+        blocks = -(-longest // self.runner.block_size)
+        return GraphKey(
+            next(size for size in self.sizes if size >= len(scheduled)),
+            next(width for width in self.widths if width >= blocks),
+            self._kind([part.request for part in scheduled]),
+        )
+
+    def _kind(self, requests: Sequence[Request]) -> str:
+        params = [request.params for request in requests]
+        if any(
+            p.adjusts_logits or p.logprobs is not None or r.fellows or not r.may_stop
+            for p, r in zip(params, requests, strict=True)
+        ):
+            return "logits"
+        if all(p.greedy for p in params):
+            return "greedy"
+        filtered = any(not p.greedy and (p.top_k or p.top_p < 1 or p.min_p) for p in params)
+        return "logits" if filtered or self.one_by_one else "drawn"
+
+    @torch.inference_mode()
+    def fill(self, key: GraphKey, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> None:
+        """Put a step into the input of its graph.
+
+        Args:
+            key: from `choose`.
+            scheduled: the step.
+            pending: int64 [R], the tokens of the step before, where placeholders stand for them.
+        """
+        graph = self._graph(key)
+        self._num_drawn = 0
+        ints, _ = pack(scheduled, self.runner.block_size, pad_to=(key.requests, key.blocks))
+        if key.kind == "drawn":
+            requests = [part.request for part in scheduled]
+            self._num_drawn = sum(not request.params.greedy for request in requests)
+            ints = np.concatenate((pack_sampling(requests, range(len(requests)), key.requests), ints))
+        upload(ints, self.runner.device, into=graph.ints)
+        if pending is not None:
+            self.pending[: len(pending)].copy_(pending)
+
+    def replay(self, key: GraphKey, count: int, counters: SamplerCounters) -> Tensor | Picks:
+        """Compute the step that was filled in: the tokens of its `count` requests, or their logits [count, vocab].
+
+        They are overwritten by the next replay.
+        """
+        graph = self.graphs[key]
+        graph.replay()
+        self.counters["graph_replays"] += 1
+        counters.tokens_drawn += self._num_drawn
+        first, *others = (tensor[:count] for tensor in graph.outputs)
+        return first if key.kind == "logits" else Picks(first, others[0] if others else None)
+
+    def _graph(self, key: GraphKey) -> Graph:
+        """The recording for `key`, made now if there is none."""
+        if key not in self.graphs:
+            begin = time.perf_counter()
+            self.graphs[key] = self._record(key)
+            self.counters["graph_captures"] += 1
+            self.capture_s += time.perf_counter() - begin
+        return self.graphs[key]
+
+    @torch.inference_mode()
+    def _record(self, key: GraphKey) -> Graph:
+        device, size = self.runner.device, key.requests
+        padding, shape = pack([], self.runner.block_size, pad_to=(size, key.blocks))
+        extra = COLUMNS * size if key.kind == "drawn" else 0
+        ints = upload(np.concatenate((np.zeros(extra, np.int32), padding)), device).clone()
+        # Attention is laid out for the longest requests that the graph takes; shorter ones leave part of it idle.
+        lengths = (key.blocks * self.runner.block_size,) * size
+        ones = (1,) * size
+        tensors = shape.unpack(ints[extra:])
+        first = StepBatch(**tensors, query_lens_host=ones, seq_lens_host=lengths, prompt_lens_host=ones)
+        layout = self.runner.attention.prepare(first)
+
+        def step() -> tuple[Tensor, ...]:
+            tensors = shape.unpack(ints[extra:])
+            token_ids = fill_in(tensors["token_ids"], self.pending)
+            batch = replace(first, **{**tensors, "token_ids": token_ids}, attention=layout)
+            logits = self.runner.forward(batch)
+            if key.kind == "logits":
+                return (logits,)
+            likeliest = logits.max(dim=-1).indices
+            if key.kind == "greedy":
+                return (likeliest,)
+            columns = SamplingColumns.unpack(ints[:extra])
+            draws = columns.temperatures > 0
+            warm = columns._replace(temperatures=torch.where(draws, columns.temperatures, 1.0))
+            return torch.where(draws, draw(logits.float(), warm, None), likeliest), likeliest
+
+        outputs, replay = self.capture(step)
+        return Graph(ints, outputs, replay, step)

@@ -1,0 +1,257 @@
+"""Steps recorded once and replayed, with stand-ins for CUDA's graphs: the same tokens as steps computed afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minivllm import LLM, SamplingParams
+from minivllm.engine import graphs
+from minivllm.engine.capture import unrecordable
+from minivllm.engine.engine import Engine
+from minivllm.engine.graphs import GraphKeeper
+from minivllm.errors import BadInput
+from tests.engine.traffic import DRAWN, GREEDY, Asked, check, serve, traffic
+from tests.reference import VARIANTS, make_checkpoint
+
+Step = Callable[[], tuple[Tensor, ...]]
+
+
+class Recorder(TorchDispatchMode):
+    """A CUDA graph on a CPU: notes each operation with the very tensors and numbers it was given.
+
+    A replay repeats the operations, never the Python code around them; what the host decides while it records is baked
+    in. To read a tensor on the host, or to make one from the host's numbers, is an error, as it is on a GPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        indices = args[1] if str(function).startswith("aten.index") and isinstance(args[1], list) else ()
+        masked = any(index is not None and index.dtype is torch.bool for index in indices)
+        assert not masked and "nonzero" not in str(function), "a shape that goes by values while recording"
+        out = function(*args, **(kwargs or {}))
+        self.operations.append((function, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for function, args, kwargs, out in self.operations:
+            new = function(*args, **kwargs)
+            many = isinstance(out, tuple | list)
+            for old, now in zip(out if many else [out], new if many else [new], strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != now.data_ptr():
+                    old.copy_(now)
+
+
+class Refusal(TorchFunctionMode):
+    """No number goes from the device to the host or back: a GPU that records cannot do that."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        words = ("tolist", "item", "cpu", "numpy", "tensor", "as_tensor", "__bool__", "__int__", "__float__")
+        assert name not in words, f"{name}() while recording"
+        return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def record(step: Step) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
+    """Capture by the Recorder; outputs are poisoned before each replay."""
+    step()
+    with Refusal(), Recorder() as recorder:
+        outputs = step()
+
+    @torch.inference_mode()
+    def replay() -> None:
+        for tensor in outputs:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -(10**6))
+        recorder.replay()
+
+    return outputs, replay
+
+
+@torch.inference_mode()
+def run_again(step: Step) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
+    """Capture for Triton's interpreter, whose kernels the Recorder does not see: the function itself is run again."""
+    outputs = step()
+
+    @torch.inference_mode()
+    def replay() -> None:
+        for old, new in zip(outputs, step(), strict=True):
+            old.copy_(new)
+
+    return outputs, replay
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return path
+
+
+def load(folder: Path, *overrides: str) -> LLM:
+    common = [
+        "model.max_model_len=96",
+        "cache.block_size=4",
+        "batching.max_num_seqs=10",
+        "cache.num_blocks=60",
+    ]
+    groups = [item for item in overrides if "." not in item.split("=")[0]]
+    knobs = [item for item in overrides if item not in groups]
+    return LLM(str(folder), quant="fp32", device="cpu", overrides=[*groups, *common, *knobs])
+
+
+def keep(engine: Engine, capture: Any = record) -> GraphKeeper:
+    """Let the engine replay what `capture` records, in a cache whose reserved block is poisoned before every step."""
+    keeper = GraphKeeper(
+        engine.runner,
+        engine.scheduler.policy.max_num_seqs,
+        engine.max_model_len,
+        capture,
+        engine.launcher.one_by_one,
+    )
+    engine.launcher.graphs = keeper
+    fill = keeper.fill
+
+    def poisoned(*args: Any) -> None:
+        for parts in engine.kv.parts:
+            for part in parts:
+                part[0] = torch.nan if part.is_floating_point() else 99
+        fill(*args)
+
+    keeper.fill = poisoned  # type: ignore[method-assign]
+    return keeper
+
+
+@pytest.fixture(scope="module", params=["", "overlap", "prefixes", "streaming"])
+def engines(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """Without graphs, and with them; several widths in a short context."""
+    knobs = {
+        "": [],
+        "overlap": ["runtime.overlap=true"],
+        "prefixes": ["cache.prefix_caching=true", "cache.num_blocks=24", "runtime.overlap=true"],
+        "streaming": ["cache.eviction=streaming", "cache.eviction_budget=16"],
+    }[request.param]
+    same = knobs if request.param == "streaming" else []  # which changes tokens
+    with load(folder, "attention=cpu", *same) as plain, load(folder, "attention=cpu", *knobs) as replayed:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "LEAST_TOKENS", 8)
+            keep(replayed.engine)
+        yield plain.engine, replayed.engine
+
+
+@settings(max_examples=25)
+@given(asked=traffic())
+def test_replayed_steps_give_the_same_tokens(engines: tuple[Engine, Engine], asked: list[Asked]) -> None:
+    expected, found = (serve(engine, asked) for engine in engines)
+    for one, tokens, others in zip(asked, expected, found, strict=True):
+        if one.aborted is None:
+            assert others == tokens
+
+
+def test_decoding_is_replayed_and_recorded_once(engines: tuple[Engine, Engine]) -> None:
+    keeper = engines[1].launcher.graphs
+    assert keeper is not None
+    asked = [
+        Asked([3 + i] * (1 + 3 * i), params, comes=i % 3)
+        for i, params in enumerate([GREEDY, DRAWN, GREEDY, SamplingParams(max_tokens=9, logprobs=1)] * 2)
+    ]
+    tokens = serve(engines[0], asked)
+    before = dict(keeper.counters)
+    assert serve(engines[1], asked) == tokens
+    replays = keeper.counters["graph_replays"] - before["graph_replays"]
+    assert replays >= 5
+    counts = keeper.counters["graph_captures"]
+    assert counts == len(keeper.graphs)
+    assert {key.kind for key in keeper.graphs} == {"greedy", "drawn", "logits"}
+    assert len({key.blocks for key in keeper.graphs}) > 1 and len({key.requests for key in keeper.graphs}) > 1
+    assert serve(engines[1], asked) == tokens
+    assert keeper.counters["graph_captures"] == counts, "what was recorded is recorded again"
+
+
+def test_sizes_and_widths(folder: Path) -> None:
+    with load(folder, "attention=cpu", "batching.max_num_seqs=33") as llm:
+        keeper = keep(llm.engine)
+        assert keeper.sizes == [1, 2, 4, 8, 16, 24, 32, 33]
+        assert keeper.widths == [24]  # 96 tokens in blocks of 4: less than the narrowest
+        keeper.capture_all()
+        made = [(key.requests, key.kind) for key in keeper.graphs]
+        assert made == [(size, "greedy") for size in (33, 32, 24, 16, 8, 4, 2, 1)]
+        check(llm.engine)
+
+
+def test_triton_kernels_are_laid_out_for_the_longest_request(folder: Path) -> None:
+    """In the interpreter: pieces of the keys are those of the graph's width, more than a short request has."""
+    asked = [Asked([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))]
+    asked.append(Asked([9] * 66, SamplingParams(max_tokens=2, ignore_eos=True)))
+    results = []
+    for recorded in (False, True):
+        with load(folder, "attention=triton", "attention.split_size=64") as llm:
+            keeper = keep(llm.engine, run_again) if recorded else None
+            results.append(serve(llm.engine, asked))
+            assert keeper is None or keeper.counters["graph_replays"] > 0
+            counters = llm.engine.runner.attention.counters  # type: ignore[attr-defined]
+            assert counters["launches_split"] > 0
+    assert results[0] == results[1]
+
+
+def test_the_stand_in_refuses_what_a_graph_cannot_do() -> None:
+    values = torch.arange(3)
+    for wrong in (
+        lambda: (values + values.tolist()[0],),
+        lambda: (values + torch.tensor([1, 2, 3]),),
+        lambda: (values[values > 1],),
+    ):
+        with pytest.raises(AssertionError, match="while recording"):
+            record(wrong)
+
+
+def test_the_stand_in_bakes_numbers_in() -> None:
+    count, source = [1], torch.tensor([5])
+    outputs, replay = record(lambda: (source * count[0],))
+    count[0], source[0] = 2, 7
+    replay()
+    assert outputs[0].tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides", "reason"),
+    [
+        ("llama", ["attention=cpu"], None),
+        ("llama", ["attention=sdpa"], "attention=sdpa lays each step out on the host"),
+        ("llama", ["attention=cpu", "cache=none"], "cache=none computes whole sequences"),
+        ("llama", ["attention=eager", "cache.eviction=h2o"], "attention=eager"),
+        ("mixtral", ["attention=cpu"], "MoE waits for the device"),
+        ("llama dynamic rope", ["attention=cpu"], "rope scaling"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(
+    variant: str, overrides: list[str], reason: str | None, tmp_path: Path
+) -> None:
+    family, config = VARIANTS[variant]
+    make_checkpoint(tmp_path, family, **config)
+    knobs = [*overrides, "model.max_model_len=32"]
+    with LLM(str(tmp_path), quant="fp32", device="cpu", overrides=knobs) as llm:
+        engine = llm.engine
+        found = unrecordable(
+            engine.runner.attention, engine.loaded.model, engine.loaded.config, engine.cache.layout
+        )
+        assert (reason is None) == (found is None)
+        assert found is None or (reason is not None and reason in found)
+
+
+def test_a_cpu_has_no_graphs(folder: Path) -> None:
+    with pytest.raises(BadInput, match="cuda_graphs=true: the device is cpu"):
+        load(folder, "runtime.cuda_graphs=true")
+    with load(folder, "runtime.cuda_graphs=auto") as llm:
+        assert llm.engine.launcher.graphs is None
