@@ -86,7 +86,8 @@ class Runner:
                 mass=torch.zeros(batch.block_table.shape, device=self.device),
                 observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
             )
-        return replace(batch, attention=self.attention.prepare(batch))
+        shared = self.attention.prepare(batch)
+        return batch if shared is None else replace(batch, attention=shared)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
