@@ -124,6 +124,57 @@ def test_rows_are_looked_up_in_panels(panels: Kernels) -> None:
     assert torch.equal(panels.embed(packed, ids), weight[ids])
 
 
+def test_attention_refuses_tensors_that_do_not_fit(kernels: Kernels) -> None:
+    """They would be read beyond their ends."""
+    q, (k, v) = torch.randn(3, 4, 32), torch.randn(2, 3, 2, 32)
+    caches = torch.randn(2, 5, 8, 2, 32)
+    right = {
+        **{"q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]},
+        **{"slots": torch.tensor([8, 9, 16]), "starts": torch.tensor([0, 2, 3], dtype=torch.int32)},
+        **{"lengths": torch.tensor([2, 1], dtype=torch.int32), "table": torch.tensor([[1], [2]], dtype=torch.int32)},
+    }  # fmt: skip
+    wrong = {
+        "q": [q[:2], q[:, :3], q.bfloat16()],
+        "k": [k[:2], k[:, :1], k[..., :16].contiguous()],
+        "v": [v[:, :1].contiguous(), v.half()],
+        "k_cache": [caches[0].flatten(1, 2), caches[0, :, :, :1].contiguous(), caches[0, ..., :16].contiguous()],
+        "v_cache": [caches[1, :4], caches[1].transpose(1, 2), caches[1].bfloat16()],
+        "slots": [right["slots"].int(), right["slots"][:2]],
+        "starts": [right["starts"].long(), right["starts"][:2]],
+        "lengths": [right["lengths"].long(), right["lengths"][:1]],
+        "table": [right["table"].long(), right["table"][:1], right["table"][0]],
+    }  # fmt: skip
+    assert kernels.paged_attention(*right.values(), 1.0, 0, 0.0).shape == q.shape
+    for name, tensors in wrong.items():
+        for tensor in tensors:
+            with pytest.raises(RuntimeError, match="paged_attention:"):
+                kernels.paged_attention(*{**right, name: tensor}.values(), 1.0, 0, 0.0)
+
+
+def test_products_refuse_tensors_that_do_not_fit(panels: Kernels) -> None:
+    layer = Int4(group_size=64).pack(torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16())
+    assert isinstance(layer, PanelLinear)
+    x = torch.randn(2, 128).bfloat16()
+    right = (layer.weight, layer.scales, layer.zeros, layer.bias, layer.form, layer.outputs, layer.group)
+    assert panels.linear(x, *right).shape == (2, 70)
+    assert layer.scales is not None and layer.bias is not None
+    wrong = [
+        (0, [layer.weight[:1], layer.weight[:, :-1], layer.weight.view(torch.int8)]),
+        (1, [None, layer.scales[:1], layer.scales[:, :70].contiguous(), layer.scales.float()]),
+        (2, [None, layer.scales.t()]),
+        (3, [layer.bias[:64], layer.bias.float()]),
+        (6, [0, 48, 128]),
+    ]
+    for at, values in wrong:
+        for value in values:
+            with pytest.raises(RuntimeError, match="linear:"):
+                panels.linear(x, *right[:at], value, *right[at + 1 :])
+    wide = torch.randn(2, 512).bfloat16()
+    packed = panels.pack(torch.zeros(64, 512, dtype=torch.uint8), 3)
+    with pytest.raises(RuntimeError, match="at most 256"):  # what is converted at a time
+        panels.linear(wide, packed, torch.ones(1, 64).bfloat16(), None, None, 3, 64, 512)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm(kernels: Kernels, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
@@ -135,6 +186,8 @@ def test_norm(kernels: Kernels, dtype: torch.dtype) -> None:
         exact = F.rms_norm(x.double(), (size,), None, 1e-6) * weight.double()
         plain = largest_error(F.rms_norm(x, (size,), None, 1e-6) * weight, exact)
         assert largest_error(norm(x), exact) <= 2 * plain + 1e-6
+        with pytest.raises(RuntimeError, match="as many weights"):
+            kernels.rms_norm(x, weight[:-1], 1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

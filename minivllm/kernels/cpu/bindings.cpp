@@ -37,6 +37,11 @@ T* pointer(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// Whether `tensor` is dense and of that type, and of that size where one is given.
+bool is_dense(const Tensor& tensor, at::ScalarType type, at::IntArrayRef sizes = {}) {
+  return tensor.is_contiguous() && tensor.scalar_type() == type && (sizes.empty() || tensor.sizes() == sizes);
+}
+
 bool has_linear_op() { return has_linear(); }
 
 // Takes the memory of bfloat16 rows that fill their panels.
@@ -81,17 +86,29 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   const int64_t inputs = x.size(-1);
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == at::kBFloat16, "linear: bfloat16 [rows, inputs]");
   const auto kind = static_cast<Format>(format);
-  TORCH_CHECK(packed.size(0) == (outputs + kPanel - 1) / kPanel && packed.size(1) == panel_bytes(kind, inputs),
-              "linear: weight and input do not fit");
+  const int64_t panels = (outputs + kPanel - 1) / kPanel;
+  TORCH_CHECK(is_dense(packed, at::kByte, {panels, panel_bytes(kind, inputs)}), "linear: weight and input do not fit");
+  TORCH_CHECK(!bias || is_dense(*bias, at::kBFloat16, {outputs}), "linear: bfloat16 bias [outputs]");
+  if (kind != Format::kBfloat16) {
+    TORCH_CHECK(group > 0 && inputs % group == 0 && group % (kind == Format::kAffine4 ? 32 : 2) == 0 &&
+                    (kind == Format::kInt8 ? group == inputs : group <= 256),
+                "linear: groups of at most 256 inputs, of a multiple of 32 where they have zeros; all inputs for int8");
+    for (const auto& values : {scales, kind == Format::kAffine4 ? zeros : scales})
+      TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {inputs / group, panels * kPanel}),
+                  "linear: bfloat16 scales and zeros [groups, padded outputs]");
+  }
   Tensor out = at::empty({x.size(0), outputs}, x.options());
-  const Weight weight{kind,   pointer<uint8_t>(packed), scales ? pointer<uint16_t>(*scales) : nullptr,
-                      zeros ? pointer<uint16_t>(*zeros) : nullptr, inputs, outputs, group};
+  const bool plain = kind == Format::kBfloat16;
+  const Weight weight{kind,   pointer<uint8_t>(packed), plain ? nullptr : pointer<uint16_t>(*scales),
+                      kind == Format::kAffine4 ? pointer<uint16_t>(*zeros) : nullptr, inputs, outputs, group};
   linear(pointer<uint16_t>(x), x.stride(0), x.size(0), weight, bias ? pointer<uint16_t>(*bias) : nullptr,
          pointer<uint16_t>(out));
   return out;
 }
 
 Tensor embed(const Tensor& packed, const Tensor& token_ids) {
+  TORCH_CHECK(packed.dim() == 2 && is_dense(packed, at::kByte) && token_ids.dim() == 1 && is_dense(token_ids, at::kLong),
+              "embed: packed bfloat16, int64 [tokens]");
   const int64_t inputs = packed.size(1) / (2 * kPanel), tokens = token_ids.size(0);
   Tensor out = at::empty({tokens, inputs}, packed.options().dtype(at::kBFloat16));
   const auto* ids = pointer<int64_t>(token_ids);
@@ -110,7 +127,18 @@ Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
   for (const auto& x : {q, k, v})
     TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.dtype() == k_cache.dtype(),
                 "paged_attention: q, k and v are [tokens, heads, head_dim], dense within a token, in the cache's dtype");
-  TORCH_CHECK(table.is_contiguous() && k_cache.is_contiguous() && q.size(2) % kLanes == 0, "paged_attention: layout");
+  TORCH_CHECK(k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(2) % kLanes == 0 &&
+                  k.size(1) > 0 && q.size(1) % k.size(1) == 0,
+              "paged_attention: heads of a multiple of 16, as many queries as keys of each, or a multiple of them");
+  for (const auto& cache : {k_cache, v_cache})
+    TORCH_CHECK(cache.dim() == 4 && cache.size(1) > 0 &&
+                    is_dense(cache, q.scalar_type(), {cache.size(0), cache.size(1), k.size(1), k.size(2)}) &&
+                    cache.sizes() == k_cache.sizes(),
+                "paged_attention: caches are [blocks, block_size, key heads, head_dim], dense, in the dtype of q");
+  TORCH_CHECK(lengths.dim() == 1 && is_dense(lengths, at::kInt) && is_dense(starts, at::kInt, {lengths.size(0) + 1}) &&
+                  is_dense(slots, at::kLong, {q.size(0)}) && table.dim() == 2 && is_dense(table, at::kInt) &&
+                  table.size(0) == lengths.size(0),
+              "paged_attention: int64 slots [tokens], int32 starts [requests + 1], lengths and table [requests, blocks]");
   Attention a{};
   a.requests = lengths.size(0), a.tokens = q.size(0), a.heads = q.size(1), a.kv_heads = k.size(1);
   a.head_dim = q.size(2), a.block_size = k_cache.size(1), a.table_width = table.size(1);
@@ -127,8 +155,9 @@ Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
 }
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % kLanes == 0 && x.dtype() == weight.dtype(),
-              "rms_norm: [rows, multiple of 16]");
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % kLanes == 0 &&
+                  is_dense(weight, x.scalar_type(), {x.size(1)}),
+              "rms_norm: [rows, multiple of 16], and as many weights");
   Tensor out = at::empty(x.sizes(), x.options());
   by_dtype(x, [&](auto kind) {
     using T = decltype(kind);
@@ -143,9 +172,12 @@ void norm_and_rotate_op(const Tensor& x, const optional<Tensor>& weight, double 
   const int64_t rotated = cos.size(-1);
   TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.size(2) % kLanes == 0,
               "norm_and_rotate: [tokens, heads, multiple of 16]");
-  TORCH_CHECK(rotated % (2 * kLanes) == 0 && cos.stride(-1) == 1 && sin.stride(0) == cos.stride(0) &&
-                  cos.dtype() == x.dtype(),
-              "norm_and_rotate: half of the rotated dimensions is a multiple of 16");
+  TORCH_CHECK(rotated % (2 * kLanes) == 0 && rotated <= x.size(2) && cos.numel() == x.size(0) * rotated &&
+                  cos.stride(-1) == 1 && sin.sizes() == cos.sizes() && sin.strides() == cos.strides() &&
+                  cos.dtype() == x.dtype() && sin.dtype() == x.dtype(),
+              "norm_and_rotate: a cosine and a sine for each token; half of the rotated dimensions is a multiple of 16");
+  TORCH_CHECK(!weight || is_dense(*weight, x.scalar_type(), {x.size(1), x.size(2)}),
+              "norm_and_rotate: weights [heads, head_dim]");
   by_dtype(x, [&](auto kind) {
     using T = decltype(kind);
     norm_and_rotate(pointer<T>(x), x.stride(0), x.size(0), x.size(1), x.size(2),
