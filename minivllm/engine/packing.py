@@ -14,6 +14,8 @@ from torch import Tensor
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 
+_MOST = np.iinfo(np.int32).max
+
 
 class StepShape(NamedTuple):
     """What the tensors of a StepBatch are cut by."""
@@ -66,8 +68,9 @@ def pack(
     logit_rows: list[int] = []
     seq_lens = [part.end - part.request.num_evicted_tokens for part in scheduled]
     width = max([pad_to[1], *(-(-length // size) for length in seq_lens)])
-    table: list[int] = []
-    for part in scheduled:
+    # Most of all integers, and most of those of a graph may be padding, which costs nothing here.
+    table = np.zeros((max(len(scheduled), pad_to[0]), width), np.int32)
+    for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.block_table.blocks
         if part.num_tokens == 1:  # decoding: by far the most frequent case
@@ -87,17 +90,18 @@ def pack(
         elif part.samples:
             logit_rows.append(len(token_ids) - 1)
         starts.append(len(token_ids))
-        table += blocks[:width]
-        table += [0] * (width - len(blocks))
+        own = blocks[:width]
+        table[row, : len(own)] = own
     if (missing := pad_to[0] - len(scheduled)) > 0:
         nothing = [0] * missing
         token_ids, positions, slots = token_ids + nothing, positions + nothing, slots + nothing
         logit_rows += range(starts[-1], starts[-1] + missing)
         starts += range(starts[-1] + 1, starts[-1] + 1 + missing)
         seq_lens += [1] * missing
-        table += [0] * (missing * width)
-    ints = [*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens, *table]
-    return np.array(ints, np.int32), StepShape(len(token_ids), len(seq_lens), width, len(logit_rows))
+    ints = np.array([*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens], np.int32)
+    return np.concatenate((ints, table.ravel())), StepShape(
+        len(token_ids), len(seq_lens), width, len(logit_rows)
+    )
 
 
 def upload(values: NDArray[np.int32], device: torch.device, into: Tensor | None = None) -> Tensor:
@@ -165,6 +169,7 @@ def pack_sampling(requests: Sequence[Request], rows: Sequence[int], pad_to: int 
         np.zeros((3, size), np.float32),
     )
     seeds[:count] = [request.seed for request in requests]
-    counts[:, :count] = rows, [r.num_tokens for r in requests], [p.top_k for p in params]
+    top_k = [min(p.top_k, _MOST) for p in params]
+    counts[:, :count] = rows, [r.num_tokens for r in requests], top_k
     reals[:, :count] = [p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]
     return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.view(np.int32).ravel()))

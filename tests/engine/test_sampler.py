@@ -71,6 +71,14 @@ def test_noise_is_never_zero() -> None:
     assert smallest > 0
 
 
+@pytest.mark.parametrize("top_k", [4, 2**31, 2**63])
+def test_a_top_k_beyond_the_vocabulary_keeps_all_tokens(top_k: int) -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    for seed in range(20):
+        every, some = (request(SamplingParams(temperature=2.0, top_k=k), seed=seed) for k in (0, top_k))
+        assert sample(logits, [every]) == sample(logits, [some])
+
+
 def test_frequencies_follow_the_softmax_at_a_temperature() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     for temperature in (0.5, 1.0, 2.0):
