@@ -82,7 +82,7 @@ class MinivllmEngine(Adapter):
             max_model_len=engine.max_model_len,
             eos_token_ids=config.eos_token_ids,
             max_num_seqs=engine.scheduler.policy.max_num_seqs,
-            load_s=load_s - (loaded.kernels.compile_s if loaded.kernels is not None else 0.0),
+            load_s=load_s - (self._compile_s() or 0.0),
             memory={
                 "weights": loaded.weight_bytes,
                 "weights_16bit": loaded.weight_bytes_16bit,

@@ -14,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minivllm import LLM, SamplingParams
+from minivllm.assembly import build_engine
+from minivllm.bench import engines as bench_engines
+from minivllm.config import compose
 from minivllm.engine import graphs
 from minivllm.engine.capture import unrecordable
 from minivllm.engine.engine import Engine
@@ -248,6 +251,24 @@ def test_what_stands_in_the_way_is_said(
         )
         assert (reason is None) == (found is None)
         assert found is None or (reason is not None and reason in found)
+
+
+def test_recording_is_not_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of recording are those of compiling, and not of loading as well."""
+    recording_s = 1000.0
+
+    def build(*args: Any) -> Engine:
+        engine = build_engine(*args)
+        keep(engine).capture_s = recording_s
+        return engine
+
+    monkeypatch.setattr(bench_engines, "build_engine", build)
+    config = compose(
+        ["model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu", "attention=cpu"]
+    )
+    info = bench_engines.MinivllmEngine(config).info
+    assert info.compile_s is not None and info.compile_s >= recording_s
+    assert info.load_s < 0, "no time has gone by here but what is taken off"
 
 
 def test_a_cpu_has_no_graphs(folder: Path) -> None:
