@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,12 +129,12 @@ def test_attention_refuses_tensors_that_do_not_fit(kernels: Kernels) -> None:
     """They would be read beyond their ends."""
     q, (k, v) = torch.randn(3, 4, 32), torch.randn(2, 3, 2, 32)
     caches = torch.randn(2, 5, 8, 2, 32)
-    right = {
+    right: dict[str, Tensor] = {
         **{"q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]},
         **{"slots": torch.tensor([8, 9, 16]), "starts": torch.tensor([0, 2, 3], dtype=torch.int32)},
         **{"lengths": torch.tensor([2, 1], dtype=torch.int32), "table": torch.tensor([[1], [2]], dtype=torch.int32)},
     }  # fmt: skip
-    wrong = {
+    wrong: dict[str, list[Tensor]] = {
         "q": [q[:2], q[:, :3], q.bfloat16()],
         "k": [k[:2], k[:, :1], k[..., :16].contiguous()],
         "v": [v[:, :1].contiguous(), v.half()],
@@ -158,7 +159,7 @@ def test_products_refuse_tensors_that_do_not_fit(panels: Kernels) -> None:
     right = (layer.weight, layer.scales, layer.zeros, layer.bias, layer.form, layer.outputs, layer.group)
     assert panels.linear(x, *right).shape == (2, 70)
     assert layer.scales is not None and layer.bias is not None
-    wrong = [
+    wrong: list[tuple[int, list[Any]]] = [
         (0, [layer.weight[:1], layer.weight[:, :-1], layer.weight.view(torch.int8)]),
         (1, [None, layer.scales[:1], layer.scales[:, :70].contiguous(), layer.scales.float()]),
         (2, [None, layer.scales.t()]),
