@@ -139,8 +139,11 @@ class Capacity:
         unit = self.unit
         wanted = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
         if self.holds is None:
-            least = self.probes[0].rate if self.probes else math.nan
-            return f"capacity: below {least:g} {unit}; no rate tried holds with {wanted}"
+            least = self.probes[0]
+            return (
+                f"capacity: no rate from {least.rate:g} {unit} up holds, with {wanted}; "
+                f"at {least.rate:g} it is {100 * least.share:.3g} % of them"
+            )
         text = f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with {wanted}"
         text += f" ({100 * self.criterion.confidence:g} % confidence)"
         if self.beyond is None:
@@ -171,6 +174,7 @@ def search(
     measure: Measure,
     criterion: Criterion,
     start_rate: float,
+    min_rate: float = 0.0,
     on_probe: Callable[[Probe], None] = lambda probe: None,
 ) -> Capacity:
     """Search for the highest rate that holds: doubling or halving until it is enclosed, then bisection of its logarithm.
@@ -183,10 +187,13 @@ def search(
             in which they came; at least one request.
         criterion: see there.
         start_rate: the first rate tried.
+        min_rate: no lower one is tried.
         on_probe: told of each rate when it is done with.
     """
     found = Capacity((), criterion)
-    while len(found.probes) < criterion.max_rates and (rate := _next_rate(found, start_rate)) is not None:
+    while len(found.probes) < criterion.max_rates:
+        if (rate := _next_rate(found, start_rate, min_rate)) is None:
+            break
         probe = Probe(rate, [measure(rate, block) for block in range(criterion.min_blocks)])
         while probe.verdict(criterion) == "undecided" and len(probe.blocks) < criterion.max_blocks:
             probe = Probe(rate, [*probe.blocks, measure(rate, len(probe.blocks))])
@@ -195,8 +202,8 @@ def search(
     return found
 
 
-def _next_rate(found: Capacity, start_rate: float) -> float | None:
-    """The rate to try next; None once the capacity is known well enough."""
+def _next_rate(found: Capacity, start_rate: float, min_rate: float) -> float | None:
+    """The rate to try next; None once the capacity is known well enough, or to be below `min_rate`."""
     low, high = found.holds, found.beyond
     if low is None and high is None:
         return _rounded(start_rate)
@@ -204,7 +211,8 @@ def _next_rate(found: Capacity, start_rate: float) -> float | None:
         assert low is not None
         return _rounded(low.rate * GROWTH)
     if low is None:
-        return _rounded(high.rate / GROWTH)
+        least = _rounded(min_rate)
+        return max(_rounded(high.rate / GROWTH), least) if high.rate > least else None
     middle = _rounded(math.sqrt(low.rate * high.rate))
     if high.rate / low.rate <= 1 + found.criterion.tolerance or not low.rate < middle < high.rate:
         return None

@@ -42,6 +42,7 @@ class CapacityOptions(Options):
 
     group = "task"
     start_rate: float = knob(1.0, above=0)
+    min_rate: float | None = knob(None, above=0)
     attainment: float = knob(0.9, above=0, at_most=0.999)
     confidence: float = knob(0.95, at_least=0.5, at_most=0.999)
     tolerance: float = knob(0.05, at_least=0.005)

@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 from minivllm.bench.capacity import TASK, Capacity, Search, from_records
+from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.rows import Row, record_folder
 from minivllm.report.style import BLUE, FAINT, GREEN, INK, ORANGE, VERMILION, Plot
+from minivllm.report.verdict import Verdict, remarks
 
 TONES = {"holds": "ok", "fails": "failed", "undecided": "mixed"}
 COLOURS = {"holds": GREEN, "fails": VERMILION, "undecided": ORANGE}
@@ -25,6 +27,23 @@ def find(rows: list[Row]) -> list[Search]:
     return from_records(folders)
 
 
+def verdict(searches: list[Search], cells: list[Cell]) -> Verdict:
+    """The capacity that was found; of several searches each has a line of its own."""
+    said = [
+        f"{name}: {search.found.sentence()}."
+        if len(searches) > 1
+        else f"{_capital(search.found.sentence())}."
+        for name, search in _named(searches)
+    ]
+    if len(searches) > 1:
+        said.insert(0, f"Capacity of {len(searches)} searches.")
+    return Verdict(said[0], [*said[1:], *remarks(cells)])
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
     """The section as plain data for its template."""
     if not searches:
@@ -33,7 +52,7 @@ def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
         "searches": [
             {
                 "name": name if len(searches) > 1 else "",
-                "sentence": search.found.sentence(),
+                "sentence": _capital(search.found.sentence()),
                 "objectives": listing(
                     [
                         f"{part.removesuffix('_ms').upper()} ≤ {sig(ms)} ms"

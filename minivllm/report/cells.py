@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from minivllm.bench.capacity import TASK as CAPACITY
+from minivllm.bench.capacity import UNITS as RATES
 from minivllm.bench.identity import NEUTRAL_MEASURE
 from minivllm.bench.measurement import SIMULATED
 from minivllm.report.rows import Row, number, status_of
@@ -170,9 +172,15 @@ def like_for_like(first: Cell, second: Cell) -> bool:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    """As the arms were given, not as they happened to be measured: a cell tried again keeps its place."""
+    """As the arms were given, not as they happened to be measured: a cell tried again keeps its place.
+
+    The rates of a search for capacity ascend, however it came to them.
+    """
+    searched = row.get("config.task._target_") == CAPACITY
+    rates = (number(row.get(f"config.arrival.{knob}")) for knob in RATES if searched)
+    rate = next((rate for rate in rates if rate is not None), 0.0)
     started = str(row.get("provenance.started_at") or "~")
-    return str(row.get("sweep")), number(row.get("position")) or 0, started, str(row.get("arm"))
+    return str(row.get("sweep")), rate, number(row.get("position")) or 0, started, str(row.get("arm"))
 
 
 def _identity(row: Row) -> tuple[str, ...]:

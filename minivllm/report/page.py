@@ -22,7 +22,7 @@ from minivllm.report.simulation import simulation_check
 from minivllm.report.style import ON_DARK, Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
-from minivllm.report.verdict import verdict
+from minivllm.report.verdict import Verdict, verdict
 from minivllm.report.writing import make_folder, write_bytes
 
 FIGURES = (
@@ -193,17 +193,25 @@ def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> st
     environment.filters["svg_uri"] = lambda data: (
         "data:image/svg+xml;base64," + base64.b64encode(data).decode()
     )
-    cells, analysis = material.cells, material.analysis
-    title, names = words.heading(material.rows, cells)
+    title, names = words.heading(material.rows, material.cells)
     live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
     context: dict[str, Any] = {
         "title": title,
         "names": names,
         "weights": distinct(material.rows, "weights"),
-        "verdict": worth.verdict(analysis, cells) if analysis else verdict(cells),
+        "verdict": _verdict(material),
         "sections": parts,
         "on_dark": ON_DARK,
         "charts": packed(live) if live else "",
         "library": library() if live else "",
     }
     return environment.get_template("index.html.j2").render(context)
+
+
+def _verdict(material: Material) -> Verdict:
+    """What was asked for is answered first."""
+    if material.analysis is not None:
+        return worth.verdict(material.analysis, material.cells)
+    if material.searches:
+        return capacity.verdict(material.searches, material.cells)
+    return verdict(material.cells)

@@ -21,6 +21,8 @@ from minivllm.errors import BadInput
 from minivllm.tasks.bench import check, refuse_sweep_settings, tracked
 from minivllm.tasks.ending import conclude
 
+DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say
+
 
 def run(config: dict[str, Any]) -> int:
     """Search, measuring each rate as task=bench would, and print what was found.
@@ -46,11 +48,12 @@ def run(config: dict[str, Any]) -> int:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     searching = _Search(config, knob, fingerprint)
     start = float(config["task"]["start_rate"])
+    least = float(config["task"]["min_rate"] or start / DEPTH)
     with folder_lock(searching.root / searching.name, "search", "name"):
         try:
             with Display() as display, Supervisor(tracked(display, config)) as supervisor:
                 searching.supervisor = supervisor
-                found = search(searching.measure, criterion_of(config), start, searching.tell)
+                found = search(searching.measure, criterion_of(config), start, least, searching.tell)
         except _Failed as failure:
             print(f"error: the search ended at {failure}", file=sys.stderr)
             return 1
@@ -58,6 +61,8 @@ def run(config: dict[str, Any]) -> int:
             reports = Path(config.get("reports_dir") or "reports")
             conclude(searching.root / searching.name, reports / searching.name, config)
     _show(replace(found, unit=UNITS[knob]))
+    if found.holds is None:
+        print(searching.explain(found.probes[0].rate))
     return 0 if found.holds is not None else 1
 
 
@@ -70,6 +75,9 @@ def _check(config: dict[str, Any]) -> str:
         )
     if not objectives(config["measure"].get("slo") or {}):
         raise BadInput("task=capacity needs an objective, e.g. measure.slo.ttft_ms=500")
+    least, start = config["task"]["min_rate"], config["task"]["start_rate"]
+    if least is not None and least > start:
+        raise BadInput(f"task.min_rate={least:g} must be at most task.start_rate={start:g}")
     criterion = criterion_of(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     requests = getattr(workload, "num_requests", None)
@@ -102,6 +110,7 @@ class _Search:
         cell = identity.cell_id(without, fingerprint)
         self.name: str = config.get("name") or f"capacity-{cell}"
         self.measurements: list[Measurement] = []
+        self.latencies: dict[float, dict[str, Any]] = {}  # of each rate: percentiles of its first block
         self.supervisor: Supervisor
 
     def measure(self, rate: float, block: int) -> Sequence[bool]:
@@ -120,14 +129,29 @@ class _Search:
         self.measurements.append(measurement)
         storage.recover(measurement.path)
         if recorded_status(measurement) not in ("ok", "timeout"):
-            print(f"trying {arm}", flush=True)
+            print(f"trying {arm}{self._duration(rate)}", flush=True)
             outcome = self.supervisor.measure(measurement)
             if outcome.status not in ("ok", "timeout"):
                 raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        self.latencies.setdefault(rate, record.get("metrics") or {})
         seen = met(measurement.path, record, config["measure"]["slo"])
         assert seen is not None
         return seen
+
+    def _duration(self, rate: float) -> str:
+        """How long it takes until the last request has come, where that can be told."""
+        requests = self.config["workload"].get("num_requests")
+        return f": {requests / rate:.0f} s of arrivals" if requests and self.knob == "rate" else ""
+
+    def explain(self, rate: float) -> str:
+        """How far the lowest rate is from its objectives, and what to change."""
+        metrics, told = self.latencies[rate], []
+        for name, limit in objectives(self.config["measure"]["slo"]).items():
+            if (p90 := (metrics.get(name) or {}).get("p90")) is not None:
+                told.append(f"the p90 of {name} is {p90:.3g} (objective {limit:g})")
+        where = f"at {rate:g} {UNITS[self.knob]} {', '.join(told) or 'the measurement timed out'}: "
+        return f"{where}raise the objectives, or search below with task.min_rate"
 
     def tell(self, probe: Probe) -> None:
         """Say what came of a rate."""

@@ -129,8 +129,20 @@ def test_a_search_without_an_end_says_so() -> None:
     tried: list[float] = []
     found = search(stepwise(math.inf, tried), Criterion(max_rates=4), 1.0)
     assert tried == [1, 2, 4, 8] and found.sentence().endswith("; no higher rate was found that does not")
-    found = search(stepwise(0.0, tried), Criterion(max_rates=4), 1.0)
-    assert found.holds is None and found.sentence().startswith("capacity: below 0.125 requests/s;")
+
+
+@pytest.mark.parametrize(
+    ("min_rate", "most", "rates"),
+    [(0.0, 4, [1, 0.5, 0.25, 0.125]), (0.2, 16, [1, 0.5, 0.25, 0.2]), (1 / 3.0004, 16, [1, 0.5, 0.333]), (1, 16, [1])],
+)  # fmt: skip
+def test_a_search_that_finds_nothing_ends(min_rate: float, most: int, rates: list[float]) -> None:
+    tried: list[float] = []
+    found = search(stepwise(0.0, tried), Criterion(max_rates=most), 1.0, min_rate)
+    assert tried == rates and found.holds is None
+    assert found.sentence() == (
+        f"capacity: no rate from {rates[-1]:g} requests/s up holds, with 90 % of the requests meeting their "
+        f"objectives; at {rates[-1]:g} it is 0 % of them"
+    )
 
 
 # ---- engines of known capacity
@@ -271,6 +283,18 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")} == stamps
 
 
+def test_a_search_in_vain_says_how_far_it_was(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    done = cli(
+        *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
+        *("measure.slo.ttft_ms=0.01", "task.start_rate=8", "task.min_rate=4", "task.max_blocks=1"),
+    )
+    assert done.code == 1, done.err
+    assert "trying arrival.rate=8: 8 s of arrivals" in done.out
+    last = done.out.strip().splitlines()[-1]
+    assert last.startswith("at 4 requests/s the p90 of ttft_ms is ") and "(objective 0.01)" in last
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["cell", "run"])
 def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
@@ -342,6 +366,10 @@ def test_two_processes_do_not_make_one_search(cli: Any) -> None:
         (
             ("arrival=poisson", "measure.slo.ttft_ms=1", "task.attainment=1"),
             "task.attainment=1.0 must be at most 0.999",
+        ),
+        (
+            ("arrival=poisson", "measure.slo.ttft_ms=1", "task.min_rate=2"),
+            "task.min_rate=2 must be at most task.start_rate=1",
         ),
     ],
 )

@@ -12,7 +12,10 @@ from minivllm.bench.capacity import TASK
 from minivllm.bench.record import Record
 from minivllm.bench.storage import write_record
 from minivllm.report import capacity
+from minivllm.report.cells import gather
+from minivllm.report.page import build_report
 from minivllm.report.rows import read_rows
+from tests.report.pagereader import Page
 from tests.report.synthetic import make_record
 
 
@@ -38,7 +41,7 @@ def measured(
 
 def again(root: Path, record: Record, name: str) -> None:
     """Write the record once more, as it has been changed."""
-    (folder,) = (root / "s").glob(f"{name}cell-*")
+    (folder,) = (root / "s").glob(f"{name}*")
     write_record(folder, record)
 
 
@@ -61,6 +64,22 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
     assert [item["label"] for item in plot.legend] == ["wanted", "interval", "holds", "fails"]
 
 
+def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest rate is no result: it may have failed."""
+    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    for position, (rate, slow) in enumerate(((1.0, 0), (4.0, 50), (2.0, 0))):
+        record = measured(tmp_path, rate, slow)
+        record.position = position
+        again(tmp_path, record, f"cell-rate{rate:g}")
+    page = Page(build_report(tmp_path, tmp_path / "out"))
+    begins = "Capacity: 2 requests/s is the highest rate tried that holds"
+    assert page.text.index(begins) < page.text.index("What rate it can serve") and "Fastest" not in page.text
+    cells = gather(read_rows(tmp_path)[0])
+    assert [cell.first("config.arrival.rate") for cell in cells] == [1.0, 2.0, 4.0]
+
+
 def test_cells_are_not_pooled(tmp_path: Path) -> None:
     """Two configurations searched into one folder: the same rate holds for one and fails for the other."""
     for name, slow in (("good", 0), ("bad", 50)):
@@ -71,7 +90,10 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
     assert shown is not None and plot is not None
     told = {s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]] for s in shown["searches"]}
     assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
-    assert "goodcell: capacity: 1 requests/s" in plot.alt and "badcell: capacity: below 1" in plot.alt
+    assert (
+        "goodcell: capacity: 1 requests/s" in plot.alt
+        and "badcell: capacity: no rate from 1 requests/s up" in plot.alt
+    )
     alike = capacity.section([replace(search, cell="cell") for search in found], [])
     assert alike is not None
     assert [search["name"].rpartition(" ")[2] for search in alike["searches"]] == ["#1", "#2"]
@@ -81,7 +103,7 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
 def test_records_of_other_code_or_devices_are_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
     old = measured(tmp_path, 1.0, 50, "old")
     old.provenance = {**old.provenance, **changed, "started_at": "2020-01-01T00:00:00+0000"}
-    again(tmp_path, old, "old")
+    again(tmp_path, old, "oldcell")
     measured(tmp_path, 1.0, 0, "new")
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert [(row["blocks"], row["verdict"]) for row in search.found.rows()] == [(1, "holds")]
@@ -92,7 +114,7 @@ def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
     """Its records are those of before where it found them: they are judged by what it asks for."""
     old = measured(tmp_path, 1.0, 50, "old", slo=200.0)
     old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
-    again(tmp_path, old, "old")
+    again(tmp_path, old, "oldcell")
     measured(tmp_path, 2.0, 0, "new", slo=400.0)
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert search.limits == {"ttft_ms": 400.0}
