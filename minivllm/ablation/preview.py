@@ -85,7 +85,7 @@ def _show_design(plan: Plan, console: Console) -> None:
     print_table(table, console)
     k = len(design.names)
     console.print(
-        f"{design.kind}: {len(design.arms)} arms and a copy of the baseline, in {plan.blocks} shuffled blocks; "
+        f"{design.kind}: {len(plan.cells)} arms, one of them a copy of the baseline, in {plan.blocks} shuffled blocks; "
         f"a verdict on {metric} over {k} optimisation{'' if k == 1 else 's'} needs {blocks_needed(k)}",
         highlight=False,
         soft_wrap=True,

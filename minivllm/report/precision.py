@@ -12,7 +12,7 @@ from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
-from minivllm.report.style import LIGHT, Plot, colours, short
+from minivllm.report.style import LIGHT, Plot, short
 from minivllm.report.tables import Column, markdown_table, spread_text, summary_table, text
 from minivllm.report.terminal import rich_table
 
@@ -168,7 +168,7 @@ def pareto(cells: list[Cell]) -> Plot | None:
                 [line, *series],
                 log_y=logarithmic,
                 y_from_zero=False,
-                named=not colours(drawn)[1],
+                named=not any(one.label for one in series),
             )
         )
     kl = [(cell.mean(THROUGHPUT) or 0.0, cell.mean(KL) or 0.0) for cell in drawn]

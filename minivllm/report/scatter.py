@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minivllm.report.cells import Cell
+from minivllm.report.cells import Cell, name_columns
 from minivllm.report.chart import MAX_CURVES, Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.plots import THROUGHPUT, time_unit
-from minivllm.report.style import LIGHT, MARKERS, Plot, colours, short
+from minivllm.report.style import LIGHT, MARKERS, PALETTE, Plot, colours, short
 
 TTFT, ITL = "metrics.ttft_ms.p50", "metrics.itl_ms.p50"
 WIDE = 30  # a logarithmic axis where the greatest is so many times the least
@@ -30,7 +30,25 @@ def point_series(
     name: Callable[[Cell], str],
     full: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Series]:
-    """A point a cell: coloured by the first column that varies, shaped by the second, hollow where not `full`."""
+    """A point a cell: coloured by the first column that varies, shaped by the second, hollow where not `full`.
+
+    Arms of an ablation, which are known by their names alone, have a colour and a shape each.
+    """
+    if name_columns(list(cells)) == ["arm"] and len(cells) <= MAX_CURVES:
+        n = len(PALETTE)
+        return [
+            Series(
+                cell.label,
+                PALETTE[i % n],
+                [at[0]],
+                [at[1]],
+                marker=MARKERS[i // n],
+                hollow=not full(cell),
+                names=[name(cell)],
+            )
+            for i, cell in enumerate(cells)
+            if (at := place(cell)) is not None
+        ]
     tints, legend, title = colours(list(cells))
     shapes: dict[str, str] = {}
     second = next((column for column in cells[0].varying if column != title), "") if legend else ""
@@ -78,18 +96,16 @@ def trade_off(cells: list[Cell]) -> Plot | None:
             latency = cell.mean(key)
             return (latency * scale, cell.mean(THROUGHPUT) or 0.0) if latency else None
 
+        drawn_points = point_series(known, place, _words, chosen(known, edge))
         logarithmic = max(latencies) > WIDE * min(latencies)
         panels.append(
             Panel(
                 f"{title}: up and to the left is better",
                 f"{title}, {unit}" + (" (log scale)" if logarithmic else ""),
                 "output tokens/s",
-                [
-                    line,
-                    *point_series(known, place, _words, chosen(known, edge)),
-                ],
+                [line, *drawn_points],
                 log_x=logarithmic,
-                named=not colours(drawn)[1],
+                named=not any(series.label for series in drawn_points),
             )
         )
     alt = (

@@ -245,11 +245,13 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
 def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
     """The page's title, such as `qwen3: quant × batching`, and the names of the record folders."""
     models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
-    studied = cells[0].first("ablation.optimisations")
+    design, studied = cells[0].first("ablation.design"), cells[0].first("ablation.optimisations")
     varied = list(studied) if studied else [title for title in _titles(cells) if title != "model"]
     constant = dict(constants(cells))
     options = [constant[group] for group in ("quant", "batching") if group in constant] if not varied else []
     title = f"{models}: {' × '.join(varied)}" if varied else " · ".join([models, *options])
+    if studied and design != "factorial":  # of which not every combination is there
+        title = f"{models}, {design}: {listing(varied)}"
     names = [str(name) for name in distinct(rows, "sweep")]
     return title, " + ".join(names[:3]) + (f" + {len(names) - 3} more" if len(names) > 3 else "")
 

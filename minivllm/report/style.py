@@ -43,6 +43,7 @@ ON_DARK = {
     "#bbbbbb": "#59616a",
     "#b5b5b5": "#59616a",
 }
+LEGEND_CHARACTERS = 110  # in a line below a figure
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
 
 
@@ -189,7 +190,7 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
         handles,
         names,
         loc="outside lower center",
-        ncols=min(7, len(names)),
+        ncols=max(1, min(7, len(names), LEGEND_CHARACTERS // (4 + max(map(len, names))))),
         fontsize=8.5,
         frameon=False,
         handlelength=1.1,

@@ -11,6 +11,7 @@ from minivllm.report.precision import headline as quality
 from minivllm.report.rows import number
 
 THROUGHPUT = "metrics.output_tokens_per_s"
+ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,17 @@ def _memory(done: list[Cell]) -> list[str]:
     if not known:
         return []
     _, weights, full = min(known, key=lambda item: item[1])
+    others = [cell.label for cell, w, _ in known if w > ALIKE * weights]
     text = (
         f"{sig(weights / 1e9)} GB, {sig(100 * weights / full)} % of their 16-bit size ({sig(full / 1e9)} GB)"
     )
-    if len({round(w) for _, w, _ in known}) == 1:
+    if not others:
         return [f"Weights: {text}."] if len(known) == len(done) else []
-    sharers = [c.label for c, w, _ in known if w == weights]
-    return [f"Smallest weights: {text}, in {listing(sharers, 3)}."]
+    sharers = [cell.label for cell, w, _ in known if w <= ALIKE * weights]
+    most = len(sharers) > 3 and len(others) < len(sharers)
+    return [
+        f"Smallest weights: {text}, in {'all but ' + listing(others, 3) if most else listing(sharers, 3)}."
+    ]
 
 
 def _dead(cells: list[Cell]) -> list[str]:

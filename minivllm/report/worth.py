@@ -44,7 +44,6 @@ TONES = {
     "failed": "failed",
 }
 COLOURS = {"faster": GREEN, "slower": VERMILION, "none": GREY}
-WORDS = {"faster": "better", "slower": "worse", "none": "no effect found"}
 DESIGNS = {
     "leave_one_out": "each optimisation taken out of all of them",
     "add_one_in": "each optimisation added to none of them",
@@ -86,7 +85,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         headline = f"No optimisation is shown to change {name}."
     lines = []
     for state, text in (
-        ("none", "No effect found"),
+        ("none", "None"),
         ("not live", "Not live, so not a result"),
         ("failed", "Failed"),
         ("too few blocks", "Too few blocks for a verdict"),
@@ -109,7 +108,7 @@ def _gain(effect: Effect, analysis: Analysis) -> float:
 def _undecided(effect: Effect) -> str:
     if effect.verdict != "none" or effect.minimum_detectable is None:
         return effect.name
-    return f"{effect.name} ({sig(100 * effect.minimum_detectable, 2)} % or more would have been)"
+    return f"{effect.name} (found from {sig(100 * effect.minimum_detectable, 2)} %)"
 
 
 def section(
@@ -124,7 +123,7 @@ def section(
     rows = [
         {
             "name": e.name,
-            "verdict": WORDS.get(e.verdict, e.verdict),
+            "verdict": e.verdict,
             "tone": TONES.get(e.verdict, "mixed"),
             "sort": e.ratio,
             "ratio": ratio(e.ratio),
@@ -144,7 +143,7 @@ def section(
     together = [
         {
             "names": f"{i.first} with {i.second}",
-            "verdict": i.verdict if i.verdict != "none" else "no interaction found",
+            "verdict": i.verdict,
             "tone": TONES.get(i.verdict, "mixed"),
             "sort": i.ratio,
             "ratio": ratio(i.ratio),
@@ -220,7 +219,7 @@ def forest(analysis: Analysis) -> Plot | None:
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
     found: dict[str, list[Effect]] = {}
     for effect in effects:
-        found.setdefault(WORDS.get(effect.verdict, effect.verdict), []).append(effect)
+        found.setdefault(effect.verdict, []).append(effect)
     return found
 
 

@@ -15,6 +15,9 @@ from minivllm.report import worth
 from minivllm.report.cells import gather
 from minivllm.report.format import spanned
 from minivllm.report.page import build_report
+from minivllm.report.scatter import trade_off
+from minivllm.report.sections import heading
+from minivllm.report.verdict import remarks
 from tests.ablation.synthetic import ablation_rows
 from tests.report.pagereader import Page
 
@@ -64,9 +67,7 @@ def test_noise_alone_is_worth_nothing() -> None:
     assert found is not None
     said = worth.verdict(found, gather(rows))
     assert said.headline == "No optimisation is shown to change output tokens/s."
-    assert any(
-        line.startswith("No effect found: a (") and "or more would have been" in line for line in said.lines
-    )
+    assert any(line.startswith("None: a (found from ") for line in said.lines)
 
 
 def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
@@ -80,7 +81,7 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
         in plots["waterfall"].alt
     )
     assert [item["label"] for item in plots["forest"].legend] == [
-        "A/A: the baseline against itself", "better", "worse", "not live",
+        "A/A: the baseline against itself", "faster", "slower", "not live",
     ]  # fmt: skip
 
 
@@ -90,11 +91,46 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.index("What each optimisation is worth in") < page.text.index("What was asked")
-    assert "prefix caching with nf4" in page.text and "no interaction found" in page.text
+    assert "prefix caching with nf4" in page.text and "no effect found" not in page.text
     effects = (tmp_path / "out" / "effects.md").read_text().splitlines()
     assert effects[0].startswith("| optimisation | output_tokens_per_s, with / without |")
     assert [line.split(" | ")[0].strip("| ") for line in effects[2:5]] == list(NAMES)
     assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
+
+
+def test_each_arm_has_a_key_of_its_own() -> None:
+    """They are known by their names alone, whatever options differ among them."""
+    cells = gather(rows_of("pairs"))
+    plot = trade_off(cells)
+    assert plot is not None
+    assert [item["label"] for item in plot.legend] == [cell.label for cell in cells]
+    assert len({(item["colour"], item["glyph"]) for item in plot.legend}) == len(cells) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("leave_one_out", "minivllm, leave_one_out: prefix caching, nf4 and graphs"),
+        ("factorial", "minivllm: prefix caching × nf4 × graphs"),
+    ],
+)
+def test_the_title_is_a_product_where_one_was_measured(kind: str, title: str) -> None:
+    rows = rows_of(kind)
+    assert heading(rows, gather(rows))[0] == title
+
+
+def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
+    rows = rows_of("leave_one_out")
+    for row in rows:
+        row["memory.weights_16bit"] = 2e9
+        row["memory.weights"] = 2e9 if row["arm"] == "without nf4" else 1e9
+    said = remarks(gather(rows))
+    assert said == [
+        "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but without nf4."
+    ]
+    for row in rows:
+        row["memory.weights"] = 2e9 + (row["arm"] == "without nf4")
+    assert remarks(gather(rows)) == ["Weights: 2.00 GB, 100 % of their 16-bit size (2.00 GB)."]
 
 
 def test_other_reports_do_not_pay_for_the_analysis() -> None:
