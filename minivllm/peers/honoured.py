@@ -69,7 +69,7 @@ class Honoured:
         target = node.get("_target_")
         if target != standard.get("_target_"):
             if target not in knobs.targets:
-                raise self._refusal(f"{group}={choice or target}", f"{group}={usual}")
+                raise self._refusal(group, f"{group}={choice or target}", f"{group}={usual}")
             standard = _knob_defaults(str(target))
         if knobs.names == ALL:
             return
@@ -78,10 +78,13 @@ class Honoured:
                 continue
             if name not in standard or value != standard[name]:
                 usual_value = f"{group}.{name}={standard[name]!r}" if name in standard else f"no {name}"
-                raise self._refusal(f"{group}.{name}={value!r}", usual_value)
+                raise self._refusal(group, f"{group}.{name}={value!r}", usual_value)
 
-    def _refusal(self, what: str, instead: str) -> BadInput:
-        return BadInput(f"{what} is not honoured by {self.peer}: use {instead}; it honours {self.summary()}")
+    def _refusal(self, group: str, what: str, instead: str) -> BadInput:
+        advice = (
+            f"use {instead}" if group in self.groups else f"leave it out, {self.peer} has its own {group}"
+        )
+        return BadInput(f"{what} is not honoured by {self.peer}: {advice}; it honours {self.summary()}")
 
     def usual(self, group: str, name: str, value: Any) -> bool:
         """Whether a knob has its default, which leaves the choice to the peer where units differ."""

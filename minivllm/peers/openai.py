@@ -21,22 +21,10 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.source import resolve
 from minivllm.peers.child import Child
-from minivllm.peers.honoured import ALL, Honoured, Knobs
 from minivllm.peers.presence import INSTALL
 from minivllm.peers.stream import Tokens, read_stream
+from minivllm.peers.tables import OPENAI, OPENAI_WITH_COMMAND
 
-_GROUPS = {
-    "model": Knobs(ALL, says="model.* (its tokenizer, vocabulary and context)"),
-    "decoding": Knobs(
-        (
-            *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),
-            *("presence_penalty", "frequency_penalty"),
-        )
-    ),
-}
-HONOURED = Honoured("engine=openai", {**_GROUPS, "runtime": Knobs(("device",))})
-# A server that is started here is given OMP_NUM_THREADS, as every worker is.
-HONOURED_WITH_COMMAND = Honoured("engine=openai", {**_GROUPS, "runtime": Knobs(("device", "threads"))})
 ASK_S = 30.0  # for an answer that should not take any computing
 PATIENCE_S = 120.0  # for the very first token: a server may compile when it is first asked
 LINE_BYTES = 1 << 23  # longest event: some repeat the prompt
@@ -86,7 +74,7 @@ class OpenAIEngine(Adapter):
         extra: Mapping[str, Any] | None = None,
         cache_reset: str | None = None,
     ) -> None:
-        (HONOURED if command is None else HONOURED_WITH_COMMAND).check(config)
+        (OPENAI if command is None else OPENAI_WITH_COMMAND).check(config)
         try:
             import aiohttp
         except ImportError as error:

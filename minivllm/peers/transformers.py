@@ -15,18 +15,9 @@ from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.tokenizer import Tokenizer
-from minivllm.peers.honoured import ALL, Honoured, Knobs
 from minivllm.peers.pretrained import import_transformers, load
+from minivllm.peers.tables import TRANSFORMERS
 
-HONOURED = Honoured(
-    "engine=transformers",
-    {
-        "model": Knobs(ALL),
-        "quant": Knobs(("dtype",), says="quant=bf16, fp16 or fp32"),
-        "decoding": Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")),
-        "runtime": Knobs(("device", "threads")),
-    },
-)
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
 STEP_NOTE = (
     "a step's forward_ms is one turn of transformers' loop, sampling and stopping checks included; "
@@ -156,14 +147,14 @@ class TransformersEngine(Adapter):
         batch_size: int = 32,
         attn_implementation: str = "sdpa",
     ) -> None:
-        HONOURED.check(config)
+        TRANSFORMERS.check(config)
         self._static = mode == "static_cache"
         self._compile = compile
         self._cache: Any = None  # a StaticCache, kept while batches fit it
         self._cache_rows = self._cache_length = 0
-        self._transformers = import_transformers(HONOURED.peer)
+        self._transformers = import_transformers(TRANSFORMERS.peer)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, HONOURED.peer)
+        self._loaded = load(config, attn_implementation, TRANSFORMERS.peer)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._batch_size = batch_size
         self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)

@@ -17,21 +17,10 @@ from minivllm.bench.engine import EngineOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
-from minivllm.peers.honoured import ALL, Honoured, Knobs
 from minivllm.peers.presence import INSTALL
 from minivllm.peers.pretrained import import_transformers, load
+from minivllm.peers.tables import TRANSFORMERS_CONTINUOUS
 
-HONOURED = Honoured(
-    "engine=transformers_continuous",
-    {
-        "model": Knobs(ALL),
-        "quant": Knobs(("dtype",), says="quant=bf16, fp16 or fp32"),
-        "batching": Knobs(("max_num_seqs", "max_num_batched_tokens")),
-        "cache": Knobs(("block_size", "num_blocks", "memory_fraction", "prefix_caching")),
-        "decoding": Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")),
-        "runtime": Knobs(("device", "threads")),
-    },
-)
 NO_EOS = -1
 SENTINEL = "reset"
 WAIT_S = 0.2  # between two looks at whether the thread is still alive
@@ -59,10 +48,10 @@ class TransformersContinuousEngine(Adapter):
     def __init__(
         self, config: dict[str, Any], attn_implementation: str = "sdpa", compile_level: int = 0
     ) -> None:
-        HONOURED.check(config)
-        self._transformers = import_transformers(HONOURED.peer)
+        TRANSFORMERS_CONTINUOUS.check(config)
+        self._transformers = import_transformers(TRANSFORMERS_CONTINUOUS.peer)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, HONOURED.peer)
+        self._loaded = load(config, attn_implementation, TRANSFORMERS_CONTINUOUS.peer)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._config, self._compile_level = config, compile_level
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
@@ -105,7 +94,7 @@ class TransformersContinuousEngine(Adapter):
             "default_compile_level": self._compile_level,
             "seed": 0 if seed is None else seed,  # one generator for all, whatever a request's own seed
         }
-        if not HONOURED.usual("cache", "block_size", cache["block_size"]):
+        if not TRANSFORMERS_CONTINUOUS.usual("cache", "block_size", cache["block_size"]):
             options["page_size"] = cache["block_size"]
         kind = self._transformers.ContinuousBatchingConfig
         known = {field.name for field in fields(kind)}
@@ -120,7 +109,9 @@ class TransformersContinuousEngine(Adapter):
         """See BenchEngine."""
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         if _decoding(params) != self._decoding:
-            raise BadInput(f"request {request_id}: all requests of {HONOURED.peer} share one way of decoding")
+            raise BadInput(
+                f"request {request_id}: all requests of {TRANSFORMERS_CONTINUOUS.peer} share one way of decoding"
+            )
         eos = frozenset(() if params.ignore_eos else self.info.eos_token_ids)
         self._requests += 1
         self._unfinished[request_id] = _Request(eos)

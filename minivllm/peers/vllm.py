@@ -21,27 +21,10 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.source import Source, resolve
 from minivllm.peers.child import Child
-from minivllm.peers.honoured import ALL, Honoured, Knobs
 from minivllm.peers.presence import require
+from minivllm.peers.tables import VLLM
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-HONOURED = Honoured(
-    "engine=vllm",
-    {
-        "model": Knobs(ALL),
-        "quant": Knobs(("dtype",), says="quant=bf16, fp16 or fp32"),
-        "batching": Knobs(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill")),
-        "cache": Knobs(("block_size", "prefix_caching")),
-        "decoding": Knobs(
-            (
-                *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
-                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-                *("stop_token_ids", "ignore_eos"),
-            )
-        ),
-        "runtime": Knobs(("device", "threads")),
-    },
-)
 CPU_KV_CACHE_GB = 4.0
 GRACE_S = 10.0
 NOTES = (
@@ -74,7 +57,7 @@ class VllmEngine(Adapter):
         args: Mapping[str, Any] | None = None,
         env: Mapping[str, Any] | None = None,
     ) -> None:
-        HONOURED.check(config)
+        VLLM.check(config)
         require({**config["engine"], "python": python}, "vllm")
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]
@@ -256,7 +239,7 @@ def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None
         "enable_prefix_caching": cache["prefix_caching"],
         "disable_log_stats": True,
     }
-    if not HONOURED.usual("cache", "block_size", cache["block_size"]):
+    if not VLLM.usual("cache", "block_size", cache["block_size"]):
         arguments["block_size"] = cache["block_size"]
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)

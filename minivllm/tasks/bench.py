@@ -14,14 +14,22 @@ from typing import Any
 from minivllm.bench import identity
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
+from minivllm.bench.gpu import is_torch_for_gpus
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Outcome, Progress
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.peers import presence
+from minivllm.peers import presence, tables
 from minivllm.tasks.ending import conclude
 from minivllm.tracking.base import SafeTracker
+
+# Engines that compute with the torch of this interpreter.
+OWN_TORCH = (
+    "minivllm.bench.engines.MinivllmEngine",
+    "minivllm.peers.transformers.TransformersEngine",
+    "minivllm.peers.transformers_continuous.TransformersContinuousEngine",
+)
 
 
 def run(config: dict[str, Any]) -> int:
@@ -97,8 +105,18 @@ def refuse_sweep_settings(config: dict[str, Any]) -> None:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
 
 
+def refuse_absent_gpu(config: dict[str, Any]) -> None:
+    """Raise BadInput for a GPU that the installed torch cannot use. Not for sweeps: their jobs may run elsewhere."""
+    device = str(config["runtime"]["device"])
+    if device.startswith("cuda") and config["engine"]["_target_"] in OWN_TORCH and not is_torch_for_gpus():
+        raise BadInput(
+            f"runtime.device={device}: the torch that is installed knows no GPU; use runtime.device=cpu"
+        )
+
+
 def _run_lone(config: dict[str, Any]) -> int:
     refuse_sweep_settings(config)
+    refuse_absent_gpu(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     name = config.get("name") or fresh_name(root)
@@ -128,10 +146,11 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
     Raises:
         NotInstalled: the engine is not there.
-        BadInput: the model is not there or not supported, a request cannot fit its context, or quality is
+        BadInput: the engine does not honour a knob, the model is not there or not supported, a request cannot fit its context, or quality is
             wanted of random weights or with a text that is not there, or the tracker is not installed.
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
+    tables.refuse(config)
     SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None

@@ -18,7 +18,7 @@ from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import check, refuse_sweep_settings, tracked
+from minivllm.tasks.bench import check, refuse_absent_gpu, refuse_sweep_settings, tracked
 from minivllm.tasks.ending import conclude
 
 DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say
@@ -42,6 +42,7 @@ def run(config: dict[str, Any]) -> int:
         KeyboardInterrupt: Ctrl-C; what had finished is kept.
     """
     refuse_sweep_settings(config)
+    refuse_absent_gpu(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
     for warning in warnings:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from minivllm.peers import openai, transformers, transformers_continuous, vllm
+import pytest
+
+from minivllm.config import compose
+from minivllm.peers import tables
 from minivllm.peers.honoured import ALL
 
 PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 PEERS = {
-    "transformers": transformers.HONOURED,
-    "transformers_continuous": transformers_continuous.HONOURED,
-    "vllm": vllm.HONOURED,
-    "openai": openai.HONOURED_WITH_COMMAND,
+    "transformers": tables.TRANSFORMERS,
+    "transformers_continuous": tables.TRANSFORMERS_CONTINUOUS,
+    "vllm": tables.VLLM,
+    "openai": tables.OPENAI_WITH_COMMAND,
 }
 
 
@@ -41,3 +45,24 @@ def test_every_table_names_knobs_that_exist() -> None:
     for peer in PEERS.values():
         for group, knobs in peer.groups.items():
             assert knobs.names == ALL or set(knobs.names) <= standard[group].keys(), (peer.peer, group)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=transformers", "quant=int8"], "quant=int8 is not honoured by engine=transformers: use quant=bf16"),
+        (
+            ["engine=transformers", "batching=static"],
+            "batching=static is not honoured by engine=transformers: leave it out, engine=transformers has its own batching",
+        ),
+        (["engine=openai", "runtime.threads=1"], "runtime.threads=1 is not honoured by engine=openai"),
+    ],
+)  # fmt: skip
+def test_a_knob_is_refused_before_anything_is_started(cli: Any, overrides: list[str], message: str) -> None:
+    done = cli(*overrides)
+    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1, done.err
+    assert "loading" not in done.out and not Path("runs").exists()
+
+
+def test_a_server_that_is_started_here_is_given_threads() -> None:
+    tables.refuse(compose(["engine=openai", "engine.command=serve", "runtime.threads=1"]))

@@ -17,7 +17,8 @@ from minivllm.bench.clock import Clock
 from minivllm.bench.workload import Workload
 from minivllm.config import build, compose
 from minivllm.peers import honoured
-from minivllm.peers.transformers import HONOURED, TransformersEngine
+from minivllm.peers.tables import TRANSFORMERS
+from minivllm.peers.transformers import TransformersEngine
 from tests.peers.driving import requests, run
 from tests.reference import LLAMA3_ROPE, SMALL, make_checkpoint
 
@@ -273,11 +274,11 @@ def test_knobs_that_are_not_honoured_are_refused(folder: Path, override: str, sa
 
 
 def test_honoured_knobs_pass(folder: Path) -> None:
-    HONOURED.check(configuration(folder, "quant=fp16", "decoding=sample", "decoding.seed=1"))
-    HONOURED.check(
+    TRANSFORMERS.check(configuration(folder, "quant=fp16", "decoding=sample", "decoding.seed=1"))
+    TRANSFORMERS.check(
         configuration(folder, "runtime.threads=1", "model.max_model_len=99", "engine.batch_size=1")
     )
-    HONOURED.check(configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3"))
+    TRANSFORMERS.check(configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3"))
 
 
 def test_a_peer_may_stand_for_more_options(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench import identity, supervisor
+from minivllm.config import compose
 from minivllm.errors import BadInput
 from minivllm.tasks import bench
 from tests.bench.test_supervisor import ROOT, make_config
@@ -61,6 +62,23 @@ def test_a_mistake_that_shows_at_once_starts_no_worker(
     monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
     with pytest.raises(BadInput, match="workload"):
         bench.run(lone(tmp_path, workload={"num_requests": 0}))
+
+
+@pytest.mark.parametrize(("built_for_gpus", "engine", "refused"), [
+    (False, "minivllm", True), (True, "minivllm", False), (False, "simulated", False),
+])  # fmt: skip
+def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, built_for_gpus: bool, engine: str, refused: bool
+) -> None:
+    monkeypatch.setattr(bench, "is_torch_for_gpus", lambda: built_for_gpus)
+    config = compose([f"engine={engine}", "runtime.device=cuda:1"])
+    if refused:
+        with pytest.raises(
+            BadInput, match=r"runtime.device=cuda:1: the torch that is installed knows no GPU"
+        ):
+            bench.refuse_absent_gpu(config)
+    else:
+        bench.refuse_absent_gpu(config)
 
 
 def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
