@@ -25,6 +25,7 @@ from minivllm.ablation.findings import (
 from minivllm.ablation.metric import OTHERS, Metric, find_metric
 from minivllm.bench.records import flatten
 from minivllm.report.cells import DEVICE, Cell, gather
+from minivllm.report.format import count
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, number, status_of
 
@@ -335,11 +336,11 @@ class _Reading:
         self, effects: Sequence[Effect], noise: Effect | None, interactions: Sequence[Interaction]
     ) -> list[str]:
         notes = []
-        for found, noun in ((effects, "optimisations"), (interactions, "interactions")):
+        for found, noun in ((effects, "optimisation"), (interactions, "interaction")):
             if any(item.verdict == "too few blocks" for item in found):
                 needed = statistics.blocks_needed(len(found))
                 notes.append(
-                    f"A verdict over {len(found)} {noun} needs {needed} blocks: measure.repeats={needed} "
+                    f"A verdict over {count(len(found), noun)} needs {needed} blocks: measure.repeats={needed} "
                     "adds what is missing."
                 )
         if noise is None:
@@ -356,7 +357,9 @@ class _Reading:
                 )
         failed = sum(status_of(row) != "ok" for cell in self.cells for row in cell.rows)
         if failed:
-            notes.append(f"{failed} measurements did not end well; their blocks count for other arms only.")
+            notes.append(
+                f"{count(failed, 'measurement')} did not end well; {'its block counts' if failed == 1 else 'their blocks count'} for other arms only."
+            )
         if self.left_out:
             notes.append(
                 f"{self.left_out} records of other ablations, other code or other devices are left out."

@@ -63,7 +63,8 @@ def _holds_records(folder: Path) -> bool:
 
 
 def _available(runs_dir: Path) -> str:
-    names = sorted((p.name for p in runs_dir.glob("*") if p.is_dir() and p.name not in SHARED), reverse=True)
+    places = (p for p in runs_dir.glob("*") if p.name not in SHARED and _holds_records(p))
+    names = sorted((p.name for p in places), reverse=True)
     if not names:
         return f"{runs_dir} holds no records yet: run a benchmark first"
     return f"{runs_dir} has {', '.join(names[:5])}" + (
