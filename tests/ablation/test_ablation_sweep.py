@@ -213,7 +213,7 @@ def test_what_a_sweep_ends_with_is_read_and_analysed_once(
 def test_dry_run_shows_what_is_compared(ablate: Cli, bench: Bench) -> None:
     done = ablate("+ablation=leave_one_out", "measure.target_ci=0.02", "sweep.dry_run=true")
     assert done.code == 0 and bench.measured == [] and not Path("runs").exists()
-    assert "4 arms and a copy of the baseline, in 9 shuffled blocks" in done.out
+    assert "5 arms, one of them a copy of the baseline, in 9 shuffled blocks" in done.out
     assert (
         "over 3 optimisations needs 7" in done.out and "until every interval is narrower than 2 %" in done.out
     )
