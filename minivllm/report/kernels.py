@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
-from minivllm.report.writing import write_bytes
+from minivllm.report.writing import make_folder, write_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,8 +43,12 @@ ESTIMATES = ("seconds", "reference_seconds", "speedup")  # each a median with an
 
 
 def write(record: dict[str, Any], out_dir: Path) -> Path:
-    """kernels.md, kernels.csv and kernels.png below a folder, which is returned."""
-    out_dir.mkdir(parents=True, exist_ok=True)
+    """kernels.md, kernels.csv and kernels.png below a folder, which is returned.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    make_folder(out_dir)
     write_bytes(out_dir / "kernels.md", markdown(record).encode())
     write_bytes(out_dir / "kernels.csv", csv_text(record).encode())
     figure = plot(record)

@@ -33,7 +33,8 @@ def run(config: dict[str, Any]) -> int:
         0, or 1 if an output was not the reference's or a case failed.
 
     Raises:
-        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks for none.
+        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks for none, or
+            `reports_dir` cannot be written to; the record and the table on the terminal are there then.
     """
     from rich.console import Console
 
@@ -65,12 +66,11 @@ def run(config: dict[str, Any]) -> int:
         "rows": rows,
     }
     storage.write_json(root / name / RECORD, record)
-    out_dir = write(record, Path(config.get("reports_dir") or "reports") / name)
     console.print(table(record))
     for line in findings(record):
         console.print(line, soft_wrap=True)
     print(f"record: {root / name / RECORD}")
-    print(f"table and plot: {out_dir}")
+    print(f"table and plot: {write(record, Path(config.get('reports_dir') or 'reports') / name)}")
     return 0 if record["status"] == "ok" else 1
 
 

@@ -17,6 +17,7 @@ from minivllm.bench.kernels.case import Case, Setting, Side
 from minivllm.bench.kernels.timing import check, measure, median
 from minivllm.bench.record import Roofline
 from minivllm.config import compose
+from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
 from minivllm.report import kernels as report
@@ -218,6 +219,12 @@ def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.Mon
     assert "all of them equal or close" in text and "note: a note" in text
     assert text == report.markdown(record)  # from the record alone
     assert "linear bf16" in done.out and "record: runs/k/kernels.json" in done.out
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="cannot be written to"):
+        report.write({}, tmp_path / "file" / "k")
 
 
 def test_mistakes_are_told_before_anything_is_measured(cli: Cli) -> None:
