@@ -79,7 +79,9 @@ def keep_graphs(engine: Engine, chosen: bool | str) -> None:
         reason = f"the device is {runner.device.type}"
     if reason is not None:
         if chosen is True:
-            raise BadInput(f"runtime.cuda_graphs=true: {reason}; or use runtime.cuda_graphs=auto")
+            raise BadInput(
+                f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs"
+            )
         if runner.device.type == "cuda":
             loaded.warnings.append(f"no CUDA graphs: {reason}")
         return

@@ -257,9 +257,12 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
     ("override", "said"),
     [
         ("quant=nf4", "quant=nf4 is not honoured by engine=transformers: use quant=bf16"),
-        ("attention=eager", "attention=eager .* use attention=auto"),
-        ("batching=sequential", "batching=sequential .* use batching=continuous"),
-        ("batching.max_num_seqs=8", "batching.max_num_seqs=8 .* use batching.max_num_seqs=64"),
+        ("attention=eager", "attention=eager .* leave it out, engine=transformers has its own attention"),
+        (
+            "batching=sequential",
+            "batching=sequential .* leave it out, engine=transformers has its own batching",
+        ),
+        ("batching.max_num_seqs=8", "batching.max_num_seqs=8 .* leave it out"),
         ("cache=contiguous", "cache=contiguous"),
         ("cache.block_size=32", "cache.block_size=32"),
         ("decoding.repetition_penalty=1.2", "decoding.repetition_penalty=1.2"),
