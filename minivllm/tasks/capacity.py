@@ -166,10 +166,9 @@ class _Search:
 
 
 def _show(found: Capacity) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from minivllm.report.terminal import bare_table, print_table
 
-    table = Table(found.unit, "blocks", "requests", "meet all", "interval", "", title="capacity")
+    table = bare_table(found.unit, "blocks", "requests", "meet all", "interval", "verdict")
     for row in found.rows():
         table.add_row(
             f"{row['rate']:g}",
@@ -179,6 +178,5 @@ def _show(found: Capacity) -> None:
             f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %",
             row["verdict"],
         )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(found.sentence(), soft_wrap=True)
+    print_table(table)
+    print(found.sentence())

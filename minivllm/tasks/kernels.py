@@ -40,6 +40,7 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.bench.kernels import suite
     from minivllm.report.kernels import findings, table, write
+    from minivllm.report.terminal import print_table
 
     console = Console(highlight=False)
     with device_lock(config, lambda: console.print("waiting: another run has the device")):
@@ -66,7 +67,7 @@ def run(config: dict[str, Any]) -> int:
         "rows": rows,
     }
     storage.write_json(root / name / RECORD, record)
-    console.print(table(record))
+    print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True)
     print(f"record: {root / name / RECORD}")
