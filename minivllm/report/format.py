@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
+LEAST, MOST = (
+    1e-3,
+    1e3,
+)  # of a ratio's interval; a few blocks that differ much have one whose ends say nothing
 
 
 def sig(value: float | None, digits: int = 3) -> str:
@@ -26,15 +30,17 @@ def ratio(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Of a ratio, `1.38 to 1.47`; a few blocks that differ much have one whose ends say nothing."""
-    if low is None or high is None:
-        return MISSING
-    return " to ".join("<0.001" if end < 1e-3 else ">1,000" if end > 1e3 else sig(end) for end in (low, high))
+    """Of a ratio, `1.38 to 1.47`."""
+    return MISSING if low is None or high is None else f"{_end(low)} to {_end(high)}"
+
+
+def _end(value: float) -> str:
+    return f"<{sig(LEAST, 1)}" if value < LEAST else f">{sig(MOST)}" if value > MOST else sig(value)
 
 
 def spanned(value: float | None, low: float | None, high: float | None) -> str:
     """A ratio with its interval, `1.42× [1.38, 1.47]`; without the brackets where there is none."""
-    return ratio(value) + ("" if low is None or high is None else f" [{sig(low)}, {sig(high)}]")
+    return ratio(value) + ("" if low is None or high is None else f" [{_end(low)}, {_end(high)}]")
 
 
 def p_value(p: float | None) -> str:

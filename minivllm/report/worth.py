@@ -8,7 +8,18 @@ from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.effects import markdown_text
-from minivllm.report.format import MISSING, count, interval, listing, p_value, ratio, sig, spanned
+from minivllm.report.format import (
+    LEAST,
+    MISSING,
+    MOST,
+    count,
+    interval,
+    listing,
+    p_value,
+    ratio,
+    sig,
+    spanned,
+)
 from minivllm.report.rows import Row
 from minivllm.report.sections import place_of
 from minivllm.report.style import (
@@ -186,7 +197,9 @@ def forest(analysis: Analysis) -> Plot | None:
     series = []
     noise = analysis.noise
     if noise and noise.low is not None and noise.high is not None:
-        series.append(Series("A/A: the baseline against itself", LIGHT, [noise.low, noise.high], [], "band"))
+        series.append(
+            Series("A/A: the baseline against itself", LIGHT, _cut([noise.low, noise.high]), [], "band")
+        )
     series.append(Series("", INK, [1.0, 1.0], [-0.6, len(known) - 0.4], "line"))
     for state, members in _by_verdict(known).items():
         ys = [float(known.index(e)) for e in members]
@@ -201,8 +214,8 @@ def forest(analysis: Analysis) -> Plot | None:
                     f"{e.name}: {spanned(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
                     for e in members
                 ],
-                low=[x if e.low is None else e.low for e, x in zip(members, xs, strict=True)],
-                high=[x if e.high is None else e.high for e, x in zip(members, xs, strict=True)],
+                low=_cut([x if e.low is None else e.low for e, x in zip(members, xs, strict=True)]),
+                high=_cut([x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]),
             )
         )
     name = metric_name(analysis.metric)
@@ -214,6 +227,11 @@ def forest(analysis: Analysis) -> Plot | None:
         "effect. The verdict is that of the test, after correction for the number of optimisations."
     )
     return finish(Chart("forest", "Effects with their intervals", alt, caption, [("", [panel])]))
+
+
+def _cut(ends: list[float]) -> list[float]:
+    """Ends of intervals as far as they say anything, so that the axis shows the rest."""
+    return [min(max(end, LEAST), MOST) for end in ends]
 
 
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:

@@ -133,5 +133,16 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
     assert remarks(gather(rows)) == ["Weights: 2.00 GB, 100 % of their 16-bit size (2.00 GB)."]
 
 
+def test_ends_that_say_nothing_are_cut() -> None:
+    """The interval of a few blocks that differ much goes on for ever; the axis and the words do not."""
+    found = analyse(rows_of("factorial"))
+    assert found is not None and found.attribution is not None
+    wide = replace(found.effects[0], low=1e-9, high=1e21)
+    assert spanned(wide.ratio, wide.low, wide.high).endswith("× [<0.001, >1,000]")
+    plot = worth.forest(replace(found, effects=(wide, *found.effects[1:])))
+    assert plot is not None and "000,000" not in plot.alt
+    assert worth._cut([1e-9, 0.5, 1e21]) == [1e-3, 0.5, 1e3]
+
+
 def test_other_reports_do_not_pay_for_the_analysis() -> None:
     assert worth.find([{"config.quant": "nf4"}]) is None
