@@ -147,6 +147,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_xlim(left=0)
     if panel.log_y:
         ax.set_yscale("log")
+        plain_ticks(ax.yaxis)
     elif panel.rows:
         ax.set_yticks(range(len(panel.rows)), panel.rows)
         ax.set_ylim(len(panel.rows) - 0.4, -0.6)

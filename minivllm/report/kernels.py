@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
+from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder, write_bytes
 
 if TYPE_CHECKING:
@@ -151,13 +152,17 @@ def _name(row: Row) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """The terminal's: what a line has room for. Intervals are in the files."""
-    from rich.table import Table
+    from rich.table import Column
 
-    made = Table(
-        title=_title(record), caption="medians; % of the longer of bytes / bandwidth and operations / rate"
+    headings = ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output")
+    made = bare_table(
+        *(
+            Column(heading, justify="left" if heading in LEFT else "right", overflow="fold", min_width=5)
+            for heading in headings
+        )
     )
-    for heading in ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output"):
-        made.add_column(heading, justify="left" if heading in LEFT else "right", overflow="fold")
+    made.title = _title(record)
+    made.caption = "medians; % of the longer of bytes / bandwidth and operations / rate"
     for row in record["rows"]:
         texts = dict(zip(HEADINGS, cells(row), strict=True))
         if "error" not in row:
@@ -239,7 +244,8 @@ def plot(record: dict[str, Any]) -> Plot | None:
         if beside:
             shares = [100 * row["floor_s"] / row["reference_seconds"]["median"] for _, row in beside]
             series.append(Series("", colour, [x for x, _ in beside], shares, marker=marker, hollow=True))
-    panel = Panel("", "operations a byte (log scale)", "% of the limit (log scale)", series, True, True)
+    title = "Full: this project's kernels; hollow: the reference"
+    panel = Panel(title, "operations a byte (log scale)", "% of the limit (log scale)", series, True, True)
     alt = f"Share of the measured limit against operations a byte, {count(len(rows), 'case')}. " + " ".join(
         findings(record)[:1]
     )

@@ -141,9 +141,10 @@ class _Search:
         return seen
 
     def _duration(self, rate: float) -> str:
-        """How long it takes until the last request has come, where that can be told."""
+        """How long it takes until the last request has come, where that can be told and is not soon."""
         requests = self.config["workload"].get("num_requests")
-        return f": {requests / rate:.0f} s of arrivals" if requests and self.knob == "rate" else ""
+        seconds = requests / rate if requests and self.knob == "rate" else 0.0
+        return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
     def explain(self, rate: float) -> str:
         """How far the lowest rate is from its objectives, and what to change."""
