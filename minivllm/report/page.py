@@ -214,4 +214,6 @@ def _verdict(material: Material) -> Verdict:
         return worth.verdict(material.analysis, material.cells)
     if material.searches:
         return capacity.verdict(material.searches, material.cells)
+    if ladders := scaling.ladders(material.cells):
+        return scaling.verdict(ladders, material.cells)
     return verdict(material.cells)

@@ -13,6 +13,7 @@ from minivllm.report.parquet import frames
 from minivllm.report.rows import number
 from minivllm.report.style import FAINT, PALETTE, Plot
 from minivllm.report.tables import markdown_table
+from minivllm.report.verdict import Verdict, remarks
 
 PRESET = "scaling"
 REQUESTS, PROMPT = "workload.num_requests", "workload.input_len"
@@ -144,13 +145,13 @@ def statements(found: Sequence[Ladder]) -> list[str]:
         first, last = ladder.rungs[0], ladder.rungs[-1]
         grew = last.ms.mean / first.ms.mean
         text = (
-            f"{_title(ladder)}: {sig(first.ms.mean)} ms at {sig(ladder.size(first))}, {sig(last.ms.mean)} ms at "
-            f"{sig(ladder.size(last))}: {ratio(grew)} the time for {ratio(ladder.size(last) / ladder.size(first))} the work"
+            f"{_title(ladder)}: {sig(first.ms.mean)} ms at {_size(ladder.size(first))}, {sig(last.ms.mean)} ms at "
+            f"{_size(ladder.size(last))}: {ratio(grew)} the time for {ratio(ladder.size(last) / ladder.size(first))} the work"
         )
         if first.least_ms and last.least_ms:
             text += f", where the limits ask for {ratio(last.least_ms / first.least_ms)}"
         steep = [
-            f"from {sig(ladder.size(before))} to {sig(ladder.size(after))} ({ratio(times)} the time"
+            f"from {_size(ladder.size(before))} to {_size(ladder.size(after))} ({ratio(times)} the time"
             + (f", limits {ratio(least)})" if least else ")")
             for before, after, times, least in ladder.steep()
         ]
@@ -163,6 +164,21 @@ def statements(found: Sequence[Ladder]) -> list[str]:
     return lines
 
 
+def _size(value: float) -> str:
+    """Requests or tokens; means over steps need not be whole."""
+    return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else sig(value)
+
+
+def verdict(found: Sequence[Ladder], cells: list[Cell]) -> Verdict:
+    """Whether any cost grows faster than it must: which rung is the fastest answers nothing."""
+    steep = [_title(ladder) for ladder in found if ladder.steep()]
+    if steep:
+        headline = f"Super-linear beyond the limits: {listing(steep)}."
+    else:
+        headline = "No cost grows faster than the work and the limits explain."
+    return Verdict(headline, remarks(cells))
+
+
 def _title(ladder: Ladder) -> str:
     return f"{KINDS[ladder.kind][0]}{', ' * bool(ladder.series)}{ladder.series}"
 
@@ -172,8 +188,8 @@ def rows(ladder: Ladder) -> list[list[str]]:
     growth = {id(after): (grew, least) for _, after, grew, least in ladder.growth()}
     return [
         [
-            sig(rung.batch),
-            sig(rung.context),
+            _size(rung.batch),
+            _size(rung.context),
             sig(rung.ms.mean),
             sig(rung.least_ms),
             ratio(rung.ms.mean / rung.least_ms if rung.least_ms else None),
@@ -227,7 +243,7 @@ def figure(found: Sequence[Ladder]) -> Plot | None:
 def _curves(ladder: Ladder, colour: str) -> list[Series]:
     name = ladder.series or "measured"
     xs = [ladder.size(rung) for rung in ladder.rungs]
-    words = [f"{sig(x)}: {sig(rung.ms.mean)} ms" for x, rung in zip(xs, ladder.rungs, strict=True)]
+    words = [f"{_size(x)}: {sig(rung.ms.mean)} ms" for x, rung in zip(xs, ladder.rungs, strict=True)]
     times = [rung.ms.mean for rung in ladder.rungs]
     drawn = [
         Series(name, colour, xs, times, "line"),

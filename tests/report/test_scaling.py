@@ -129,10 +129,11 @@ def test_page_plot_and_markdown(tmp_path: Path) -> None:
         rung(tmp_path / "runs", batch, 128, ms)
     page = build_report(tmp_path / "runs", tmp_path / "report").read_text()
     assert "Cost as the work grows" in page and "A decode step by its requests" in page
+    assert "Super-linear beyond the limits: A decode step by its requests." in page and "Fastest" not in page
     assert (tmp_path / "report" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "scaling.md").read_text()
-    assert "Super-linear beyond the limits from 4.00 to 16.0" in text
-    assert "| 16.0 | 128 | 2,200 | " in text
+    assert "Super-linear beyond the limits from 4 to 16" in text
+    assert "| 16 | 128 | 2,200 | " in text
 
 
 @pytest.mark.slow
