@@ -8,7 +8,7 @@ from minivllm.report.cells import DEVICE, Cell, show
 from minivllm.report.format import count, listing, ratio, sig
 from minivllm.report.liveness import liveness
 from minivllm.report.precision import headline as quality
-from minivllm.report.rows import number
+from minivllm.report.rows import below, number
 
 THROUGHPUT = "metrics.output_tokens_per_s"
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
@@ -101,7 +101,17 @@ def _not_like_for_like(done: list[Cell]) -> list[str]:
             lines.append(
                 f"The cells ran on different {noun}, so no ratio between them is given as a speed-up."
             )
+    loads = {tuple(sorted(below(cell.ok[0], "config.arrival").items())) for cell in done if _has_rate(cell)}
+    if loads and (len(loads) > 1 or not all(_has_rate(cell) for cell in done)):
+        lines.append(
+            "Requests arrived at different rates, so no ratio between the cells is given as a speed-up."
+        )
     return lines
+
+
+def _has_rate(cell: Cell) -> bool:
+    """Whether its requests came at a rate that was set, and so caps its throughput."""
+    return str(cell.first("choices.arrival")) in ("poisson", "gamma", "constant", "ramp", "replay")
 
 
 def _close_second(ranked: list[Cell]) -> list[str]:
@@ -167,10 +177,7 @@ def _trust(done: list[Cell]) -> list[str]:
             f"Over {stat.n} blocks {sig(stat.low)} to {sig(stat.high)} tokens/s; "
             "these are least and greatest, not a confidence interval."
         )
-    if any(
-        str(cell.first("choices.arrival")) in ("poisson", "gamma", "constant", "ramp", "replay")
-        for cell in done
-    ):
+    if any(map(_has_rate, done)):
         lines.append(
             "Requests arrived at a set rate, which caps the throughput: compare latencies, not tokens/s."
         )

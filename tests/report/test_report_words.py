@@ -87,6 +87,19 @@ def test_different_workloads_get_no_ratio(tmp_path: Path) -> None:
     assert "the slowest" not in page.text
 
 
+def test_different_rates_get_no_ratio(tmp_path: Path) -> None:
+    """More requests a second are more tokens a second; no engine became faster."""
+    records = [make_record("fp16", "sequential", cell_id="a"), make_record("nf4", "sequential", index=1)]
+    for rate, record in enumerate(records, 1):
+        record.config["choices"]["arrival"] = "poisson"
+        record.config["arrival"] = {"rate": float(rate)}
+    page, _ = build(tmp_path / "apart", records)
+    assert "Requests arrived at different rates" in page.text and "the slowest" not in page.text
+    records[0].config["arrival"] = {"rate": 2.0}
+    page, _ = build(tmp_path / "alike", records)
+    assert "at different rates" not in page.text and "the slowest" in page.text
+
+
 def test_the_first_cell_as_the_fastest_is_said_plainly(tmp_path: Path) -> None:
     page, _ = build(tmp_path, [make_record("int8", "continuous"), make_record("int8", "sequential", index=1)])
     assert "nothing that was varied made it faster" in page.text
