@@ -8,6 +8,7 @@ import torch
 
 from minivllm.config import build
 from minivllm.engine.capture import keep_graphs
+from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
@@ -77,8 +78,13 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     attention = _attention(config["attention"], level)
     deterministic_kernels(level != "off")
     quant = build(config["quant"])
-    fused = takes_triton("runtime.fused_kernels", config["runtime"]["fused_kernels"], "off", device)
-    with library.using(config["runtime"]["cpu_kernels"], device) as missing:
+    compiles = config["runtime"]["compile"]
+    # The compiler makes the same fusions by itself, and cannot look into these.
+    kernels = {
+        knob: "off" if compiles else config["runtime"][knob] for knob in ("cpu_kernels", "fused_kernels")
+    }
+    fused = takes_triton("runtime.fused_kernels", kernels["fused_kernels"], "off", device)
+    with library.using(kernels["cpu_kernels"], device) as missing:
         loaded = build(config["model"], {"progress": progress}, quant=quant, device=device)
         if missing is not None:
             loaded.warnings.append(missing)
@@ -100,5 +106,12 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             batch_invariant=level == "batch",
             overlap=config["runtime"]["overlap"],
         )
+        if compiles:
+            compile_layers(engine)
+            left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
+            if left_out:
+                loaded.warnings.append(
+                    f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"
+                )
         keep_graphs(engine, config["runtime"]["cuda_graphs"])
         return engine

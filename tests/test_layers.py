@@ -115,7 +115,7 @@ TORCH_FREE = (
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
 MOST_CORE_LINES = 3320
-MOST_ENGINE_LINES = 5910
+MOST_ENGINE_LINES = 6030
 CORE = (
     "engine",
     "cache",
@@ -129,7 +129,7 @@ CORE = (
 ASIDE = {
     *(PACKAGE / "cache" / name for name in ("disk.py", "offload.py")),
     *(PACKAGE / "attention" / name for name in ("flash.py", "flex.py", "ragged.py", "torch_varlen.py")),
-    *(PACKAGE / "engine" / name for name in ("capture.py", "graphs.py")),
+    *(PACKAGE / "engine" / name for name in ("capture.py", "compiled.py", "graphs.py")),
 }
 MOST_FILE_LINES = 420
 

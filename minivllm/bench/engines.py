@@ -18,6 +18,7 @@ from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.roofline import model_costs
+from minivllm.engine.compiled import CompiledPart
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Event, StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
@@ -64,6 +65,7 @@ class MinivllmEngine(Adapter):
         self._base = self._counters()
         modules = self.engine.loaded.model.modules()
         self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
+        self._compiled = [m for m in self.engine.loaded.model.modules() if isinstance(m, CompiledPart)]
         self._grouped = sum(isinstance(m, GroupedMoE) for m in self.engine.loaded.model.modules())
         kinds = Counter(map(_kernel_name, self.engine.loaded.model.modules()))
         self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
@@ -105,10 +107,11 @@ class MinivllmEngine(Adapter):
         )
 
     def _compile_s(self) -> float | None:
-        """Seconds of compiling kernels and recording graphs; None where there are neither."""
+        """Seconds of compiling kernels and layers and of recording graphs; None where there are none of these."""
         kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
         times = [kernels.compile_s] if kernels is not None else []
         times += [graphs.capture_s] if graphs is not None else []
+        times += [part.compiler.compile_s for part in self._compiled[:1]]
         return sum(times) if times else None
 
     def _listen(self, event: Event) -> None:
@@ -184,6 +187,8 @@ class MinivllmEngine(Adapter):
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
                 "modules_fused": float(self._fused),
+                "compiled": float(len(self._compiled)),
+                "compiled_graphs": float(sum(part.compiler.graphs for part in self._compiled[:1])),
                 **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
                 **counts["runtime"],
                 "graph_bytes": float(getattr(graphs.capture, "num_bytes", 0)) if graphs is not None else 0.0,

@@ -22,11 +22,23 @@ class RuntimeOptions(Options):
     moe: Literal["auto", "grouped", "loop"] = "auto"
     overlap: bool = False
     cuda_graphs: bool | Literal["auto"] = "auto"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
+        if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
+            knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
+            raise self.bad(
+                "compile",
+                f"cannot look into the kernels of runtime.{knob}: use auto or off there, or compile=false",
+            )
+        if self.compile and self.determinism == "batch":
+            raise self.bad(
+                "compile",
+                "makes kernels that may differ between one token and several: use determinism=run or compile=false",
+            )
 
 
 @dataclass(frozen=True)
