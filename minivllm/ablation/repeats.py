@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.ablation.design import Design
 from minivllm.bench.storage import RECORD
+from minivllm.report.format import sig
 
 if TYPE_CHECKING:
     from minivllm.ablation.schedule import Plan
@@ -43,7 +44,7 @@ def more_blocks(plan: Plan) -> int | None:
     if not widths:  # nothing has figures
         return None
     widest = max(known) if len(known) == len(widths) else None
-    told = "none yet" if widest is None else f"{100 * widest:.2g} %"
+    told = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
     state = f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
     if widest is not None and widest <= target:
         print(f"{state}: done")

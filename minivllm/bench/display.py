@@ -67,7 +67,8 @@ class Display:
         position, total = self._offset + event["position"], self._total or event["total"] or 0
         head = f"[{position}/{total or '?'}] {measurement.cell}"
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
-            head += f", repeat {measurement.block + 1}/{repeats}"
+            block = measurement.block + 1  # more than were asked for, where measure.target_ci adds some
+            head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"
         if name in ("done", "failed"):
             style = "green" if name == "done" else "red"
             message = f": {event['message']}" if event.get("message") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,15 @@ def test_elsewhere_each_phase_is_one_plain_line() -> None:
         "[1/2] tiny-bf16 measuring",
         "[1/2] tiny-bf16 ok",
     ]
+
+
+@pytest.mark.parametrize(("repeats", "said"), [(1, ""), (8, ", repeat 7/8"), (3, ", repeat 7")])
+def test_a_block_is_counted_among_those_that_were_asked_for(repeats: int, said: str) -> None:
+    measurement = replace(MEASUREMENT, block=6, config={"measure": {"repeats": repeats}})
+    console = Console(file=io.StringIO(), width=100)
+    with Display(console=console) as display:
+        display.update(event("loading") | {"measurement": measurement})
+    assert console.file.getvalue() == f"[1/2] tiny-bf16{said} loading\n"  # type: ignore[attr-defined]
 
 
 def test_on_a_terminal_loading_has_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
