@@ -103,7 +103,7 @@ class MinivllmEngine(Adapter):
             ),
             compile_s=self._compile_s(),
             attention_backend=engine.runner.attention.name,
-            warnings=list(loaded.warnings),
+            warnings=loaded.warnings,  # not a copy: serving may add to them
         )
 
     def _compile_s(self) -> float | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.manager import CacheLayout
 from minivllm.engine.engine import Engine
-from minivllm.engine.graphs import GraphKeeper
+from minivllm.engine.graphs import Capture, GraphKeeper, why_failed
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 
@@ -33,11 +33,14 @@ class CudaCapture:
         """See Capture. The first run compiles kernels and makes workspaces, which must not happen while recording."""
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            step()
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                step()
+        finally:
+            current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # A recording that fails leaves its own stream the current one.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool):
             reserved = torch.cuda.memory_reserved(self.device)
             outputs = step()
         self.num_bytes += torch.cuda.memory_reserved(self.device) - reserved
@@ -77,19 +80,27 @@ def keep_graphs(engine: Engine, chosen: bool | str) -> None:
     reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
     if runner.device.type != "cuda":
         reason = f"the device is {runner.device.type}"
-    if reason is not None:
-        if chosen is True:
-            raise BadInput(
-                f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs"
-            )
-        if runner.device.type == "cuda":
-            loaded.warnings.append(f"no CUDA graphs: {reason}")
-        return
-    engine.launcher.graphs = GraphKeeper(
-        runner,
+    if reason is None:
+        reason = record_all(engine, CudaCapture(runner.device))
+    if reason is not None and chosen is True:
+        raise BadInput(f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs")
+    if reason is not None and runner.device.type == "cuda":
+        loaded.warnings.append(f"no CUDA graphs: {reason}")
+
+
+def record_all(engine: Engine, capture: Capture) -> str | None:
+    """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is returned."""
+    keeper = GraphKeeper(
+        engine.runner,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
-        CudaCapture(runner.device),
+        capture,
+        engine.loaded.warnings,
         engine.launcher.one_by_one,
     )
-    engine.launcher.graphs.capture_all()
+    try:
+        keeper.capture_all()
+    except RuntimeError as error:
+        return why_failed(error)
+    engine.launcher.graphs = keeper
+    return None

@@ -50,6 +50,11 @@ class Graph:
     ]  # what was recorded: it holds all other tensors that a replay reads
 
 
+def why_failed(error: RuntimeError) -> str:
+    """One line about a graph that could not be recorded; torch explains at length."""
+    return f"recording failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+
 class GraphKeeper:
     """Records graphs and chooses among them.
 
@@ -60,14 +65,21 @@ class GraphKeeper:
         runner: whose steps are recorded.
         largest: most requests of a step.
         max_model_len: most tokens of a request.
-        capture: how to record: `CudaCapture`.
+        capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for memory among them.
+        warnings: are told what could not be recorded while requests were served.
         one_by_one: rows may not be drawn together.
     """
 
     def __init__(
-        self, runner: Runner, largest: int, max_model_len: int, capture: Capture, one_by_one: bool = False
+        self,
+        runner: Runner,
+        largest: int,
+        max_model_len: int,
+        capture: Capture,
+        warnings: list[str],
+        one_by_one: bool = False,
     ) -> None:
-        self.runner, self.capture, self.one_by_one = runner, capture, one_by_one
+        self.runner, self.capture, self.warnings, self.one_by_one = runner, capture, warnings, one_by_one
         self.sizes = sorted({size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest} | {largest})
         longest, width = -(-max_model_len // runner.block_size), -(-LEAST_TOKENS // runner.block_size)
         self.widths = [longest]
@@ -76,19 +88,25 @@ class GraphKeeper:
             width *= 4
         self.pending = torch.zeros(largest, dtype=torch.int64, device=runner.device)
         self.graphs: dict[GraphKey, Graph] = {}
+        self.failed: set[str] = set()  # kinds of which no more are recorded
         self.counters = {"graph_replays": 0, "graph_captures": 0}
         self.capture_s = 0.0
         self._num_drawn = 0  # rows of the step that was filled in
 
     def capture_all(self) -> None:
         """Record what greedy decoding needs, the largest first, so that the others find room in its memory. Graphs
-        that draw tokens or give logits are recorded when they are first needed."""
+        that draw tokens or give logits are recorded when they are first needed.
+
+        Raises:
+            RuntimeError: one cannot be recorded.
+        """
         for blocks in reversed(self.widths):
             for size in reversed(self.sizes):
-                self._graph(GraphKey(size, blocks, "greedy"))
+                self._add(GraphKey(size, blocks, "greedy"))
 
     def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> GraphKey | None:
-        """The graph for a step; None where there can be none: it computes prompts, or too many requests."""
+        """The graph for a step, recorded now if it is missing; None where there can be none: it computes prompts, or too
+        many requests, or recording has failed."""
         most = self.sizes[-1]
         if len(scheduled) > most or (pending is not None and len(pending) > most):
             return None
@@ -98,11 +116,18 @@ class GraphKeeper:
                 return None
             longest = max(longest, part.end - part.request.num_evicted_tokens)
         blocks = -(-longest // self.runner.block_size)
-        return GraphKey(
+        key = GraphKey(
             next(size for size in self.sizes if size >= len(scheduled)),
             next(width for width in self.widths if width >= blocks),
             self._kind([part.request for part in scheduled]),
         )
+        if key not in self.graphs and key.kind not in self.failed:
+            try:
+                self._add(key)
+            except RuntimeError as error:  # what has been recorded goes on
+                self.failed.add(key.kind)
+                self.warnings.append(f"no more CUDA graphs of the kind {key.kind}: {why_failed(error)}")
+        return key if key in self.graphs else None
 
     def _kind(self, requests: Sequence[Request]) -> str:
         params = [request.params for request in requests]
@@ -125,7 +150,7 @@ class GraphKeeper:
             scheduled: the step.
             pending: int64 [R], the tokens of the step before, where placeholders stand for them.
         """
-        graph = self._graph(key)
+        graph = self.graphs[key]
         self._num_drawn = 0
         ints, _ = pack(scheduled, self.runner.block_size, pad_to=(key.requests, key.blocks))
         if key.kind == "drawn":
@@ -148,14 +173,11 @@ class GraphKeeper:
         first, *others = (tensor[:count] for tensor in graph.outputs)
         return first if key.kind == "logits" else Picks(first, others[0] if others else None)
 
-    def _graph(self, key: GraphKey) -> Graph:
-        """The recording for `key`, made now if there is none."""
-        if key not in self.graphs:
-            begin = time.perf_counter()
-            self.graphs[key] = self._record(key)
-            self.counters["graph_captures"] += 1
-            self.capture_s += time.perf_counter() - begin
-        return self.graphs[key]
+    def _add(self, key: GraphKey) -> None:
+        begin = time.perf_counter()
+        self.graphs[key] = self._record(key)
+        self.counters["graph_captures"] += 1
+        self.capture_s += time.perf_counter() - begin
 
     @torch.inference_mode()
     def _record(self, key: GraphKey) -> Graph:

@@ -18,7 +18,7 @@ from minivllm.assembly import build_engine
 from minivllm.bench import engines as bench_engines
 from minivllm.config import compose
 from minivllm.engine import graphs
-from minivllm.engine.capture import unrecordable
+from minivllm.engine.capture import record_all, unrecordable
 from minivllm.engine.engine import Engine
 from minivllm.engine.graphs import GraphKeeper
 from minivllm.errors import BadInput
@@ -121,6 +121,7 @@ def keep(engine: Engine, capture: Any = record) -> GraphKeeper:
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,
+        engine.loaded.warnings,
         engine.launcher.one_by_one,
     )
     engine.launcher.graphs = keeper
@@ -191,6 +192,33 @@ def test_sizes_and_widths(folder: Path) -> None:
         made = [(key.requests, key.kind) for key in keeper.graphs]
         assert made == [(size, "greedy") for size in (33, 32, 24, 16, 8, 4, 2, 1)]
         check(llm.engine)
+
+
+def out_of_memory(step: Step) -> Any:
+    step()
+    raise torch.OutOfMemoryError("out of memory. Tried to allocate 2 MiB.\nSee the documentation")
+
+
+def test_a_recording_that_fails_at_start_leaves_plain_steps(folder: Path) -> None:
+    with load(folder, "attention=cpu") as llm:
+        reason = record_all(llm.engine, out_of_memory)
+        assert reason == "recording failed: out of memory. Tried to allocate 2 MiB."
+        assert llm.engine.launcher.graphs is None
+        assert record_all(llm.engine, record) is None and llm.engine.launcher.graphs is not None
+
+
+def test_a_recording_that_fails_while_serving_ends_its_kind(folder: Path) -> None:
+    asked = [Asked([3 + i] * 4, params) for i, params in enumerate([DRAWN, GREEDY])]
+    with load(folder, "attention=cpu") as llm:
+        expected = [serve(llm.engine, [one]) for one in asked]
+        keeper = keep(llm.engine)
+        keeper.capture_all()
+        keeper.capture = out_of_memory
+        assert [serve(llm.engine, [one]) for one in [*asked, asked[0]]] == [*expected, expected[0]]
+        assert keeper.counters["graph_replays"] > 0, "what has been recorded goes on"
+        assert {key.kind for key in keeper.graphs} == {"greedy"}
+        [warning] = [line for line in llm.engine.loaded.warnings if "CUDA graphs" in line]
+        assert warning.startswith("no more CUDA graphs of the kind drawn: recording failed: out of memory")
 
 
 def test_triton_kernels_are_laid_out_for_the_longest_request(folder: Path) -> None:
