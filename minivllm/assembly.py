@@ -113,5 +113,5 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
                 loaded.warnings.append(
                     f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"
                 )
-        keep_graphs(engine, config["runtime"]["cuda_graphs"])
+        keep_graphs(engine, config["runtime"]["cuda_graphs"], build(config["decoding"]))
         return engine

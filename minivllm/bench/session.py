@@ -223,7 +223,12 @@ class Session:
         )
         record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)
         record.validity = validity.check(
-            traces, workload, record.metrics, energy=energy, roofline=record.roofline
+            traces,
+            workload,
+            record.metrics,
+            energy=energy,
+            roofline=record.roofline,
+            liveness=record.liveness,
         )
         record.validity.notes += [*info.warnings, *self._notes, *workload.notes]
         start = min(trace.scheduled_s for trace in traces)

@@ -35,6 +35,7 @@ def check(
     *,
     energy: Energy | None = None,
     roofline: Roofline | None = None,
+    liveness: Mapping[str, Mapping[str, float | str]] | None = None,
 ) -> Validity:
     """Judge one measurement, but for what was seen from outside (`check_telemetry`).
 
@@ -44,6 +45,7 @@ def check(
         metrics: what `metrics.compute` made of the traces.
         energy: the window's energy.
         roofline: with MBU and MFU.
+        liveness: what the engine counted within the window.
     """
     reasons = [
         *_counts(traces, workload),
@@ -56,6 +58,7 @@ def check(
         *_lateness(traces),
         *_limit_notes(roofline or Roofline()),
         *_energy_notes(energy, metrics),
+        *_recordings(liveness or {}),
     ]
     return Validity(not reasons, reasons, notes)
 
@@ -254,6 +257,12 @@ def _energy_notes(energy: Energy | None, metrics: Metrics) -> Iterator[str]:
         and abs(energy.window_s / metrics.duration_s - 1) > WINDOW_TOLERANCE
     ):
         yield f"energy is of {energy.window_s:.2f} s and throughput of {metrics.duration_s:.2f} s"
+
+
+def _recordings(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
+    """A CUDA graph that is recorded when it is first needed holds up the requests that need it."""
+    if count := int(liveness.get("runtime", {}).get("graph_captures", 0)):
+        yield f"{count} CUDA graph{'s were' if count > 1 else ' was'} recorded within the window, whose times include it"
 
 
 def _examples(items: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.cache.manager import CacheLayout
 from minivllm.engine.engine import Engine
 from minivllm.engine.graphs import Capture, GraphKeeper, why_failed
+from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 
@@ -68,8 +69,13 @@ def unrecordable(
     return None
 
 
-def keep_graphs(engine: Engine, chosen: bool | str) -> None:
+def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> None:
     """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where it can be done.
+
+    Args:
+        engine: loaded.
+        chosen: the option.
+        params: of the requests that are expected; their graphs are recorded now.
 
     Raises:
         BadInput: true, and it cannot be done.
@@ -81,14 +87,14 @@ def keep_graphs(engine: Engine, chosen: bool | str) -> None:
     if runner.device.type != "cuda":
         reason = f"the device is {runner.device.type}"
     if reason is None:
-        reason = record_all(engine, CudaCapture(runner.device))
+        reason = record_all(engine, CudaCapture(runner.device), params)
     if reason is not None and chosen is True:
         raise BadInput(f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs")
     if reason is not None and runner.device.type == "cuda":
         loaded.warnings.append(f"no CUDA graphs: {reason}")
 
 
-def record_all(engine: Engine, capture: Capture) -> str | None:
+def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
     """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is returned."""
     keeper = GraphKeeper(
         engine.runner,
@@ -99,7 +105,7 @@ def record_all(engine: Engine, capture: Capture) -> str | None:
         engine.launcher.one_by_one,
     )
     try:
-        keeper.capture_all()
+        keeper.capture_all(params)
     except RuntimeError as error:
         return why_failed(error)
     engine.launcher.graphs = keeper

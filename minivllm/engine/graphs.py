@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.packing import SamplingColumns, pack, pack_sampling, upload
-from minivllm.engine.request import Request
+from minivllm.engine.params import SamplingParams
 from minivllm.engine.runner import Runner, fill_in
 from minivllm.engine.sampler import Picks, SamplerCounters, draw
 from minivllm.engine.step import ScheduledRequest, StepBatch
@@ -93,16 +93,19 @@ class GraphKeeper:
         self.capture_s = 0.0
         self._num_drawn = 0  # rows of the step that was filled in
 
-    def capture_all(self) -> None:
-        """Record what greedy decoding needs, the largest first, so that the others find room in its memory. Graphs
-        that draw tokens or give logits are recorded when they are first needed.
+    def capture_all(self, params: SamplingParams) -> None:
+        """Record what requests with these parameters need and what greedy ones do, the largest first, so that the
+        others find room in its memory. What else comes up is recorded when it is first needed.
 
         Raises:
             RuntimeError: one cannot be recorded.
         """
-        for blocks in reversed(self.widths):
-            for size in reversed(self.sizes):
-                self._add(GraphKey(size, blocks, "greedy"))
+        kinds = [self._kind([params], params.beam_width > 1)]
+        kinds += ["logits"] if params.min_tokens else []  # until they may end
+        for kind in dict.fromkeys([*kinds, "greedy"]):
+            for blocks in reversed(self.widths):
+                for size in reversed(self.sizes):
+                    self._add(GraphKey(size, blocks, kind))
 
     def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> GraphKey | None:
         """The graph for a step, recorded now if it is missing; None where there can be none: it computes prompts, or too
@@ -116,10 +119,11 @@ class GraphKeeper:
                 return None
             longest = max(longest, part.end - part.request.num_evicted_tokens)
         blocks = -(-longest // self.runner.block_size)
+        requests = [part.request for part in scheduled]
         key = GraphKey(
             next(size for size in self.sizes if size >= len(scheduled)),
             next(width for width in self.widths if width >= blocks),
-            self._kind([part.request for part in scheduled]),
+            self._kind([r.params for r in requests], any(r.fellows or not r.may_stop for r in requests)),
         )
         if key not in self.graphs and key.kind not in self.failed:
             try:
@@ -129,12 +133,9 @@ class GraphKeeper:
                 self.warnings.append(f"no more CUDA graphs of the kind {key.kind}: {why_failed(error)}")
         return key if key in self.graphs else None
 
-    def _kind(self, requests: Sequence[Request]) -> str:
-        params = [request.params for request in requests]
-        if any(
-            p.adjusts_logits or p.logprobs is not None or r.fellows or not r.may_stop
-            for p, r in zip(params, requests, strict=True)
-        ):
+    def _kind(self, params: Sequence[SamplingParams], outside: bool) -> str:
+        """Of a step with such requests; `outside`: one of them is a beam or may not end yet."""
+        if outside or any(p.adjusts_logits or p.logprobs is not None for p in params):
             return "logits"
         if all(p.greedy for p in params):
             return "greedy"

@@ -35,6 +35,12 @@ def test_a_clean_measurement_is_valid() -> None:
     assert check(*measured()) == Validity(True, [], [])
 
 
+def test_recordings_within_the_window_are_noted() -> None:
+    notes = check(*measured(), liveness={"runtime": {"graph_captures": 3.0}}).notes
+    assert notes == ["3 CUDA graphs were recorded within the window, whose times include it"]
+    assert not check(*measured(), liveness={"runtime": {"graph_captures": 0.0}}).notes
+
+
 def only_reason(validity: Validity) -> str:
     assert not validity.ok and len(validity.reasons) == 1
     return validity.reasons[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +189,35 @@ def test_sizes_and_widths(folder: Path) -> None:
         keeper = keep(llm.engine)
         assert keeper.sizes == [1, 2, 4, 8, 16, 24, 32, 33]
         assert keeper.widths == [24]  # 96 tokens in blocks of 4: less than the narrowest
-        keeper.capture_all()
+        keeper.capture_all(GREEDY)
         made = [(key.requests, key.kind) for key in keeper.graphs]
         assert made == [(size, "greedy") for size in (33, 32, 24, 16, 8, 4, 2, 1)]
         check(llm.engine)
+
+
+@pytest.mark.parametrize(
+    ("params", "kinds"),
+    [
+        (GREEDY, ["greedy"]),
+        (DRAWN, ["drawn", "greedy"]),
+        (replace(DRAWN, top_k=5), ["logits", "greedy"]),
+        (replace(GREEDY, logprobs=1), ["logits", "greedy"]),
+        (replace(DRAWN, min_tokens=2), ["drawn", "logits", "greedy"]),
+        (SamplingParams(beam_width=2), ["logits", "greedy"]),
+    ],
+)
+def test_what_decodes_as_configured_is_recorded_at_start(
+    params: SamplingParams, kinds: list[str], folder: Path
+) -> None:
+    with load(folder, "attention=cpu", "batching.max_num_seqs=2") as llm:
+        assert record_all(llm.engine, record, params) is None
+        keeper = llm.engine.launcher.graphs
+        assert keeper is not None and list(dict.fromkeys(key.kind for key in keeper.graphs)) == kinds
+        before = keeper.counters["graph_captures"]
+        serve(
+            llm.engine, [Asked([5, 6, 7], replace(params, max_tokens=6, ignore_eos=True, stop_token_ids=()))]
+        )
+        assert keeper.counters["graph_captures"] == before < before + keeper.counters["graph_replays"]
 
 
 def out_of_memory(step: Step) -> Any:
@@ -201,18 +227,19 @@ def out_of_memory(step: Step) -> Any:
 
 def test_a_recording_that_fails_at_start_leaves_plain_steps(folder: Path) -> None:
     with load(folder, "attention=cpu") as llm:
-        reason = record_all(llm.engine, out_of_memory)
+        reason = record_all(llm.engine, out_of_memory, GREEDY)
         assert reason == "recording failed: out of memory. Tried to allocate 2 MiB."
         assert llm.engine.launcher.graphs is None
-        assert record_all(llm.engine, record) is None and llm.engine.launcher.graphs is not None
+        assert record_all(llm.engine, record, GREEDY) is None and llm.engine.launcher.graphs is not None
 
 
 def test_a_recording_that_fails_while_serving_ends_its_kind(folder: Path) -> None:
-    asked = [Asked([3 + i] * 4, params) for i, params in enumerate([DRAWN, GREEDY])]
+    long = [replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6) for params in (DRAWN, GREEDY)]
+    asked = [Asked([3 + i] * 4, params) for i, params in enumerate(long)]
     with load(folder, "attention=cpu") as llm:
         expected = [serve(llm.engine, [one]) for one in asked]
         keeper = keep(llm.engine)
-        keeper.capture_all()
+        keeper.capture_all(GREEDY)
         keeper.capture = out_of_memory
         assert [serve(llm.engine, [one]) for one in [*asked, asked[0]]] == [*expected, expected[0]]
         assert keeper.counters["graph_replays"] > 0, "what has been recorded goes on"
