@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -19,6 +19,7 @@ from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.intake import Intake
 from minivllm.engine.launcher import Flight, Launcher
+from minivllm.engine.packing import Download
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
@@ -124,6 +125,9 @@ class Engine:
         self.launcher = Launcher(self.runner, self.cache, batch_invariant)
         self.overlap = Overlap(overlap)
         self._flight: Flight | None = None  # launched, and its tokens not read yet
+        self._untold: tuple[StepTimed, Download] | None = (
+            None  # of that flight; its experts are being counted
+        )
         self._requests: dict[str, Request] = {}
         self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -198,11 +202,15 @@ class Engine:
         if plan.scheduled:
             pending = before.picks.tokens if before is not None and before.picks is not None else None
             flight = self.launcher.launch(plan, pending)
+            if self.events:
+                count = self.loaded.model.experts_run
+                flight.experts = Download(count[None]) if isinstance(count, Tensor) else count
             self.overlap.steps += before is not None
         self._flight = None  # not sooner: where the launch raises, its tokens are still to be read
         landing = [] if before is None else [(before, self.launcher.read(before))]
         waits = self.overlap.enabled and flight is not None and flight.may_wait
         now = None if flight is None or waits else self.launcher.read(flight)
+        self._tell_late()
         chosen = time.perf_counter()
         for late, sampled in landing:
             outputs += self._land(late, sampled)
@@ -231,6 +239,8 @@ class Engine:
         if self.events:
             marks = (begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
             self._tell(flight, marks, used, wasted)
+            if now is not None or not self._requests:
+                self._tell_late()  # its tokens are here, or nobody waits for them
         if self._requests:
             self._last_step_end = end
         return outputs
@@ -306,27 +316,36 @@ class Engine:
     ) -> None:
         begin, planned, prepared, computed, chosen, end = marks
         plan = flight.plan
-        self.events.emit(
-            StepTimed(
-                start_s=time.monotonic() - (time.perf_counter() - begin),
-                num_requests=len(plan.scheduled),
-                num_tokens=plan.num_tokens,
-                num_prefill_tokens=plan.num_prefill_tokens,
-                context_tokens=flight.context_tokens,
-                experts_run=self.loaded.model.experts_run,
-                waiting=len(self.scheduler.waiting),
-                kv_blocks_used=used,
-                kv_blocks_total=self.cache.pool.num_usable,
-                kv_slots_wasted=wasted[0],
-                kv_slots_allocated=wasted[1],
-                schedule_ms=(planned - begin) * 1e3,
-                prepare_ms=(prepared - planned) * 1e3,
-                forward_ms=(computed - prepared) * 1e3,
-                sample_ms=(chosen - computed) * 1e3,
-                emit_ms=(end - chosen) * 1e3,
-                gap_ms=(begin - self._last_step_end) * 1e3 if self._last_step_end is not None else 0.0,
-            )
+        timed = StepTimed(
+            start_s=time.monotonic() - (time.perf_counter() - begin),
+            num_requests=len(plan.scheduled),
+            num_tokens=plan.num_tokens,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            context_tokens=flight.context_tokens,
+            experts_run=flight.experts if isinstance(flight.experts, int) else 0,
+            waiting=len(self.scheduler.waiting),
+            kv_blocks_used=used,
+            kv_blocks_total=self.cache.pool.num_usable,
+            kv_slots_wasted=wasted[0],
+            kv_slots_allocated=wasted[1],
+            schedule_ms=(planned - begin) * 1e3,
+            prepare_ms=(prepared - planned) * 1e3,
+            forward_ms=(computed - prepared) * 1e3,
+            sample_ms=(chosen - computed) * 1e3,
+            emit_ms=(end - chosen) * 1e3,
+            gap_ms=(begin - self._last_step_end) * 1e3 if self._last_step_end is not None else 0.0,
         )
+        if isinstance(flight.experts, int):
+            self.events.emit(timed)
+        else:
+            self._untold = timed, flight.experts
+
+    def _tell_late(self) -> None:
+        """Tell of the step whose experts were still being counted: by the time its tokens are here, they are too."""
+        if self._untold is not None:
+            timed, experts = self._untold
+            self._untold = None
+            self.events.emit(replace(timed, experts_run=experts.values()[0]))
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.
@@ -371,6 +390,7 @@ class Engine:
         """End every request; the cache is empty afterwards."""
         for request in list(self._requests.values()):
             self._finish(request, "abort")
+        self._tell_late()
 
     def close(self) -> None:
         """Remove what the cache has on disk. The engine cannot be used afterwards."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.graphs import GraphKeeper
 from minivllm.engine.logprobs import take_prompt_logprobs
+from minivllm.engine.packing import Download
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, best_continuations, sample
@@ -32,6 +33,7 @@ class Flight:
     picks: Picks | None = None
     beams: list[Request] = field(default_factory=list)
     continuations: list[list[tuple[float, int]]] = field(default_factory=list)  # of each beam
+    experts: int | Download = 0  # that it computed, if somebody asks
     may_wait: bool = False  # whether the next step can be planned and launched before these tokens are known
 
 
@@ -73,9 +75,14 @@ class Launcher:
             result = self.forward(plan.scheduled, batch)
         flight = Flight(plan, context, prepared, time.perf_counter())
         sampling = [part.request for part in plan.scheduled if part.samples]
-        # The next step of these needs what the host has to find out first: penalties go by the tokens themselves.
+        # The next step of these needs what the host has to find out first: penalties go by the tokens themselves. Stop
+        # tokens that may not come yet are masked row by row, and each mask is a wait.
         flight.may_wait = not scored and not any(
-            r.params.adjusts_logits or r.params.logprobs is not None or r.fellows or r.siblings
+            r.params.adjusts_logits
+            or r.params.logprobs is not None
+            or r.fellows
+            or r.siblings
+            or (r.stop_ids and not r.may_stop)
             for r in sampling
         )
         if isinstance(result, Picks):

@@ -94,8 +94,9 @@ class LlamaForCausalLM(nn.Module):
         ]
 
     @property
-    def experts_run(self) -> int:
-        """Experts that the last step computed, over all layers; a dense model has none."""
+    def experts_run(self) -> int | Tensor:
+        """Experts that the last step computed, over all layers; a dense model has none. A tensor (int64 []) where asking
+        would wait for the device."""
         return 0
 
     @property

@@ -83,12 +83,12 @@ class MoEForCausalLM(LlamaForCausalLM):
     """What the families with experts share."""
 
     @property
-    def experts_run(self) -> int:
+    def experts_run(self) -> int | Tensor:
         """See LlamaForCausalLM."""
         counts = [moe.experts_run for moe in self.mixtures]
         waiting = [count for count in counts if isinstance(count, Tensor)]
         known = sum(count for count in counts if not isinstance(count, Tensor))
-        return known + (int(torch.stack(waiting).sum()) if waiting else 0)
+        return torch.stack(waiting).sum() + known if waiting else known
 
     @property
     def expert_bytes(self) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minivllm import LLM, SamplingParams
 from minivllm.bench.engines import MinivllmEngine
 from minivllm.config import compose
+from minivllm.engine.events import StepTimed
 from minivllm.errors import BadInput
 from minivllm.models.kernels.fuse import fuse
 from minivllm.models.kernels.grouped import GroupedMoE, group_experts
@@ -141,6 +142,34 @@ def test_the_knob_and_the_counter(tmp_path: Path) -> None:
         step["experts_run"] for step in engine.steps()
     )
     engine.close()
+
+
+def test_experts_of_overlapping_steps_are_read_with_their_tokens(tmp_path: Path) -> None:
+    """Sooner would be a wait for the step. Every step is told of once, with its own experts."""
+    save("qwen3 moe", tmp_path)
+    told = []
+    for overlap in ("false", "true"):
+        knobs = ["runtime.moe=grouped", "runtime.cpu_kernels=off", f"runtime.overlap={overlap}"]
+        with LLM(str(tmp_path), quant="fp32", device="cpu", overrides=knobs) as llm:
+            steps: list[StepTimed] = []
+            llm.engine.events.subscribe(
+                lambda event, to=steps: to.append(event) if isinstance(event, StepTimed) else None
+            )
+            params = SamplingParams(max_tokens=6, ignore_eos=True)
+            for _ in range(2):
+                llm.engine.add_request("a", PROMPTS[0], params)
+                launched = len(steps)
+                while llm.engine.has_unfinished:
+                    llm.engine.step()
+                    launched += 1
+                    late = overlap == "true" and llm.engine.has_unfinished
+                    assert len(steps) <= launched - late
+            told.append([(step.num_tokens, step.experts_run) for step in steps])
+            llm.engine.add_request("a", PROMPTS[0], params)
+            llm.engine.step()
+            llm.engine.abort_all()
+            assert len(steps) == len(told[-1]) + 1, "nobody is left to wait for"
+    assert told[0] == told[1] and all(count > 0 for _, count in told[0])
 
 
 @pytest.mark.parametrize(("capability", "replaced"), [((9, 0), 1), ((8, 0), 0), ((12, 0), 0)])
