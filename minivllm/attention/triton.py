@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec, refuse_scores
 from minivllm.cache.kv import KVCache
+from minivllm.engine.packing import upload
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ DECODE_ROWS = (
     16  # (query, head) pairs of a tile where requests have one query or a few; a tensor core's least
 )
 MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
+
+
+def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    """Tiles as int32 [n, 2]; a GPU copies them without a wait."""
+    return upload(np.array(pairs, np.int32).ravel(), device).view(-1, 2)
 
 
 class TritonBackend:
@@ -105,12 +112,11 @@ class TritonBackend:
         if len(batch.token_ids) == len(rows) == len(lens):
             count, queries = len(rows), 1
             if count not in self._one_each:
-                pairs = [(row, 0) for row in rows]
-                self._one_each[count] = torch.tensor(pairs, dtype=torch.int32, device=device)
+                self._one_each[count] = _table([(row, 0) for row in rows], device)
             table = self._one_each[count]
         else:
             pairs = [(row, first) for row in rows for first in range(0, lens[row], queries)]
-            table, count = torch.tensor(pairs, dtype=torch.int32, device=device), len(pairs)
+            table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
         enough = count * spec.num_kv_heads > MOST_SPLIT_PROGRAMS
         if split_size is None or longest <= split_size or enough:

@@ -40,6 +40,13 @@ def test_ragged_batches_match_the_reference(name: str) -> None:
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
+def test_tiles_go_to_the_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.tensor() copies from memory that is not pinned, for which a GPU is waited."""
+    monkeypatch.setattr(torch, "tensor", None)
+    pairs = run_in_pieces(backend, SPECS["grouped"], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 21))
+    assert pairs
+
+
 def test_layers_of_other_shapes_have_tiles_of_their_own() -> None:
     spec, other = SPECS["grouped"], SPECS["one kv head, odd size"]
     pairs = run_in_pieces(backend, spec, LAYOUT, torch.float32, 2, other, device=DEVICE, lengths=(3, 21))
