@@ -37,9 +37,11 @@ def _rows(tiles, query_starts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOC
 
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
+# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
+_VARYING = ["table_stride", "partial_rows", "splits"]
 
 
-@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)
 def _attend(
     q,
     keys,
@@ -149,7 +151,7 @@ def _attend(
         )
 
 
-@triton.jit(do_not_specialize_on_alignment=["tiles", "query_starts"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["tiles", "query_starts"])
 def _combine(
     partial,
     maxima,
