@@ -25,6 +25,8 @@ from minivllm.engine.step import ScheduledRequest, StepBatch
 Capture = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]]
 
 LEAST_TOKENS = 1024  # of context in the narrowest graphs; the next ones have four times as many
+MOST_ROWS = 512  # of a graph, as in vLLM: steps of more keep a GPU busy as they come
+MOST_GRAPHS = 512  # in all: each takes seconds and memory
 COLUMNS = 8  # integers of a row's sampling parameters
 
 
@@ -63,7 +65,7 @@ class GraphKeeper:
 
     Args:
         runner: whose steps are recorded.
-        largest: most requests of a step.
+        largest: most requests of a step; those of more than `MOST_ROWS` are not recorded.
         max_model_len: most tokens of a request.
         capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for memory among them.
         warnings: are told what could not be recorded while requests were served.
@@ -80,7 +82,9 @@ class GraphKeeper:
         one_by_one: bool = False,
     ) -> None:
         self.runner, self.capture, self.warnings, self.one_by_one = runner, capture, warnings, one_by_one
-        self.sizes = sorted({size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest} | {largest})
+        largest = min(largest, MOST_ROWS)
+        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_ROWS, 16))
+        self.sizes = sorted({size for size in sizes if size < largest} | {largest})
         longest, width = -(-max_model_len // runner.block_size), -(-LEAST_TOKENS // runner.block_size)
         self.widths = [longest]
         while width < longest:
@@ -105,11 +109,12 @@ class GraphKeeper:
         for kind in dict.fromkeys([*kinds, "greedy"]):
             for blocks in reversed(self.widths):
                 for size in reversed(self.sizes):
-                    self._add(GraphKey(size, blocks, kind))
+                    if len(self.graphs) < MOST_GRAPHS:
+                        self._add(GraphKey(size, blocks, kind))
 
     def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> GraphKey | None:
         """The graph for a step, recorded now if it is missing; None where there can be none: it computes prompts, or too
-        many requests, or recording has failed."""
+        many requests, or recording has failed or come to `MOST_GRAPHS`."""
         most = self.sizes[-1]
         if len(scheduled) > most or (pending is not None and len(pending) > most):
             return None
@@ -125,7 +130,7 @@ class GraphKeeper:
             next(width for width in self.widths if width >= blocks),
             self._kind([r.params for r in requests], any(r.fellows or not r.may_stop for r in requests)),
         )
-        if key not in self.graphs and key.kind not in self.failed:
+        if key not in self.graphs and key.kind not in self.failed and len(self.graphs) < MOST_GRAPHS:
             try:
                 self._add(key)
             except RuntimeError as error:  # what has been recorded goes on

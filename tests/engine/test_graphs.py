@@ -195,6 +195,22 @@ def test_sizes_and_widths(folder: Path) -> None:
         check(llm.engine)
 
 
+def test_rows_and_recordings_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(folder, "attention=cpu", "batching.max_num_seqs=700") as llm:
+        sizes = keep(llm.engine).sizes
+        assert sizes[-1] == 512 and sizes == sorted(set(sizes)) and {256, 272, 496} < set(sizes)
+    monkeypatch.setattr(graphs, "MOST_ROWS", 2)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
+    asked = [Asked([3 + i] * 4, replace(GREEDY, max_tokens=4 + i)) for i in range(3)]
+    with load(folder, "attention=cpu") as llm:
+        expected = serve(llm.engine, asked)
+        keeper = keep(llm.engine)
+        keeper.capture_all(GREEDY)
+        assert keeper.sizes == [1, 2] and [key.requests for key in keeper.graphs] == [2]
+        assert serve(llm.engine, asked) == expected
+        assert keeper.counters["graph_captures"] == 1 <= keeper.counters["graph_replays"]
+
+
 @pytest.mark.parametrize(
     ("params", "kinds"),
     [

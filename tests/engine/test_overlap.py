@@ -120,3 +120,17 @@ def test_what_cannot_be_sampled_loses_no_token_of_the_others(folder: Path) -> No
         while engine.has_unfinished:
             outputs += engine.step()
         assert [output.token_id for output in outputs if output.request is first] == expected[0][0]
+
+
+def test_a_step_is_read_at_once_until_the_output_may_end(folder: Path) -> None:
+    """Stop tokens are masked row by row, and a GPU is waited for."""
+    params = SamplingParams(max_tokens=8, min_tokens=5, temperature=1.0, seed=3)
+    with LLM(str(folder), quant="fp32", device="cpu", overrides=["runtime.overlap=true"]) as llm:
+        assert llm.engine.loaded.config.eos_token_ids
+        request = llm.engine.add_request("a", [5, 6, 7], params, detokenize=False)
+        for count in range(1, 6):
+            llm.engine.step()
+            assert request.num_output_tokens == count and request.token_ids[-1] >= 0
+        llm.engine.step()
+        assert llm.engine.overlap.steps == 0 and request.token_ids[-1] < 0, "only now it overlaps"
+        llm.engine.abort_all()
