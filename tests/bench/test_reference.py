@@ -93,7 +93,9 @@ def test_precisions_rank_as_they_should(tmp_path: Path) -> None:
         kl.append(found.kl_mean or 0.0)
         top1.append(found.top1_agreement or 0.0)
         perplexity.append((found.perplexity or 0.0) / (found.reference_perplexity or math.nan))
-    assert kl == sorted(kl) and top1 == sorted(top1, reverse=True)
+    assert kl == sorted(kl)
+    # bf16 and int8 differ by a handful of near ties in 1,500 tokens, either way.
+    assert top1[0] > max(top1[1:3]) and min(top1[1:3]) > top1[3]
     assert kl[0] < 1e-6 and kl[2] < 2e-3 and 1e-3 < kl[3] < 0.2
     assert top1[0] == 1.0 and top1[3] > 0.8
     assert perplexity == pytest.approx([1.0, 1.0, 1.0, 1.04], abs=0.04)
