@@ -17,7 +17,7 @@ from minivllm.config import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "scripts" / "gpu_suite.sh"
-PARTS = ("kernel-tests", "correctness", "ceilings", "kernels", "table", "studies")
+PARTS = ("kernel-tests", "correctness", "ceilings", "kernels", "waits", "table", "studies")
 SEPARATOR = "\x1e"
 
 Cli = Callable[..., Any]
@@ -53,7 +53,7 @@ def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("part", ["kernels", "table", "studies"])
+@pytest.mark.parametrize("part", ["kernels", "waits", "table", "studies"])
 def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
     """Each sweep is planned as with sweep.dry_run=true, every arm composed; nothing is measured."""
     code, commands = suite(tmp_path, part)
