@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from minivllm.attention.base import AttentionSpec
-from minivllm.attention.ragged import Ragged, check_kernel, ragged, window_size
+from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, window_size
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
 
@@ -30,7 +30,6 @@ INSTALL = {
 }
 # major compute capability -> versions that read paged keys there, the one made for it first
 SERVES = {8: (2,), 9: (3, 4, 2), 10: (4, 2), 11: (4, 2)}
-PAGE = 256  # flash-attn 2 reads pages of a multiple of this, the others any
 
 
 class FlashBackend:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from minivllm.engine.step import StepBatch
 
 
+# FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives wrong values for others,
+# without an error.
+PAGE = 256
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Lengths of a step as flash-attention's kernels take them."""

@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from minivllm.attention.base import AttentionSpec
-from minivllm.attention.ragged import Ragged, check_kernel, ragged, sequence_slots, window_size
+from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, sequence_slots, window_size
 from minivllm.cache.kv import KVCache
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
     from minivllm.engine.step import StepBatch
-
-PAGE = 256  # torch's FlashAttention-2 reads pages of a multiple of this; others give wrong values without an error
 
 
 @dataclass(frozen=True)

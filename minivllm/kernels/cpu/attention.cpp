@@ -79,9 +79,9 @@ float weigh(const Attention& a, int64_t from, int64_t to, float* scores, float& 
 }
 
 // One task; the first tile of the next one is asked for at the end.
-template <typename T>
+template <typename Tiles, typename T>
 void run(const Attention& a, const Task& task, const Task& next, const T* q, const T* k_cache, const T* v_cache,
-         T* out, Tiles<T>& tiles, std::vector<float>& state) {
+         T* out, Tiles& tiles, std::vector<float>& state) {
   const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
   const Extent e = extent_of(a, task), after = extent_of(a, next);
   const int64_t rows = task.kv_heads * e.rows;
@@ -125,10 +125,8 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
   }
 }
 
-}  // namespace
-
-template <typename T>
-void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, T* v_cache, T* out) {
+template <typename Tiles, typename T>
+void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, T* v_cache, T* out) {
   const int64_t width = a.kv_heads * a.head_dim;
   std::vector<Task> tasks;
   tasks.reserve(a.requests * a.kv_heads);
@@ -144,7 +142,7 @@ void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, 
   const auto count = static_cast<int64_t>(tasks.size());
 #pragma omp parallel
   {
-    Tiles<T> tiles;
+    Tiles tiles;
     std::vector<float> state;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < a.tokens; ++t) {
@@ -155,6 +153,17 @@ void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, 
     for (int64_t i = 0; i < count; ++i)
       run(a, tasks[i], tasks[std::min(i + 1, count - 1)], q, k_cache, v_cache, out, tiles, state);
   }
+}
+
+}  // namespace
+
+template <typename T>
+void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, T* v_cache, T* out) {
+#ifdef MINIVLLM_BF16_PRODUCTS
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (a.head_dim % kColumns == 0) return attend_by<PanelTiles>(a, q, k, v, k_cache, v_cache, out);
+#endif
+  attend_by<PlainTiles<T>>(a, q, k, v, k_cache, v_cache, out);
 }
 
 template void attend(const Attention&, const float*, const float*, const float*, float*, float*, float*);

@@ -86,9 +86,6 @@ class PlainTiles {
   std::vector<float> queries_, keys_, values_, sums_;
 };
 
-template <typename T>
-class Tiles : public PlainTiles<T> {};
-
 }  // namespace minivllm
 
 #ifdef MINIVLLM_BF16_PRODUCTS

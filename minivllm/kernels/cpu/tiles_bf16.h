@@ -29,13 +29,11 @@ inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_
   }
 }
 
-// For heads of a multiple of 64 dimensions; others are taken by PlainTiles.
-template <>
-class Tiles<BFloat16> {
+// For heads of a multiple of 64 dimensions.
+class PanelTiles {
  public:
   void begin(int64_t rows, int64_t dim) {
-    dim_ = dim, plain_ = dim % kColumns != 0;
-    if (plain_) return other_.begin(rows, dim);
+    dim_ = dim;
     queries_.resize(rows * dim);
     sums_.assign(rows * dim, 0.0f);
     panels_.resize(2 * kKeys * dim + 32), zeros_.resize(dim);
@@ -45,12 +43,10 @@ class Tiles<BFloat16> {
   }
 
   void take_query(int64_t row, const BFloat16* from) {
-    if (plain_) return other_.take_query(row, from);
     std::memcpy(queries_.data() + row * dim_, from, dim_ * sizeof(uint16_t));
   }
 
   void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift) {
-    if (plain_) return other_.take_keys(keys, values, place, ahead, shift);
     pairs_ = (place.count + 1) / 2;
     for (int64_t j = 0; j < kKeys; j += 16) {
       ask(keys + shift, ahead, j, 16);
@@ -82,7 +78,6 @@ class Tiles<BFloat16> {
   }
 
   void score(int64_t row, int64_t count, float* scores) const {
-    if (plain_) return other_.score(row, count, scores);
     with_rows(count, [&](auto rows) {
       __m512 sums[rows()][4] = {};
       multiply<rows(), 0>(queries_.data() + row * dim_, dim_, keys_, dim_ / 2, nullptr, sums);
@@ -92,7 +87,6 @@ class Tiles<BFloat16> {
   }
 
   void add(int64_t row, int64_t count, const float* weights, const float* fades) {
-    if (plain_) return other_.add(row, count, weights, fades);
     alignas(64) uint16_t rounded[kRows * kKeys];
     for (int64_t i = 0; i < count * kKeys; i += 32)
       _mm512_store_si512(rounded + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(weights + i + 16),
@@ -111,7 +105,7 @@ class Tiles<BFloat16> {
     });
   }
 
-  const float* sums(int64_t row) const { return plain_ ? other_.sums(row) : sums_.data() + row * dim_; }
+  const float* sums(int64_t row) const { return sums_.data() + row * dim_; }
 
  private:
   // Asks memory for some keys or values of the next tile.
@@ -124,12 +118,10 @@ class Tiles<BFloat16> {
   }
 
   int64_t dim_ = 0, pairs_ = 0;
-  bool plain_ = false;
   std::vector<uint16_t> queries_, panels_, zeros_;
   std::vector<float> sums_;
   uint16_t* keys_ = nullptr;    // [dim / 2][64][2], 64-byte aligned
   uint16_t* values_ = nullptr;  // [dim / 64][pairs of keys][64][2]
-  PlainTiles<BFloat16> other_;
 };
 
 }  // namespace minivllm
