@@ -13,7 +13,6 @@ namespace minivllm {
 namespace {
 
 constexpr int64_t kQueries = 16;  // tokens of a task, at most
-constexpr int64_t kTogether = 6;  // rows of queries that meet a tile together
 constexpr int64_t kTasks = 2;     // for each thread, at least, where there are so many heads
 
 struct Task {
@@ -103,10 +102,10 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
       const bool stays = h + 1 < task.kv_heads;
       const int64_t next_head = stays ? head + 1 : ends ? next.kv_head : task.kv_head;
       tiles.take_keys(k_cache + head * dim, v_cache + head * dim, here, stays ? here : later, (next_head - head) * dim);
-      for (int64_t row = h * e.rows; row < (h + 1) * e.rows; row += kTogether) {
-        alignas(64) float scores[kTogether * kKeys];
-        float fades[kTogether];
-        const int64_t count = std::min(kTogether, (h + 1) * e.rows - row);
+      for (int64_t row = h * e.rows; row < (h + 1) * e.rows; row += kRows) {
+        alignas(64) float scores[kRows * kKeys];
+        float fades[kRows];
+        const int64_t count = std::min(kRows, (h + 1) * e.rows - row);
         tiles.score(row, count, scores);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t at = e.position + (row + i) % e.rows / group - tile;  // of the query, from the tile's beginning

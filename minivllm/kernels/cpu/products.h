@@ -4,14 +4,18 @@
 #include <cstring>
 #include <type_traits>
 
+namespace minivllm {
+
+constexpr int64_t kColumns = 64;  // of a panel
+constexpr int64_t kRows = 6;      // at a time: 24 sums, 4 pieces of the panel, in 32 registers
+
+}  // namespace minivllm
+
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #define MINIVLLM_BF16_PRODUCTS 1
 
 namespace minivllm {
-
-constexpr int64_t kColumns = 64;  // of a panel
-constexpr int64_t kRows = 6;      // at a time: 24 sums, 4 pieces of the panel, in 32 registers
 
 // sums[m][64] += x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory at `next` for
 // each pair, 256 bytes further on each time.
