@@ -94,8 +94,8 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
                     (kind == Format::kInt8 ? group == inputs : group <= 256),
                 "linear: groups of at most 256 inputs, of a multiple of 32 where they have zeros; all inputs for int8");
     for (const auto& values : {scales, kind == Format::kAffine4 ? zeros : scales})
-      TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {inputs / group, panels * kPanel}),
-                  "linear: bfloat16 scales and zeros [groups, padded outputs]");
+      TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {panels, inputs / group, kPanel}),
+                  "linear: bfloat16 scales and zeros [panels, groups, 64]");
   }
   Tensor out = at::empty({x.size(0), outputs}, x.options());
   const bool plain = kind == Format::kBfloat16;

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
+#include "matrix_unit.h"
 #include "products.h"
 
 namespace minivllm {
@@ -53,18 +55,21 @@ bool has_linear() { return true; }
 
 namespace {
 
-constexpr int64_t kRowBlock = 192;    // of activations that a panel meets before the next block
-constexpr int64_t kPiece = 256;       // inputs of a panel that are multiplied at a time, at most
-constexpr int64_t kInt8Piece = 128;   // the same of kInt8: what is converted stays in the first-level cache
-constexpr int64_t kAhead = 4096;      // bytes that are asked for before they are needed
+constexpr int64_t kRowBlock = 256;  // of activations that a panel meets before the next block; whole tiles
+constexpr int64_t kPiece = 128;     // inputs of a panel that are multiplied at a time: they stay in the first-level cache
+constexpr int64_t kGroup = 256;     // the same of a weight that has its scales by groups, at most
+constexpr int64_t kPairs = 16;      // of inputs that make a step
+constexpr int64_t kAhead = 4096;    // bytes that are asked for before they are needed
 
 // Some rows of activations meet a piece of a panel.
 struct Piece {
-  const uint16_t* x;  // [rows][stride]
+  const uint16_t* x;  // [rows][stride], or null
+  const TileRow* tiles;  // the same rows as tiles, `stride` from 16 to the next
   int64_t stride;
   const uint16_t* weights;     // bfloat16 [pairs of inputs][64][2]
   int64_t pairs;
   const char* next;            // what to ask memory for meanwhile
+  int64_t lines;               // of 64 bytes, for each step
   const uint16_t *scale, *zero;  // of this group of inputs: bfloat16 [64] or null
   const float* input_sums;     // of this group, [rows][sums_stride]: what the zeros are multiplied by
   int64_t sums_stride;
@@ -103,21 +108,22 @@ __m512i levels_of(Format format) {
   return _mm512_load_si512(table);
 }
 
-// Converts `pairs` pairs of inputs of a panel to bfloat16.
-void expand(Format format, const uint8_t* from, int64_t pairs, __m512i levels, uint16_t* to) {
+// Converts `pairs` pairs of inputs of a panel to bfloat16, and asks for `lines` lines of memory for each 16 of them.
+void expand(Format format, const uint8_t* from, int64_t pairs, __m512i levels, const char* next, int64_t lines,
+            uint16_t* to) {
   if (format == Format::kInt8) {
     const auto widen = [](const uint8_t* bytes) {
       return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
     };
-    for (int64_t i = 0; i < pairs * kPanel * 2; i += 64) {
-      _mm_prefetch(from + i + kAhead, _MM_HINT_T1);
-      _mm512_store_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(widen(from + i + 16), widen(from + i)));
-      _mm512_store_si512(to + i + 32, (__m512i)_mm512_cvtne2ps_pbh(widen(from + i + 48), widen(from + i + 32)));
+    for (int64_t p = 0; p < pairs; ++p, from += 128, to += 128) {
+      if (p % kPairs == 0) ask(next, lines);
+      for (int i = 0; i < 128; i += 32)
+        _mm512_store_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(widen(from + i + 16), widen(from + i)));
     }
     return;
   }
   for (int64_t p = 0; p < pairs; ++p, from += 64, to += 128) {
-    _mm_prefetch(from + kAhead, _MM_HINT_T1);
+    if (p % kPairs == 0) ask(next, lines);
     for (int half = 0; half < 2; ++half) {
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half));
       const __m512i words = _mm512_cvtepu8_epi16(bytes);
@@ -133,6 +139,23 @@ __m512 widen(const uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
+// Adds the sums of `count` rows, 16 columns from `n` on, to their totals.
+template <typename Sums>
+inline void settle(const Piece& piece, int64_t count, int64_t n, const Sums& sum_of) {
+  const __m512 zeros = _mm512_setzero_ps();
+  const __m512 scale = piece.scale ? widen(piece.scale + n) : zeros, zero = piece.zero ? widen(piece.zero + n) : zeros;
+  for (int64_t m = 0; m < count; ++m) {
+    float* total = piece.totals + m * kPanel + n;
+    __m512 sum = sum_of(m);
+    if (piece.scale) {
+      sum = _mm512_mul_ps(sum, scale);
+      if (piece.zero) sum = _mm512_fmadd_ps(_mm512_set1_ps(piece.input_sums[m * piece.sums_stride]), zero, sum);
+      if (!piece.first) sum = _mm512_add_ps(sum, _mm512_load_ps(total));
+    }
+    _mm512_store_ps(total, sum);
+  }
+}
+
 // What a piece adds to the totals of M rows.
 template <int M, int kLines>
 void add_piece(const Piece& piece) {
@@ -141,23 +164,30 @@ void add_piece(const Piece& piece) {
     for (int n = 0; n < 4; ++n)
       sums[m][n] = piece.first || piece.scale ? _mm512_setzero_ps() : _mm512_load_ps(piece.totals + m * kPanel + 16 * n);
   multiply<M, kLines>(piece.x, piece.stride, piece.weights, piece.pairs, piece.next, sums);
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < 4; ++n) {
-      float* total = piece.totals + m * kPanel + 16 * n;
-      __m512 sum = sums[m][n];
-      if (piece.scale) {
-        sum = _mm512_mul_ps(sum, widen(piece.scale + 16 * n));
-        if (piece.zero)
-          sum = _mm512_fmadd_ps(_mm512_set1_ps(piece.input_sums[m * piece.sums_stride]), widen(piece.zero + 16 * n), sum);
-        if (!piece.first) sum = _mm512_add_ps(sum, _mm512_load_ps(total));
-      }
-      _mm512_store_ps(total, sum);
-    }
+  for (int n = 0; n < 4; ++n) settle(piece, M, 16 * n, [&](int64_t m) { return sums[m][n]; });
 }
 
-template <int kLines>
-void add_piece_of(int64_t rows, const Piece& piece) {
-  with_rows(rows, [&](auto count) { add_piece<count(), kLines>(piece); });
+// The same of up to 6 rows.
+void add_rows(int64_t rows, const Piece& piece) {
+  with_rows(rows, [&](auto count) {
+    switch (piece.lines / kPairs) {
+      case 0: return add_piece<count(), 0>(piece);
+      case 1: return add_piece<count(), 1>(piece);
+      case 2: return add_piece<count(), 2>(piece);
+      default: return add_piece<count(), 4>(piece);
+    }
+  });
+}
+
+// The same of up to 32 rows by the matrix unit; the totals have room for whole tiles.
+void add_tiles(int64_t rows, const Piece& piece) {
+  alignas(64) float apart[kTiledRows * kPanel];
+  float* sums = piece.scale ? apart : piece.totals;
+  multiply_tiles(rows > kTile, piece.tiles, piece.stride, piece.weights, piece.pairs / kPairs, piece.next, piece.lines,
+                 piece.first || piece.scale, sums);
+  if (!piece.scale) return;
+  for (int64_t n = 0; n < kPanel; n += 16)
+    settle(piece, rows, n, [&](int64_t m) { return _mm512_load_ps(sums + m * kPanel + n); });
 }
 
 void store(const float* totals, int64_t rows, int64_t columns, const uint16_t* bias, uint16_t* out,
@@ -189,39 +219,52 @@ std::vector<float> sum_inputs(const uint16_t* x, int64_t stride, int64_t rows, i
   return sums;
 }
 
-// All rows times one panel. `input_sums` are those of sum_inputs, for weights with zeros.
-void panel_product(const uint16_t* x, int64_t stride, int64_t rows, const Weight& weight, int64_t panel,
-                   __m512i levels, const std::vector<float>& input_sums, uint16_t* scratch, float* totals,
-                   const uint16_t* bias, uint16_t* out) {
-  const int64_t inputs = weight.inputs;
-  const int64_t padded = (weight.outputs + kPanel - 1) / kPanel * kPanel, groups = inputs / weight.group;
+// A block of activations.
+struct Block {
+  const uint16_t* x;
+  int64_t stride, rows;
+  TileRow* tiles;                 // the same for the matrix unit, [rows / 16][inputs / 32][16]; null where it is not used
+  std::vector<float> input_sums;  // of sum_inputs, for weights with zeros
+};
+
+// All rows times one panel.
+void panel_product(const Block& block, const Weight& weight, int64_t panel, __m512i levels, uint16_t* scratch,
+                   float* totals, const uint16_t* bias, uint16_t* out) {
+  const int64_t inputs = weight.inputs, rows = block.rows, groups = inputs / weight.group;
   const uint8_t* data = weight.data + panel * panel_bytes(weight.format, inputs);
-  const bool plain = weight.format == Format::kBfloat16, coded = weight.format > Format::kInt8;
-  const int64_t width = coded ? weight.group : plain ? kPiece : kInt8Piece;
-  const int64_t passes = (rows + kRows - 1) / kRows;
-  // The passes over a piece share the asking for the next one, or the first would wait for memory and the others leave
-  // it idle.
-  const int lines = passes > 3 ? 1 : passes > 1 ? 2 : 4;
+  const bool plain = weight.format == Format::kBfloat16, coded = weight.format > Format::kInt8, tiled = block.tiles;
+  const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
+  const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
+  const int64_t width = coded ? weight.group : plain && tiled && once ? inputs : kPiece;
+  // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
+  // others leave it idle.
+  const int64_t all = panel_bytes(weight.format, 2 * kPairs) / 64;  // lines of a step
+  const int64_t sharers = plain ? passes : tiled ? passes + 1 : 1;
+  const int64_t lines = tiled || !plain ? (all + sharers - 1) / sharers : passes > 3 ? 16 : passes > 1 ? 32 : 64;
   for (int64_t k = 0; k < inputs; k += width) {
-    const int64_t pairs = std::min(width, inputs - k) / 2;
+    const int64_t pairs = std::min(width, inputs - k) / 2, steps = (pairs + kPairs - 1) / kPairs;
     const int64_t size = panel_bytes(weight.format, 2 * pairs);
     const uint8_t* from = data + panel_bytes(weight.format, k);
-    if (!plain) expand(weight.format, from, pairs, levels, scratch);
-    const char* next = reinterpret_cast<const char*>(from) + (passes == 1 ? kAhead : size);
-    const int64_t row = coded ? k / weight.group : 0;
-    const uint16_t* scale = coded ? weight.scales + row * padded + panel * kPanel : nullptr;
-    const uint16_t* zero = weight.zeros ? weight.zeros + row * padded + panel * kPanel : nullptr;
+    const char* next = reinterpret_cast<const char*>(from) + (once && plain ? kAhead : std::max(size, kAhead));
+    if (!plain) expand(weight.format, from, pairs, levels, next, lines, scratch);
+    const int64_t group = k / weight.group, meta = (panel * groups + group) * kPanel;
     for (int64_t m = 0, pass = 0; m < rows; ++pass) {
-      const int64_t count = (rows - m + passes - pass - 1) / (passes - pass);
-      const Piece piece{x + m * stride + k, stride, plain ? reinterpret_cast<const uint16_t*>(from) : scratch, pairs,
-                        next + pass * lines * 64, scale, zero, zero ? input_sums.data() + m * groups + row : nullptr,
-                        groups, k == 0, totals + m * kPanel};
-      switch (plain && pass * lines < 4 ? lines : 0) {
-        case 0: add_piece_of<0>(count, piece); break;
-        case 1: add_piece_of<1>(count, piece); break;
-        case 2: add_piece_of<2>(count, piece); break;
-        default: add_piece_of<4>(count, piece);
-      }
+      const int64_t count = tiled ? std::min(most, rows - m) : (rows - m + passes - pass - 1) / (passes - pass);
+      const int64_t asked = (plain ? pass : pass + 1) * lines;
+      const Piece piece{block.x + m * block.stride + k,
+                        tiled ? block.tiles + m * inputs / kTileInputs + k / kTileInputs * kTile : nullptr,
+                        tiled ? kTile * inputs / kTileInputs : block.stride,
+                        plain ? reinterpret_cast<const uint16_t*>(from) : scratch,
+                        pairs,
+                        next + asked * steps * 64,
+                        asked < all ? lines : 0,
+                        coded ? weight.scales + meta : nullptr,
+                        weight.zeros ? weight.zeros + meta : nullptr,
+                        weight.zeros ? block.input_sums.data() + m * groups + group : nullptr,
+                        groups,
+                        k == 0,
+                        totals + m * kPanel};
+      tiled ? add_tiles(count, piece) : add_rows(count, piece);
       m += count;
     }
   }
@@ -239,21 +282,28 @@ void panel_product(const uint16_t* x, int64_t stride, int64_t rows, const Weight
 
 void linear(const uint16_t* x, int64_t stride, int64_t rows, const Weight& weight, const uint16_t* bias,
             uint16_t* out) {
-  const int64_t panels = (weight.outputs + kPanel - 1) / kPanel;
+  const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
   const __m512i levels = weight.format > Format::kInt8 ? levels_of(weight.format) : _mm512_setzero_si512();
+  const bool tiled = may_use_matrix_unit() && inputs % kTileInputs == 0 && weight.group % kTileInputs == 0;
+  thread_local std::vector<TileRow> room;
+  if (tiled) room.resize((std::min(rows, kRowBlock) + kTile - 1) / kTile * kTile * inputs / kTileInputs);
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
-    const int64_t count = std::min(kRowBlock, rows - begin);
-    const uint16_t* block = x + begin * stride;
-    std::vector<float> sums;
-    if (weight.zeros) sums = sum_inputs(block, stride, count, weight.inputs, weight.group);
+    Block block{x + begin * stride, stride, std::min(kRowBlock, rows - begin), tiled ? room.data() : nullptr, {}};
+    if (weight.zeros) block.input_sums = sum_inputs(block.x, stride, block.rows, inputs, weight.group);
 #pragma omp parallel
     {
-      alignas(64) uint16_t scratch[kPiece * kPanel];
+      alignas(64) uint16_t scratch[kGroup * kPanel];
       alignas(64) float totals[kRowBlock * kPanel];
+      std::optional<MatrixUnit> unit;
+      if (tiled) {
+        unit.emplace();
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < block.rows; m += kTile)
+          tile_rows(block.x + m * stride, stride, block.rows - m, inputs, block.tiles + m * inputs / kTileInputs);
+      }
 #pragma omp for schedule(static)
       for (int64_t panel = 0; panel < panels; ++panel)
-        panel_product(block, stride, count, weight, panel, levels, sums, scratch, totals, bias,
-                      out + begin * weight.outputs);
+        panel_product(block, weight, panel, levels, scratch, totals, bias, out + begin * weight.outputs);
     }
   }
 }

@@ -19,7 +19,7 @@ enum class Format : int64_t {
 struct Weight {
   Format format;
   const uint8_t* data;
-  const uint16_t* scales;  // bfloat16 [groups][padded outputs]; null for kBfloat16
+  const uint16_t* scales;  // bfloat16 [panels][groups][64]; null for kBfloat16
   const uint16_t* zeros;   // the same, of kAffine4 alone
   int64_t inputs, outputs;
   int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8)

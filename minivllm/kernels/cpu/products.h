@@ -17,15 +17,20 @@ constexpr int64_t kRows = 6;      // at a time: 24 sums, 4 pieces of the panel, 
 
 namespace minivllm {
 
-// sums[m][64] += x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory at `next` for
-// each pair, 256 bytes further on each time.
+// Asks memory for some lines of 64 bytes.
+inline void ask(const char*& next, int64_t lines) {
+  for (int64_t n = 0; n < lines; ++n, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+}
+
+// sums[m][64] += x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory from `next` on
+// for each pair.
 template <int M, int kLines>
 inline void multiply(const uint16_t* x, int64_t stride, const uint16_t* panel, int64_t pairs, const char* next,
                      __m512 (&sums)[M][4]) {
-  for (int64_t p = 0; p < pairs; ++p, panel += 2 * kColumns, next += 4 * kColumns) {
+  for (int64_t p = 0; p < pairs; ++p, panel += 2 * kColumns) {
     __m512bh b[4];
     for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panel + 32 * n);
-    for (int n = 0; n < kLines; ++n) _mm_prefetch(next + 64 * n, _MM_HINT_T1);
+    ask(next, kLines);
     for (int m = 0; m < M; ++m) {
       int32_t pair;
       std::memcpy(&pair, x + m * stride + 2 * p, 4);

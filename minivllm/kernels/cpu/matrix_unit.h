@@ -1,0 +1,142 @@
+// Products of up to 32 rows of bfloat16 with a panel of 64 columns by the matrix unit (AMX) of processors that have one.
+// Compiled where there is none, all this does nothing and is not called.
+#pragma once
+#include "products.h"
+
+#ifdef MINIVLLM_BF16_PRODUCTS
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define MINIVLLM_MATRIX_UNIT 1
+#endif
+
+namespace minivllm {
+
+constexpr int64_t kTile = 16;             // rows of a tile: of activations, of pairs of inputs, of sums
+constexpr int64_t kTileInputs = 32;       // of a tile of activations
+constexpr int64_t kTiledRows = 2 * kTile;  // at a time
+
+struct alignas(64) TileRow {
+  uint16_t values[kTileInputs];
+};
+
+// Sixteen rows of activations, of which `count` are there, as tiles: [inputs / 32][16].
+inline void tile_rows(const uint16_t* x, int64_t stride, int64_t count, int64_t inputs, TileRow* to) {
+  for (int64_t k = 0; k < inputs; k += kTileInputs)
+    for (int64_t m = 0; m < kTile; ++m, ++to)
+      _mm512_store_si512(to, m < count ? _mm512_loadu_si512(x + m * stride + k) : _mm512_setzero_si512());
+}
+
+#ifndef MINIVLLM_MATRIX_UNIT
+
+inline bool may_use_matrix_unit() { return false; }
+class MatrixUnit {};
+inline void multiply_tiles(bool, const TileRow*, int64_t, const uint16_t*, int64_t, const char*, int64_t, bool, float*) {}
+
+#else
+
+// Whether the system lets this process use the matrix unit, which it must be asked (Linux 5.16).
+inline bool may_use_matrix_unit() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// This thread's matrix unit, set to eight tiles of 16 rows of 64 bytes for as long as this lives.
+class MatrixUnit {
+ public:
+  MatrixUnit() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } shape;
+    asm volatile("ldtilecfg %0" : : "m"(shape));  // GCC's intrinsic reads but 8 bytes of it, as far as GCC knows
+  }
+  ~MatrixUnit() { _tile_release(); }
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+};
+
+// Of multiply_tiles: 16 rows at once with all columns.
+inline void multiply_16(const TileRow* x, const uint16_t* panel, int64_t steps, const char* next, int64_t lines,
+                        bool clear, float* sums) {
+  constexpr int kRowBytes = kColumns * 4;
+  if (clear) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, sums, kRowBytes);
+    _tile_loadd(1, sums + 16, kRowBytes);
+    _tile_loadd(2, sums + 32, kRowBytes);
+    _tile_loadd(3, sums + 48, kRowBytes);
+  }
+  for (int64_t s = 0; s < steps; ++s, x += kTile, panel += kTileInputs * kColumns) {
+    _tile_loadd(4, x, 64);
+    _tile_loadd(5, panel, kRowBytes);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, panel + 32, kRowBytes);
+    _tile_dpbf16ps(1, 4, 6);
+    ask(next, lines);
+    _tile_loadd(7, panel + 64, kRowBytes);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, panel + 96, kRowBytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, sums, kRowBytes);
+  _tile_stored(1, sums + 16, kRowBytes);
+  _tile_stored(2, sums + 32, kRowBytes);
+  _tile_stored(3, sums + 48, kRowBytes);
+}
+
+// Of multiply_tiles: 32 rows with half of the columns, then with the others.
+inline void multiply_32(const TileRow* x, int64_t stride, const uint16_t* panel, int64_t steps, const char* next,
+                        int64_t lines, bool clear, float* sums) {
+  constexpr int kRowBytes = kColumns * 4;
+  for (int half = 0; half < 2; ++half, sums += 32, panel += 64) {
+    float* below = sums + kTile * kColumns;
+    if (clear) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    } else {
+      _tile_loadd(0, sums, kRowBytes);
+      _tile_loadd(1, sums + 16, kRowBytes);
+      _tile_loadd(2, below, kRowBytes);
+      _tile_loadd(3, below + 16, kRowBytes);
+    }
+    for (int64_t s = 0; s < steps; ++s) {
+      const uint16_t* b = panel + s * kTileInputs * kColumns;
+      _tile_loadd(4, x + s * kTile, 64);
+      _tile_loadd(6, b, kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + 32, kRowBytes);
+      _tile_dpbf16ps(1, 4, 7);
+      ask(next, (lines + half) / 2);
+      _tile_loadd(5, x + s * kTile + stride, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, kRowBytes);
+    _tile_stored(1, sums + 16, kRowBytes);
+    _tile_stored(2, below, kRowBytes);
+    _tile_stored(3, below + 16, kRowBytes);
+  }
+}
+
+// sums[16][64] or, of `two` tiles, [32][64] = (clear ? 0 : sums) + x times panel [16 * steps][64][2]. x is what tile_rows
+// makes, the next 16 rows `stride` on. Each step asks for `lines` lines of memory from `next` on.
+inline void multiply_tiles(bool two, const TileRow* x, int64_t stride, const uint16_t* panel, int64_t steps,
+                           const char* next, int64_t lines, bool clear, float* sums) {
+  asm volatile("" : : : "memory");  // GCC's intrinsics do not say that tiles are loaded from memory
+  if (two) return multiply_32(x, stride, panel, steps, next, lines, clear, sums);
+  multiply_16(x, panel, steps, next, lines, clear, sums);
+}
+
+#endif
+
+}  // namespace minivllm
+#endif
