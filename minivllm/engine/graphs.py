@@ -122,7 +122,7 @@ class GraphKeeper:
         for part in scheduled:
             if part.num_tokens != 1 or not part.samples or part.request.siblings:
                 return None
-            longest = max(longest, part.end - part.request.num_evicted_tokens)
+            longest = max(longest, part.seq_len)
         blocks = -(-longest // self.runner.block_size)
         requests = [part.request for part in scheduled]
         key = GraphKey(

@@ -63,7 +63,7 @@ class Launcher:
         """
         key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
         scored = self.runner.eviction is not None
-        context = sum(part.end - part.request.num_evicted_tokens for part in plan.scheduled)
+        context = sum(part.seq_len for part in plan.scheduled)
         result: Tensor | Picks
         if self.graphs is not None and key is not None:
             self.graphs.fill(key, plan.scheduled, pending)

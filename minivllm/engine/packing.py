@@ -21,7 +21,7 @@ class StepShape(NamedTuple):
     """What the tensors of a StepBatch are cut by."""
 
     tokens: int
-    requests: int
+    seq_lens: tuple[int, ...]  # of each request, those of the padding too
     blocks: int  # of the longest request
     logit_rows: int
 
@@ -30,7 +30,7 @@ class StepShape(NamedTuple):
 
         Those that index become int64 together, as `index_copy_` and the C++ kernels insist; the others are views.
         """
-        tokens, requests, blocks, rows = self
+        tokens, requests, blocks, rows = self.tokens, len(self.seq_lens), self.blocks, self.logit_rows
         indices, starts, seq_lens, table = ints.split(
             (3 * tokens + rows, requests + 1, requests, requests * blocks)
         )
@@ -66,7 +66,7 @@ def pack(
     slots: list[int] = []
     starts = [0]
     logit_rows: list[int] = []
-    seq_lens = [part.end - part.request.num_evicted_tokens for part in scheduled]
+    seq_lens = [part.seq_len for part in scheduled]
     width = max([pad_to[1], *(-(-length // size) for length in seq_lens)])
     # Most of all integers, and most of those of a graph may be padding, which costs nothing here.
     table = np.zeros((max(len(scheduled), pad_to[0]), width), np.int32)
@@ -77,13 +77,13 @@ def pack(
             position = part.start
             token_ids.append(request.token_ids[position])
             positions.append(position)
-            index = position - request.num_evicted_tokens
+            index = seq_lens[row] - 1
             slots.append(blocks[index // size] * size + index % size)
         else:
             token_ids.extend(request.token_ids[part.start : part.end])
             span = range(part.start, part.end)
             positions.extend(span)
-            held = range(part.start - request.num_evicted_tokens, part.end - request.num_evicted_tokens)
+            held = range(seq_lens[row] - part.num_tokens, seq_lens[row])
             slots.extend([blocks[index // size] * size + index % size for index in held])
         if all_logits or request.params.prompt_logprobs is not None:
             logit_rows.extend(range(starts[-1], len(token_ids)))
@@ -100,7 +100,7 @@ def pack(
         seq_lens += [1] * missing
     ints = np.array([*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens], np.int32)
     return np.concatenate((ints, table.ravel())), StepShape(
-        len(token_ids), len(seq_lens), width, len(logit_rows)
+        len(token_ids), tuple(seq_lens), width, len(logit_rows)
     )
 
 

@@ -70,17 +70,16 @@ class Runner:
             pending: int64 [R], tokens of the step before, where placeholders stand for them.
         """
         ints, shape = pack(scheduled, self.block_size, all_logits)
-        seq_lens = tuple(part.end - part.request.num_evicted_tokens for part in scheduled)
         batch = StepBatch(
             **shape.unpack(upload(ints, self.device)),
             query_lens_host=tuple(part.num_tokens for part in scheduled),
-            seq_lens_host=seq_lens,
+            seq_lens_host=shape.seq_lens,
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
         )
         if pending is not None:
             batch = replace(batch, token_ids=fill_in(batch.token_ids, pending))
         if (policy := self.eviction) is not None:
-            counts = zip(seq_lens, batch.query_lens_host, strict=True)
+            counts = zip(batch.seq_lens_host, batch.query_lens_host, strict=True)
             batch = replace(
                 batch,
                 mass=torch.zeros(batch.block_table.shape, device=self.device),

@@ -27,6 +27,11 @@ class ScheduledRequest(NamedTuple):  # a tuple, since every step makes one for e
         return self.start + self.num_tokens
 
     @property
+    def seq_len(self) -> int:
+        """Tokens that the request holds after the step: cached (not those evicted) plus new."""
+        return self.start + self.num_tokens - self.request.num_evicted_tokens
+
+    @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token and so chooses the next one."""
         return self.end == self.request.num_tokens

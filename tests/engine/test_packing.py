@@ -55,7 +55,7 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     counts = [part.num_tokens for part in parts]
     assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
     lengths = [part.end - part.request.num_evicted_tokens for part in parts]
-    assert tensors["seq_lens"].tolist() == lengths
+    assert tensors["seq_lens"].tolist() == list(shape.seq_lens) == lengths
     width = max(-(-length // size) for length in lengths)
     for row, part in zip(tensors["block_table"].tolist(), parts, strict=True):
         blocks = part.request.block_table.blocks[:width]
