@@ -22,7 +22,8 @@ from minivllm.kernels.common import dot, narrow, tanh
 
 @triton.jit
 def _rows(tiles, query_starts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Which query and which head each row of this program's tile is: the heads that share keys lie together."""
+    """This program's tile: its request, the first of its queries, how many the request has; of each row the query within
+    the request and within the step, the head, and whether there is one. The heads that share keys lie together."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile = tl.program_id(0)
     request, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
@@ -32,7 +33,53 @@ def _rows(tiles, query_starts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOC
     index = first + m // GROUP
     head = tl.program_id(1) * GROUP + m % GROUP
     held = (m < BLOCK_M // GROUP * GROUP) & (index < query_len)
-    return request, first, begin, query_len, index, head, held
+    return request, first, query_len, index, (begin + index).to(tl.int64), head, held
+
+
+@triton.jit
+def _key_range(
+    first,
+    query_len,
+    context,
+    QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The keys of this program: those that a query of its tile sees, in its piece if there are pieces."""
+    low = 0
+    high = context + tl.minimum(first + QUERIES, query_len)
+    if WINDOW:
+        low = tl.maximum(context + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if SPLIT_SIZE:
+        split = tl.program_id(2)
+        low = tl.maximum(low, split * SPLIT_SIZE)
+        high = tl.minimum(high, (split + 1) * SPLIT_SIZE)
+    return low, high
+
+
+@triton.jit
+def _weigh(scores, maximum, total):
+    """The step of the online softmax: the new keys' weights, the factor of what was summed before, maximum and total."""
+    highest = tl.maximum(maximum, tl.max(scores, 1))
+    pivot = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
+    weights = tl.exp2(scores - pivot[:, None])
+    decay = tl.exp2(maximum - pivot)
+    return weights, decay, highest, total * decay + tl.sum(weights, 1)
+
+
+@triton.jit
+def _finish(
+    out, acc, total, rows, head, held, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
+):
+    """Write what the rows' queries and heads come to; 0 for one that saw nothing."""
+    d = tl.arange(0, DIM)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
+        narrow(acc, out.dtype.element_ty),
+        mask=held[:, None] & (d < HEAD_DIM)[None, :],
+    )
 
 
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
@@ -76,23 +123,13 @@ def _attend(
 ):
     """One tile of queries, one key-value head, one piece of the keys (all of them if SPLIT_SIZE is 0) a program."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    request, first, begin, query_len, index, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
+    request, first, query_len, index, rows, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
     kv_head = tl.program_id(1)
     context = tl.load(seq_lens + request) - query_len
     position = tl.where(held, context + index, -1)
-    low = 0
-    high = context + tl.minimum(
-        first + BLOCK_M // GROUP, query_len
-    )  # after the last key that a query here sees
-    if WINDOW:
-        low = tl.maximum(context + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if SPLIT_SIZE:
-        split = tl.program_id(2)
-        low = tl.maximum(low, split * SPLIT_SIZE)
-        high = tl.minimum(high, (split + 1) * SPLIT_SIZE)
+    low, high = _key_range(first, query_len, context, BLOCK_M // GROUP, WINDOW, SPLIT_SIZE, BLOCK_N)
     d = tl.arange(0, DIM)
     inside = d < HEAD_DIM
-    rows = (begin + index).to(tl.int64)
     query = tl.load(
         q + rows[:, None] * q_stride + head[:, None] * q_head_stride + d[None, :],
         mask=held[:, None] & inside[None, :],
@@ -119,11 +156,7 @@ def _attend(
         if WINDOW:
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # log2(e)
-        highest = tl.maximum(maximum, tl.max(scores, 1))
-        pivot = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
-        weights = tl.exp2(scores - pivot[:, None])
-        decay = tl.exp2(maximum - pivot)
-        total = total * decay + tl.sum(weights, 1)
+        weights, decay, maximum, total = _weigh(scores, maximum, total)
         value = tl.load(
             values + at[:, None] * HEAD_DIM + d[None, :], mask=exists[:, None] & inside[None, :], other=0
         )
@@ -131,9 +164,8 @@ def _attend(
             factor = tl.load(value_scales + at, mask=exists, other=0.0)
             value = narrow(widen(value, tl.float32, FORMAT) * factor[:, None], dtype)
         acc = dot(narrow(weights, dtype), value, acc * decay[:, None])
-        maximum = highest
     if SPLIT_SIZE:
-        piece = ((tl.program_id(0) * KV_HEADS + kv_head) * tl.num_programs(2) + split).to(tl.int64)
+        piece = ((tl.program_id(0) * KV_HEADS + kv_head) * tl.num_programs(2) + tl.program_id(2)).to(tl.int64)
         m = tl.arange(0, BLOCK_M)
         tl.store(maxima + piece * BLOCK_M + m, maximum)
         tl.store(sums + piece * BLOCK_M + m, total)
@@ -143,12 +175,7 @@ def _attend(
             mask=(held & (maximum > float("-inf")))[:, None] & inside[None, :],
         )
     else:
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(
-            out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
-            narrow(acc, dtype),
-            mask=held[:, None] & inside[None, :],
-        )
+        _finish(out, acc, total, rows, head, held, HEADS, HEAD_DIM, DIM)
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["tiles", "query_starts"])
@@ -168,7 +195,7 @@ def _combine(
     BLOCK_M: tl.constexpr,
 ):
     """Put the pieces of one tile and one key-value head together, always from the first to the last."""
-    _, _, begin, _, index, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
+    _, _, _, _, rows, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
     d = tl.arange(0, DIM)
     inside = d < HEAD_DIM
     m = tl.arange(0, BLOCK_M)
@@ -191,13 +218,7 @@ def _combine(
         )
         acc = acc * decay[:, None] + part * share[:, None]
         maximum = highest
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    rows = (begin + index).to(tl.int64)
-    tl.store(
-        out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
-        narrow(acc, out.dtype.element_ty),
-        mask=held[:, None] & inside[None, :],
-    )
+    _finish(out, acc, total, rows, head, held, HEADS, HEAD_DIM, DIM)
 
 
 @dataclass(frozen=True)
