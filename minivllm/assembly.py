@@ -85,7 +85,8 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     }
     fused = takes_triton("runtime.fused_kernels", kernels["fused_kernels"], "off", device)
     with library.using(kernels["cpu_kernels"], device) as missing:
-        loaded = build(config["model"], {"progress": progress}, quant=quant, device=device)
+        offered = {"progress": progress, "moe": config["runtime"]["moe"]}
+        loaded = build(config["model"], offered, quant=quant, device=device)
         if missing is not None:
             loaded.warnings.append(missing)
         if level == "batch":

@@ -18,6 +18,7 @@ from minivllm.kernels.cpu.library import Kernels, active
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig
+from minivllm.models.kernels.grouped import find_mixtures
 from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.prequantized import Prequantized, part_names
@@ -59,6 +60,7 @@ def load_model(
     quant: QuantMethod,
     device: torch.device,
     progress: Progress | None = None,
+    moe: str = "auto",
 ) -> LoadedModel:
     """Load a checkpoint, or build its architecture with random weights.
 
@@ -71,10 +73,11 @@ def load_model(
         quant: how linear layers are stored; also sets the compute dtype.
         device: where the model runs.
         progress: told how far the weights are, as (done, total).
+        moe: how experts are to be multiplied; "grouped" insists that there are some.
 
     Raises:
-        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, or the checkpoint is
-            quantised in another way than `quant`.
+        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the checkpoint is
+            quantised in another way than `quant`, or experts are missing.
     """
     node = {"path": path, "weights": weights, "seed": seed, "architecture": architecture}
     _, source = resolve(node, allow_random=False)
@@ -88,6 +91,7 @@ def load_model(
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
+    find_mixtures(model, moe)
     widths = {
         name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
     }

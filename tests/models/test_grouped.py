@@ -15,6 +15,7 @@ from minivllm.bench.engines import MinivllmEngine
 from minivllm.config import compose
 from minivllm.engine.events import StepTimed
 from minivllm.errors import BadInput
+from minivllm.models import loading
 from minivllm.models.kernels.fuse import fuse
 from minivllm.models.kernels.grouped import GroupedMoE, group_experts
 from minivllm.models.loading import LoadedModel, load_model
@@ -183,6 +184,20 @@ def test_auto_is_for_plain_16_bit_experts_on_hopper(
     assert group_experts(quantised.model, "auto", CUDA) == 0
     assert group_experts(loaded("bfloat16").model, "auto", CPU) == 0
     assert group_experts(loaded("bfloat16").model, "loop", CUDA) == 0
+
+
+def test_a_model_without_experts_is_refused_before_its_weights(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_fill", lambda *_: pytest.fail("the weights are read"))
+    done = cli("task=generate", "task.prompt=a", "runtime.moe=grouped", "runtime.device=cpu")
+    assert done.code == 2 and done.err.count("\n") == 1, done.err
+    assert "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto" in done.err
+    # A model option that is not told what is wanted is found out afterwards.
+    dense = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(BadInput, match="no experts to group"):
+        group_experts(dense, "grouped", CPU)
+    assert group_experts(dense, "loop", CPU) == group_experts(dense, "auto", CPU) == 0
 
 
 def test_what_cannot_be_grouped_is_named(tmp_path: Path) -> None:
