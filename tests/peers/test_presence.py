@@ -24,7 +24,9 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
 
 
 @pytest.mark.parametrize("option", ["minivllm", "simulated"])
-def test_our_own_engines_need_nothing(option: str) -> None:
+def test_our_own_engines_need_nothing(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("find_spec", "peer_packages"):
+        monkeypatch.setattr(presence, name, lambda asked: pytest.fail(f"{asked} is looked for"))
     presence.require({"_target_": compose([f"engine={option}"])["engine"]["_target_"]}, option)
 
 
