@@ -18,6 +18,7 @@ from minivllm.kernels.common import INTERPRETED, dot, narrow
 MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
 _PROGRAMS = 512  # about four for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
+_BLOCK_K = 128  # inputs of a step
 
 
 @triton.jit
@@ -199,15 +200,17 @@ def _add(
 class _Launch:
     """The cut of one product: rows a tile, parts of the inputs, and where their results go."""
 
-    def __init__(self, x: Tensor, outputs: int, block_k: int) -> None:
-        self.rows, self.inputs = x.shape
+    def __init__(self, x: Tensor, outputs: int) -> None:
+        self.rows, inputs = x.shape
         self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
         self.block_m = max(16, triton.next_power_of_2(self.rows))
-        tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(self.inputs, block_k)
+        tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, _BLOCK_K)
         wanted = 2 if INTERPRETED else max(1, _PROGRAMS // tiles)
-        self.steps = triton.cdiv(steps, min(wanted, steps))  # of each part
-        self.grid = (tiles, triton.cdiv(steps, self.steps))
+        each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
+        self.grid = (tiles, triton.cdiv(steps, each))
         self.partial = torch.empty(self.grid[1], self.rows, outputs, dtype=torch.float32, device=x.device)
+        # What every kernel takes after its weight: partial, rows, outputs, inputs, steps.
+        self.arguments = (self.partial, self.rows, outputs, inputs, each)
 
     def add(self, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """The product: [rows, outputs] in the dtype of x."""
@@ -237,19 +240,14 @@ def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    block_k = 128
-    cut = _Launch(x, weight.shape[0], block_k)
+    cut = _Launch(x, weight.shape[0])
     _int8[cut.grid](
         x.contiguous(),
         weight,
-        cut.partial,
-        cut.rows,
-        cut.outputs,
-        cut.inputs,
-        cut.steps,
+        *cut.arguments,
         BLOCK_M=cut.block_m,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=block_k,
+        BLOCK_K=_BLOCK_K,
         num_stages=3,
     )
     return cut.add(scale, bias)
@@ -279,8 +277,7 @@ def nf4_product(
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    block_k = 128
-    cut = _Launch(x, shape[0], block_k)
+    cut = _Launch(x, shape[0])
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
     _nf4[cut.grid](
         x.contiguous(),
@@ -290,16 +287,12 @@ def nf4_product(
         nested_levels,
         nested_scales,
         offset,
-        cut.partial,
-        cut.rows,
-        cut.outputs,
-        cut.inputs,
-        cut.steps,
+        *cut.arguments,
         GROUP=group,
         NESTED=count,
         BLOCK_M=cut.block_m,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=block_k,
+        BLOCK_K=_BLOCK_K,
         num_warps=4 if cut.block_m == 16 else 8,
         num_stages=1,  # further stages would fetch every level through shared memory
     )
@@ -316,20 +309,15 @@ def int4_product(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    block_k = 128
-    cut = _Launch(x, scales_and_zeros.shape[1], block_k)
+    cut = _Launch(x, scales_and_zeros.shape[1])
     _int4[cut.grid](
         x.contiguous(),
         weight,
         scales_and_zeros,
-        cut.partial,
-        cut.rows,
-        cut.outputs,
-        cut.inputs,
-        cut.steps,
+        *cut.arguments,
         GROUP=group,
         BLOCK_M=cut.block_m,
-        BLOCK_K=block_k,
+        BLOCK_K=_BLOCK_K,
         num_stages=3,
     )
     return cut.add(None, None)
