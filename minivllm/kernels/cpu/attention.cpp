@@ -12,7 +12,6 @@
 namespace minivllm {
 namespace {
 
-constexpr int64_t kQueries = 16;  // tokens of a task, at most
 constexpr int64_t kTasks = 2;     // for each thread, at least, where there are so many heads
 
 struct Task {
@@ -51,27 +50,30 @@ float weigh(const Attention& a, int64_t from, int64_t to, float* scores, float& 
     std::fill(scores, scores + kKeys, 0.0f);
     return 1.0f;
   }
-  Vector lanes, highest = splat(peak);
-  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(i);
-  for (int64_t j = 0; j < kKeys; j += kLanes) {
-    Vector score = load(scores + j) * a.scale;
+  constexpr int kParts = kKeys / kLanes;
+  Vector parts[kParts], most = splat(peak);
+  for (int i = 0; i < kParts; ++i) {
+    parts[i] = load(scores + i * kLanes) * a.scale;
     if (a.soft_cap > 0)
-      for (int i = 0; i < kLanes; ++i) score[i] = a.soft_cap * std::tanh(score[i] / a.soft_cap);
-    const Vector key = lanes + static_cast<float>(j);
-    const Integers seen = (key >= static_cast<float>(from)) & (key < static_cast<float>(to));
-    score = seen ? score : splat(-INFINITY);
-    highest = score > highest ? score : highest;
-    store(scores + j, score);
+      for (int j = 0; j < kLanes; ++j) parts[i][j] = a.soft_cap * std::tanh(parts[i][j] / a.soft_cap);
   }
-  float top = highest[0];
-  for (int i = 1; i < kLanes; ++i) top = std::max(top, highest[i]);
+  if (from > 0 || to < kKeys) {
+    Vector key;
+    for (int j = 0; j < kLanes; ++j) key[j] = static_cast<float>(j);
+    for (int i = 0; i < kParts; ++i, key += static_cast<float>(kLanes)) {
+      const Integers seen = (key >= static_cast<float>(from)) & (key < static_cast<float>(to));
+      parts[i] = seen ? parts[i] : splat(-INFINITY);
+    }
+  }
+  for (int i = 0; i < kParts; ++i) most = parts[i] > most ? parts[i] : most;
+  const float top = highest(most);
   Vector added{};
-  for (int64_t j = 0; j < kKeys; j += kLanes) {
-    const Vector weight = exp_of_negative(load(scores + j) - top);
-    store(scores + j, weight);
+  for (int i = 0; i < kParts; ++i) {
+    const Vector weight = exp_of_negative(parts[i] - top);
+    store(scores + i * kLanes, weight);
     added += weight;
   }
-  const float fade = std::exp(peak - top);  // of a first tile: 0
+  const float fade = top > peak ? std::exp(peak - top) : 1.0f;  // of a first tile: 0
   total = total * fade + sum(added);
   peak = top;
   return fade;
@@ -81,16 +83,23 @@ float weigh(const Attention& a, int64_t from, int64_t to, float* scores, float& 
 template <typename Tiles, typename T>
 void run(const Attention& a, const Task& task, const Task& next, const T* q, const T* k_cache, const T* v_cache,
          T* out, Tiles& tiles, std::vector<float>& state) {
+  constexpr int64_t kRows = Tiles::kRows;
   const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
   const Extent e = extent_of(a, task), after = extent_of(a, next);
-  const int64_t rows = task.kv_heads * e.rows;
-  tiles.begin(rows, dim);
+  const int64_t room = (e.rows + kRows - 1) / kRows * kRows, rows = task.kv_heads * room;  // of a head, of all
+  tiles.begin(rows, dim, a.kv_heads * dim);
   state.assign(2 * rows, 0.0f);
   float *peak = state.data(), *total = peak + rows;
   std::fill(peak, total, -INFINITY);
-  const auto token_of = [&](int64_t row) { return e.token + row % e.rows / group; };
-  const auto head_of = [&](int64_t row) { return (task.kv_head + row / e.rows) * group + row % group; };
-  for (int64_t row = 0; row < rows; ++row) tiles.take_query(row, q + token_of(row) * a.q_stride + head_of(row) * dim);
+  const auto head_of = [&](int64_t h, int64_t row) { return (task.kv_head + h) * group + row % group; };
+  for (int64_t h = 0; h < task.kv_heads; ++h)
+    for (int64_t row = 0; row < e.rows; row += kRows) {
+      const T* from[kRows];
+      const int64_t count = std::min(kRows, e.rows - row);
+      for (int64_t r = row; r < row + count; ++r)
+        from[r - row] = q + (e.token + r / group) * a.q_stride + head_of(h, r) * dim;
+      tiles.take_queries(h * room + row, count, from);
+    }
   const int64_t first = e.oldest / kKeys * kKeys;
   Place here = locate(a, task, first, e.last);
   for (int64_t tile = first; tile < e.last; tile += kKeys) {
@@ -101,27 +110,28 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
       const int64_t head = task.kv_head + h;
       const bool stays = h + 1 < task.kv_heads;
       const int64_t next_head = stays ? head + 1 : ends ? next.kv_head : task.kv_head;
-      tiles.take_keys(k_cache + head * dim, v_cache + head * dim, here, stays ? here : later, (next_head - head) * dim);
-      for (int64_t row = h * e.rows; row < (h + 1) * e.rows; row += kRows) {
+      tiles.take_keys(k_cache + head * dim, v_cache + head * dim, here, stays ? here : later, (next_head - head) * dim,
+                      e.rows);
+      for (int64_t row = 0; row < e.rows; row += kRows) {
         alignas(64) float scores[kRows * kKeys];
         float fades[kRows];
-        const int64_t count = std::min(kRows, (h + 1) * e.rows - row);
-        tiles.score(row, count, scores);
+        const int64_t count = std::min(kRows, e.rows - row), place = h * room + row;
+        if (e.position + (row + count - 1) / group < tile) continue;  // it lies in the future of all
+        tiles.score(place, count, scores);
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t at = e.position + (row + i) % e.rows / group - tile;  // of the query, from the tile's beginning
+          const int64_t at = e.position + (row + i) / group - tile;  // of the query, from the tile's beginning
           const int64_t from = a.window ? std::max<int64_t>(0, at + 1 - a.window) : 0;
-          fades[i] = weigh(a, from, std::min(at + 1, kKeys), scores + i * kKeys, peak[row + i], total[row + i]);
+          fades[i] = weigh(a, from, std::min(at + 1, kKeys), scores + i * kKeys, peak[place + i], total[place + i]);
         }
-        tiles.add(row, count, scores, fades);
+        tiles.add(place, count, scores, fades);
       }
     }
     here = later;
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    T* to = out + (token_of(row) * a.heads + head_of(row)) * dim;
-    const float* sums = tiles.sums(row);
-    for (int64_t i = 0; i < dim; i += kLanes) store(to + i, load(sums + i) / total[row]);
-  }
+  for (int64_t h = 0; h < task.kv_heads; ++h)
+    for (int64_t row = 0; row < e.rows; ++row)
+      tiles.write(h * room + row, total[h * room + row],
+                  out + ((e.token + row / group) * a.heads + head_of(h, row)) * dim);
 }
 
 template <typename Tiles, typename T>
@@ -131,12 +141,13 @@ void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cach
   tasks.reserve(a.requests * a.kv_heads);
   // Memory is read best from end to end, all heads of a key together; where requests are few the heads are shared out.
   const int64_t together = std::clamp<int64_t>(a.requests * a.kv_heads / (kTasks * omp_get_max_threads()), 1, a.kv_heads);
+  const int64_t most = std::max<int64_t>(1, Tiles::kTaskRows / (a.heads / a.kv_heads));  // queries of a task
   for (int64_t r = 0; r < a.requests; ++r) {
     const int64_t count = a.starts[r + 1] - a.starts[r];
     const int64_t heads = count == 1 ? together : 1;
     for (int64_t h = 0; h < a.kv_heads; h += heads)
-      for (int64_t first = 0; first < count; first += kQueries)
-        tasks.push_back({r, h, std::min(heads, a.kv_heads - h), first, std::min(kQueries, count - first)});
+      for (int64_t first = 0; first < count; first += most)
+        tasks.push_back({r, h, std::min(heads, a.kv_heads - h), first, std::min(most, count - first)});
   }
   const auto count = static_cast<int64_t>(tasks.size());
 #pragma omp parallel
@@ -160,7 +171,12 @@ template <typename T>
 void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, T* v_cache, T* out) {
 #ifdef MINIVLLM_BF16_PRODUCTS
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (a.head_dim % kColumns == 0) return attend_by<PanelTiles>(a, q, k, v, k_cache, v_cache, out);
+    if (a.head_dim % kColumns == 0) {
+#ifdef MINIVLLM_MATRIX_UNIT
+      if (may_use_matrix_unit()) return attend_by<MatrixTiles>(a, q, k, v, k_cache, v_cache, out);
+#endif
+      return attend_by<PanelTiles>(a, q, k, v, k_cache, v_cache, out);
+    }
 #endif
   attend_by<PlainTiles<T>>(a, q, k, v, k_cache, v_cache, out);
 }

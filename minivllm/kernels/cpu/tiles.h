@@ -20,16 +20,20 @@ struct Place {
 template <typename T>
 class PlainTiles {
  public:
-  void begin(int64_t rows, int64_t dim) {
+  static constexpr int64_t kRows = minivllm::kRows, kTaskRows = 36;
+
+  void begin(int64_t rows, int64_t dim, int64_t) {
     dim_ = dim;
     queries_.resize(rows * dim), keys_.resize(kKeys * dim), values_.resize(kKeys * dim);
     sums_.assign(rows * dim, 0.0f);
   }
 
-  void take_query(int64_t row, const T* from) { copy(from, queries_.data() + row * dim_); }
+  void take_queries(int64_t row, int64_t count, const T* const* from) {
+    for (int64_t r = 0; r < count; ++r) copy(from[r], queries_.data() + (row + r) * dim_);
+  }
 
   // The tile at `place`; that at `ahead`, `shift` elements further on, is asked for meanwhile.
-  void take_keys(const T* keys, const T* values, const Place& place, const Place& ahead, int64_t shift) {
+  void take_keys(const T* keys, const T* values, const Place& place, const Place& ahead, int64_t shift, int64_t) {
     for (int64_t j = 0; j < place.count; ++j) {
       copy(keys + place.at[j], keys_.data() + j * dim_);
       copy(values + place.at[j], values_.data() + j * dim_);
@@ -75,7 +79,9 @@ class PlainTiles {
       }
   }
 
-  const float* sums(int64_t row) const { return sums_.data() + row * dim_; }
+  void write(int64_t row, float total, T* out) const {
+    for (int64_t i = 0; i < dim_; i += kLanes) store(out + i, load(sums_.data() + row * dim_ + i) / total);
+  }
 
  private:
   void copy(const T* from, float* to) const {
@@ -90,4 +96,5 @@ class PlainTiles {
 
 #ifdef MINIVLLM_BF16_PRODUCTS
 #include "tiles_bf16.h"
+#include "tiles_matrix.h"
 #endif

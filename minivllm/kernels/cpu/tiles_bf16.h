@@ -5,7 +5,8 @@
 
 namespace minivllm {
 
-// to[16][kColumns] of 32-bit words = the transpose of 16 words of each of 16 rows.
+// to[16][kStride] of 32-bit words = the transpose of 16 words of each of 16 rows.
+template <int kStride = kColumns>
 inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_t* to) {
   __m512i a[16], b[16];
   for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + offset);
@@ -22,17 +23,19 @@ inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_
   for (int n = 0; n < 4; ++n) {
     const __m512i low = _mm512_shuffle_i32x4(a[n], a[n + 4], 0x88), high = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0x88);
     const __m512i low2 = _mm512_shuffle_i32x4(a[n], a[n + 4], 0xDD), high2 = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0xDD);
-    _mm512_store_si512(to + n * kColumns, _mm512_shuffle_i32x4(low, high, 0x88));
-    _mm512_store_si512(to + (n + 8) * kColumns, _mm512_shuffle_i32x4(low, high, 0xDD));
-    _mm512_store_si512(to + (n + 4) * kColumns, _mm512_shuffle_i32x4(low2, high2, 0x88));
-    _mm512_store_si512(to + (n + 12) * kColumns, _mm512_shuffle_i32x4(low2, high2, 0xDD));
+    _mm512_store_si512(to + n * kStride, _mm512_shuffle_i32x4(low, high, 0x88));
+    _mm512_store_si512(to + (n + 8) * kStride, _mm512_shuffle_i32x4(low, high, 0xDD));
+    _mm512_store_si512(to + (n + 4) * kStride, _mm512_shuffle_i32x4(low2, high2, 0x88));
+    _mm512_store_si512(to + (n + 12) * kStride, _mm512_shuffle_i32x4(low2, high2, 0xDD));
   }
 }
 
 // For heads of a multiple of 64 dimensions.
 class PanelTiles {
  public:
-  void begin(int64_t rows, int64_t dim) {
+  static constexpr int64_t kRows = minivllm::kRows, kTaskRows = 36;
+
+  void begin(int64_t rows, int64_t dim, int64_t) {
     dim_ = dim;
     queries_.resize(rows * dim);
     sums_.assign(rows * dim, 0.0f);
@@ -42,11 +45,12 @@ class PanelTiles {
     values_ = keys_ + kKeys * dim;
   }
 
-  void take_query(int64_t row, const BFloat16* from) {
-    std::memcpy(queries_.data() + row * dim_, from, dim_ * sizeof(uint16_t));
+  void take_queries(int64_t row, int64_t count, const BFloat16* const* from) {
+    for (int64_t r = 0; r < count; ++r) std::memcpy(queries_.data() + (row + r) * dim_, from[r], dim_ * sizeof(uint16_t));
   }
 
-  void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift) {
+  void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
+                 int64_t) {
     pairs_ = (place.count + 1) / 2;
     for (int64_t j = 0; j < kKeys; j += 16) {
       ask(keys + shift, ahead, j, 16);
@@ -105,11 +109,13 @@ class PanelTiles {
     });
   }
 
-  const float* sums(int64_t row) const { return sums_.data() + row * dim_; }
+  void write(int64_t row, float total, BFloat16* out) const {
+    for (int64_t i = 0; i < dim_; i += kLanes) store(out + i, load(sums_.data() + row * dim_ + i) / total);
+  }
 
  private:
   // Asks memory for some keys or values of the next tile.
-  void ask(const BFloat16* cache, const Place& ahead, int64_t begin, int64_t count) const {
+  MINIVLLM_ASKS void ask(const BFloat16* cache, const Place& ahead, int64_t begin, int64_t count) const {
     const int64_t end = std::min(begin + count, ahead.count);
     for (int64_t j = begin; j < end; ++j) {
       const BFloat16* at = cache + ahead.at[j];

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 namespace minivllm {
 
 struct BFloat16 {
@@ -32,10 +36,14 @@ inline Vector load(const Half* from) {
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
 inline void store(BFloat16* to, Vector value) {  // to the nearest, ties to even
+#ifdef __AVX512BF16__
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+#else
   auto bits = (Integers)value;
   const Integers is_number = value == value;
   bits = ((bits + 0x7FFF + ((bits >> 16) & 1)) & is_number) | (0x7FC00000 & ~is_number);
   *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(bits >> 16, Shorts);
+#endif
 }
 inline void store(Half* to, Vector value) {
   *reinterpret_cast<Halves*>(to) = __builtin_convertvector(value, Halves);
@@ -53,13 +61,24 @@ inline Vector rounded<float>(Vector value) {
   return value;
 }
 
-inline float sum(Vector v) {
+// One value of all sixteen: their sum, their maximum.
+template <typename Join>
+inline float reduce(Vector v, const Join& join) {
   typedef float Eight __attribute__((vector_size(32)));
   typedef float Four __attribute__((vector_size(16)));
-  const Eight eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                      __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Four four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-  return (four[0] + four[2]) + (four[1] + four[3]);
+  const Eight eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  const Four four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const Four two = join(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return join(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
+}
+
+inline float sum(Vector v) {
+  return reduce(v, [](auto a, auto b) { return a + b; });
+}
+
+inline float highest(Vector v) {
+  return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x to 2 units in the last place for x in [-87, 0]; below that, 0. After Cephes' expf (Moshier).
