@@ -14,6 +14,7 @@ from typing import Any
 from minivllm.bench.record import Record, portable
 
 RECORD = "record.json"
+KERNELS = "kernels.json"  # the record of task=kernels, one a run
 ASIDE = ".replaced-"  # before the name of a record directory that is being measured again
 HANDOVER = ".record.part"  # a worker's finished record, before the supervisor completes it
 REQUESTS = "requests.parquet"

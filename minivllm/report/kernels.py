@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm.bench.storage import KERNELS
+from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
@@ -41,6 +44,22 @@ CSV_FIELDS = (
 )
 ABOVE = 1.05  # of the measured limit, which has its own noise
 ESTIMATES = ("seconds", "reference_seconds", "speedup")  # each a median with an interval
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The record of a run of task=kernels.
+
+    Raises:
+        BadInput: it cannot be read, or is none.
+    """
+    path = folder / KERNELS
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    if not isinstance(record, dict) or record.get("kind") != "kernels":
+        raise BadInput(f"{path} is no record of task=kernels")
+    return record
 
 
 def write(record: dict[str, Any], out_dir: Path) -> Path:

@@ -17,7 +17,6 @@ from minivllm.tasks.bench import fresh_name
 if TYPE_CHECKING:
     from minivllm.bench.kernels.case import Setting
 
-RECORD = "kernels.json"
 SCHEMA_VERSION = 1
 FALLBACK_CACHE = 1 << 26  # bytes, where the system does not say
 
@@ -66,11 +65,11 @@ def run(config: dict[str, Any]) -> int:
         },
         "rows": rows,
     }
-    storage.write_json(root / name / RECORD, record)
+    storage.write_json(root / name / storage.KERNELS, record)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True)
-    print(f"record: {root / name / RECORD}")
+    print(f"record: {root / name / storage.KERNELS}")
     print(f"table and plot: {write(record, Path(config.get('reports_dir') or 'reports') / name)}")
     return 0 if record["status"] == "ok" else 1
 

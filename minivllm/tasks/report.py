@@ -6,6 +6,7 @@ import glob
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 
 MAX_NAME = 80
@@ -13,7 +14,7 @@ SHARED = ("workloads", "quality", ".submitit")  # folders beside those of record
 
 
 def run(config: dict[str, Any]) -> int:
-    """Build the report of `runs` and print its path.
+    """Build the report of `runs` and print its path; a run of task=kernels has one of its own.
 
     Args:
         config: the resolved configuration; uses `runs` (folders or globs, also relative to `runs_dir`),
@@ -24,13 +25,21 @@ def run(config: dict[str, Any]) -> int:
 
     Raises:
         BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it, or `reports_dir` cannot be
-            written to.
+            written to, or `name` is given to several reports.
     """
     folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
-    out_dir = Path(config.get("reports_dir") or "reports") / str(config.get("name") or joined_name(folders))
-    from minivllm.report import build_report
+    reports_dir, name = Path(config.get("reports_dir") or "reports"), config.get("name")
+    timed = [folder for folder in folders if (folder / KERNELS).exists()]
+    measured = [folder for folder in folders if folder not in timed]
+    if name and len(timed) + bool(measured) > 1:
+        raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
+    from minivllm.report import build_report, kernels
 
-    print(f"report: {build_report(folders, out_dir)}")
+    if measured:
+        print(f"report: {build_report(measured, reports_dir / str(name or joined_name(measured)))}")
+    for folder in timed:
+        out_dir = reports_dir / str(name or joined_name([folder]))
+        print(f"table and plot: {kernels.write(kernels.read(folder), out_dir)}")
     return 0
 
 
@@ -59,7 +68,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _holds_records(folder: Path) -> bool:
-    return any(next(folder.glob(f"{depth}record.json"), None) for depth in ("", "*/", "*/*/"))
+    return any(next(folder.glob(name), None) for name in (KERNELS, *(d + RECORD for d in ("", "*/", "*/*/"))))
 
 
 def _available(runs_dir: Path) -> str:

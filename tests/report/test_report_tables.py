@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,36 @@ def test_task_refuses_what_is_not_there(sweep: Path, tmp_path: Path, runs: list[
     if runs:
         assert sweep.name in str(caught.value)  # says what there is
     assert not (tmp_path / "reports").exists()
+
+
+def test_task_rebuilds_the_table_of_kernels_from_its_record(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "kernels"
+    for name in ("k", "other"):
+        (sweep.parent / name).mkdir()
+        shutil.copy(example / "kernels.json", sweep.parent / name)
+    every = settings(tmp_path, runs=["*"], runs_dir=str(sweep.parent))
+    assert run(every) == 0
+    reports = tmp_path / "reports"
+    assert sorted(path.name for path in reports.iterdir()) == sorted(["k", "other", sweep.name])
+    assert f"table and plot: {reports / 'k'}\n" in capsys.readouterr().out
+    for file in ("kernels.md", "kernels.csv"):
+        assert (reports / "k" / file).read_text() == (example / file).read_text()
+    assert (reports / "k" / "kernels.png").read_bytes().startswith(b"\x89PNG")
+    assert (reports / sweep.name / "index.html").is_file()
+    assert run(every | {"runs": ["k"], "name": "mine"}) == 0
+    assert (reports / "mine" / "kernels.md").is_file()
+    with pytest.raises(BadInput, match="name=both is for one report"):
+        run(every | {"name": "both"})
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_task_refuses_what_is_no_record_of_kernels(tmp_path: Path, text: str) -> None:
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k" / "kernels.json").write_text(text)
+    with pytest.raises(BadInput, match=r"k/kernels\.json"):
+        run(settings(tmp_path, runs=[str(tmp_path / "k")]))
 
 
 def test_long_names_are_cut() -> None:
