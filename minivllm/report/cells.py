@@ -12,6 +12,7 @@ from minivllm.bench.capacity import TASK as CAPACITY
 from minivllm.bench.capacity import UNITS as RATES
 from minivllm.bench.identity import NEUTRAL_MEASURE
 from minivllm.bench.measurement import SIMULATED
+from minivllm.report.format import MISSING
 from minivllm.report.rows import Row, number, status_of
 
 # Parts of the configuration that are not knobs of the measurement.
@@ -126,6 +127,12 @@ class Cell:
                 return row[key]
         return None
 
+    def named(self, key: str) -> str:
+        """A field for people; of the configuration a null is told from a knob that the option does not have."""
+        value = self.first(key)
+        known = value is not None or (key.startswith("config.") and any(key in row for row in self.rows))
+        return show(value) if known else MISSING
+
 
 def gather(rows: list[Row]) -> list[Cell]:
     """Cells in the order of their sweep's arms, labelled; the first is the baseline.
@@ -191,10 +198,9 @@ def _label(cells: list[Cell]) -> None:
     """Fill in what varies among the cells and a unique label for each."""
     for key, title in varying_columns(cells).items():
         for cell in cells:
-            cell.varying[title] = show(cell.first(key))
+            cell.varying[title] = cell.named(key)
     for cell in cells:
-        # An option's name speaks for itself; a bare number does not.
-        parts = [f"{t.rsplit('.', 1)[-1]}={v}" if "." in t else v for t, v in cell.varying.items()]
+        parts = [spoken(title, value) for title, value in cell.varying.items() if value != MISSING]
         named = cell.arm and (
             not cell.configured
             or not parts
@@ -211,6 +217,11 @@ def _label(cells: list[Cell]) -> None:
         if counts[cell.label] > 1:
             seen[cell.label] += 1
             cell.label = f"{cell.label} #{seen[cell.label]}"
+
+
+def spoken(title: str, value: str) -> str:
+    """A value of a varying column in a label: an option's name speaks for itself, a bare number does not."""
+    return f"{title.rsplit('.', 1)[-1]}={value}" if "." in title else value
 
 
 def name_columns(cells: list[Cell]) -> list[str]:
@@ -285,11 +296,11 @@ def _differs(cells: list[Cell], key: str) -> bool:
 def show(value: Any) -> str:
     """A configuration value as one writes it on the command line."""
     if value is None:
-        return "–"
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # pandas turns integer columns with gaps into floats
+        return str(int(value))
     if isinstance(value, list | tuple):
         return "[" + ",".join(show(v) for v in value) + "]"
     return str(value)

@@ -6,14 +6,14 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minivllm.bench import records
 from minivllm.errors import BadInput
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Row = dict[str, Any]  # flattened record: "metrics.ttft_ms.p50" -> value, None where there is none
+Row = dict[
+    str, Any
+]  # flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key
 
 
 def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[str]]:
@@ -21,33 +21,19 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[str]]:
 
     Raises BadInput where there is no record at all.
     """
-    from minivllm.bench.records import load_records
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page lists the files that could not be read
-        frame = load_records(source)
-    rows = rows_of(frame)
-    if not rows:
+        found, unreadable = records.scan(source)
+    if not found:
         places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
         raise BadInput(
             f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
         )
-    return rows, [str(path) for path in frame.attrs.get("unreadable", [])]
-
-
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """A frame of `load_records` as rows, with None for every kind of missing value."""
-    return [{str(k): _plain(v) for k, v in row.items()} for row in frame.to_dict("records")]
+    return [{k: _plain(v) for k, v in records.flatten(record).items()} for record in found], unreadable
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int | list | dict | tuple | Path):
-        return value
-    if hasattr(value, "tolist"):  # numpy scalars and arrays
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return None if str(value) in ("NaT", "<NA>", "nan") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number(value: Any) -> float | None:

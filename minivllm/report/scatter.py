@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minivllm.report.cells import Cell, name_columns
+from minivllm.report.cells import Cell, name_columns, spoken
 from minivllm.report.chart import MAX_CURVES, Chart, Panel, Series, finish
-from minivllm.report.format import count, listing, sig
+from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.plots import THROUGHPUT, time_unit
 from minivllm.report.style import LIGHT, MARKERS, PALETTE, Plot, colours, short
 
@@ -60,8 +60,8 @@ def point_series(
     for cell, tint in zip(cells, tints, strict=True):
         label = f"{title}={cell.varying[title]}" if legend else ""
         marker = shapes.get(cell.varying.get(second, ""), "o")
-        if shapes:
-            label += f" · {cell.varying[second]}"
+        if shapes and cell.varying[second] != MISSING:
+            label += f" · {spoken(second, cell.varying[second])}"
         groups.setdefault((label, tint, marker, not full(cell)), []).append(cell)
     found = []
     for (label, tint, marker, hollow), members in groups.items():

@@ -124,7 +124,7 @@ def constants(cells: list[Cell]) -> list[tuple[str, str]]:
 
 def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
     """Every knob of the first cell's resolved configuration, for those who want all of it."""
-    config = below(cells[0].rows[0], "config")
+    config = {k.removeprefix("config."): v for k, v in cells[0].rows[0].items() if k.startswith("config.")}
     return [
         (k, show(v))
         for k, v in sorted(config.items())

@@ -152,6 +152,14 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
     assert len({(s.colour, s.marker) for s in series}) == 4
 
 
+def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
+    records = [make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in (1, 2)]
+    for index, record in enumerate(records):
+        record.config["batching"]["max_num_seqs"] = 8 << index % 2
+    series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
+    assert [s.label for s in series][:2] == ["quant=fp16 · max_num_seqs=8", "quant=fp16 · max_num_seqs=16"]
+
+
 def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
     ticks = live.decades(0.9, 18.0)
     assert [tick for tick in ticks if 0.9 <= tick <= 18] == [1, 2, 5, 10]

@@ -165,6 +165,33 @@ def test_swept_numbers_are_columns_and_implied_knobs_are_not(tmp_path: Path) -> 
     assert set(table(out)) == {"block_size=16", "block_size=32"}
 
 
+def test_a_knob_that_is_null_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    records = []
+    for index, blocks in enumerate((None, 3, "no such knob")):
+        record = make_record(cell_id=f"c{index}", run_id=f"r{index}", index=index)
+        if index < 2:
+            record.config["cache"]["num_blocks"] = blocks
+        records.append(record)
+    out = tmp_path / "out"
+    page = Page(build_report(write(tmp_path / "runs", records), out))
+    names = [line.split(" | ")[0] for line in (out / "table.md").read_text().splitlines()[2:]]
+    assert names == ["| null", "| 3", "| –"]
+    assert "cache.num_blocks = null, 3, –" in page.text and "Fastest: num_blocks=3 at" in page.text
+    assert "cache.num_blocks null" in " ".join(page.text.split())  # in the list of every knob
+
+
+def test_what_is_not_known_of_a_cell_is_not_in_its_name(tmp_path: Path) -> None:
+    records = [
+        make_record(q, run_id=q, attention_backend=kernel)
+        for q, kernel in (("fp16", "sdpa"), ("int8", "cpu"), ("nf4", None))
+    ]
+    out = tmp_path / "out"
+    build_report(write(tmp_path / "runs", records), out)
+    labels = [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()[1:]]
+    assert labels == ["fp16 · sdpa", "int8 · cpu", "nf4"]
+    assert "| nf4 | – | ok |" in (out / "table.md").read_text()
+
+
 def test_an_unreadable_record_is_named(sweep: Path, tmp_path: Path) -> None:
     torn = sorted(sweep.glob("*/record.json"))[0]
     torn.write_text("{")
