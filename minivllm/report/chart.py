@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from minivllm.report.style import BLUE, GRID, PALETTE, Plot, canvas, heading, legend_below, plain_ticks, png
+from minivllm.report.style import (
+    BLUE,
+    FAINT,
+    GRID,
+    PALETTE,
+    Plot,
+    canvas,
+    heading,
+    legend_below,
+    plain_ticks,
+    png,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +62,11 @@ class Panel:
     y_from_zero: bool = True
     named: bool = False  # the names of points stand beside them in the file; the page has the pointer
     rows: Sequence[str] = ()  # names of y = 0, 1, ... from the top, in place of numbers
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw: the file says so, and the page leaves it out."""
+        return not any(len(series.x) for series in self.series)
 
 
 @dataclass(frozen=True)
@@ -122,13 +138,18 @@ def _drawn(chart: Chart) -> bytes:
         len(chart.rows), columns, height, squeeze=False, sharex=several, sharey="col" if several else False
     )
     handles: dict[str, object] = {}
-    for row, (axes, (title, panels)) in enumerate(zip(grid, chart.rows, strict=True), 1):
+    for axes, (_, panels) in zip(grid, chart.rows, strict=True):
         for ax, panel in zip(axes, panels, strict=False):
             for series in panel.series:
                 handle = _series(ax, series)
                 if series.label:
                     handles.setdefault(series.label, handle)
+    # Only now: a limit that is set ends the scaling of shared axes, and later rows would be cut.
+    for row, (axes, (title, panels)) in enumerate(zip(grid, chart.rows, strict=True), 1):
+        for ax, panel in zip(axes, panels, strict=False):
             _axes(ax, panel, bottom=row == len(chart.rows))
+            if panel.empty:
+                ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         heading(axes[0], title or panels[0].title)

@@ -40,7 +40,7 @@ def items(chart: Chart) -> list[dict[str, Any]]:
     found = []
     for title, panels in chart.rows:
         if title:
-            figures = [_figure(panel, ROW_HEIGHT) for panel in panels]
+            figures = [_figure(panel, ROW_HEIGHT) for panel in panels if not panel.empty]
             for figure in figures[1:]:
                 figure.x_range = figures[0].x_range
             for figure in figures[:-1]:

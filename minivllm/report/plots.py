@@ -20,6 +20,7 @@ from minivllm.report.style import (
     VERMILION,
     Plot,
     bar_height,
+    beside,
     canvas,
     colours,
     heading,
@@ -33,6 +34,7 @@ from minivllm.report.style import (
 )
 
 THROUGHPUT = "metrics.output_tokens_per_s"
+HOST = "host RSS peak"
 PHASES = {"schedule": PURPLE, "prepare": ORANGE, "forward": BLUE, "sample": GREEN, "emit": SKY, "gap": GREY}
 
 
@@ -70,7 +72,7 @@ def throughput(cells: list[Cell]) -> Plot | None:
         ax.barh(y, stat.mean, height=0.62, color=tints[y])
         if stat.spread:
             ax.plot([stat.low, stat.high], [y, y], color=INK, lw=1.4, marker="|", ms=6)
-        ax.text(stat.high + right * 0.012, y, sig(stat.mean), va="center", fontsize=9)
+        beside(ax, stat.high, y, sig(stat.mean))
     rows_axis(ax, shown)
     ax.set_xlim(0, right * 1.12)
     ax.set_xlabel("output tokens/s (longer is faster)" if top else "no cell has a figure")
@@ -156,33 +158,43 @@ def _total_memory(cell: Cell) -> tuple[float | None, str]:
     ):
         if (value := cell.mean(key)) is not None:
             return value, name
-    return cell.mean("memory.host_rss_peak"), "host RSS peak"
+    return cell.mean("memory.host_rss_peak"), HOST
 
 
 def memory(cells: list[Cell]) -> Plot | None:
-    """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark."""
+    """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark.
+
+    In a host's memory a pool is an outline: its pages take none until they are written to, so how much of it the process
+    holds is not known.
+    """
     shown, cut = _cut(cells)
     if not any(cell.mean("memory.weights") is not None or _total_memory(cell)[0] for cell in shown):
         return None
     figure, ax = canvas(height=bar_height(len(shown)))
-    right, kinds, starts = 0.0, [], []
+    right, kinds, starts, outlined = 0.0, [], [], False
     for y, cell in enumerate(shown):
-        total, kind = _total_memory(cell)
-        weights, pool = (cell.mean("memory.weights") or 0.0) / 1e9, (cell.mean("memory.kv_pool") or 0.0) / 1e9
-        rest = max(0.0, (total or 0.0) / 1e9 - weights - pool)
         if not cell.ok:
             starts.append(y)
             continue
+        total, kind = _total_memory(cell)
         kinds += [kind] if total is not None and kind not in kinds else []
+        known = cell.mean("memory.weights")
+        weights, pool = (known or 0.0) / 1e9, (cell.mean("memory.kv_pool") or 0.0) / 1e9
+        aside = pool if kind == HOST and total is not None else 0.0
+        rest = max(0.0, (total or 0.0) / 1e9 - weights - (pool - aside))
         left = 0.0
-        for value, colour in ((weights, BLUE), (pool, ORANGE), (rest, LIGHT)):
+        for value, colour in ((weights, BLUE), (pool - aside, ORANGE), (rest, LIGHT)):
             ax.barh(y, value, left=left, height=0.62, color=colour)
             left += value
+        if aside:
+            outlined = True
+            ax.barh(y, aside, left=weights, height=0.62, facecolor="none", edgecolor=ORANGE, linewidth=1.4)
         full = cell.mean("memory.weights_16bit")
         if full is not None:
             ax.plot([full / 1e9] * 2, [y - 0.4, y + 0.4], color=BLACK, lw=2, ls=(0, (2, 1)))
-        ax.text(left, y, f"  {sig(weights)} of {sig(left)}", va="center", fontsize=9)
-        right = max(right, left, (full or 0.0) / 1e9)
+        end = max(left, weights + aside)
+        beside(ax, end, y, f"{sig(known and weights)} of {sig(left)}")
+        right = max(right, end, (full or 0.0) / 1e9)
     right = right or 1.0
     for y in starts:
         mark_failure(ax, y, shown[y], right=right)
@@ -193,22 +205,26 @@ def memory(cells: list[Cell]) -> Plot | None:
     from matplotlib.lines import Line2D
 
     dashes = Line2D([], [], color=BLACK, lw=2, ls=(0, (2, 1)))
-    parts = [
-        (patch(c), n) for c, n in ((BLUE, "weights"), (ORANGE, "KV pool"), (LIGHT, "rest of the process"))
-    ]
+    pool_key = (patch(ORANGE, outline=outlined), "KV pool, set aside" if outlined else "KV pool")
+    parts = [(patch(BLUE), "weights"), pool_key, (patch(LIGHT), "rest of the process")]
     legend_below(figure, [*parts, (dashes, "the weights in 16 bits")])
     alt = f"Stacked bars of weights, KV pool and other memory for {count(len(shown), 'cell')}"
     alt += ", with the 16-bit size of the weights marked."
     caption = (
-        f"Total: {' or '.join(kinds) or 'not recorded'}. Dashed mark: what the same weights take in 16 bits. "
-        f"Pool pages that were never touched are not resident, so a sum may exceed the process's figure.{cut}"
+        f"Total: {' or '.join(kinds) or 'not recorded'}. Dashed mark: what the same weights take in 16 bits."
     )
-    return plot("memory", "Memory", alt + _no_data_note(shown), caption, figure)
+    if outlined:
+        caption += (
+            " Outline: the pool as it was set aside in the host's memory, where pages count in the total only once they "
+            "are written to."
+        )
+    return plot("memory", "Memory", alt + _no_data_note(shown), caption + _no_data_note(shown) + cut, figure)
 
 
 def breakdown(cells: list[Cell]) -> Plot | None:
     """Mean milliseconds a step by phase, stacked."""
-    shown, cut = _cut([cell for cell in cells if cell.mean("breakdown.forward_ms") is not None])
+    measured = [cell for cell in cells if cell.mean("breakdown.forward_ms") is not None]
+    shown, cut = _cut(measured)
     if not shown:
         return None
     figure, axes = canvas(1, 2, height=bar_height(len(shown), 1.15), sharey=True)
@@ -225,10 +241,13 @@ def breakdown(cells: list[Cell]) -> Plot | None:
                 ax.barh(y, value, left=left, height=0.62, color=PHASES[phase])
                 left += value
             whole = math.fsum(cell.mean(f"breakdown.{phase}_ms") or 0.0 for phase in PHASES)
-            note = (
-                sig(left) if index == 0 else f"{sig(left)} ({sig(100 * left / whole, 2) if whole else 0} %)"
-            )
-            ax.text(left, y, f" {note}", va="center", fontsize=9)
+            if all(cell.mean(f"breakdown.{phase}_ms") is None for phase in phases):
+                note = "not told apart"  # another engine's steps may have no parts
+            elif index == 0:
+                note = sig(left)
+            else:
+                note = f"{sig(left)} ({sig(100 * left / whole, 2) if whole else 0} %)"
+            beside(ax, left, y, note)
             right = max(right, left)
         ax.set_xlim(0, (right or 1.0) * (1.18 if index == 0 else 1.4))
         rows_axis(ax, shown, labels=index == 0)
@@ -241,6 +260,8 @@ def breakdown(cells: list[Cell]) -> Plot | None:
         "Right: the same without the forward pass, on its own scale, with its share of the step. "
         f"Gap is the time between the end of one step and the start of the next.{_on_gpu(shown)}{cut}"
     )
+    if len(measured) < len(cells):
+        caption += f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
     return plot("breakdown", "Breakdown of a step", alt, caption, figure)
 
 

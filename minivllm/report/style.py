@@ -142,6 +142,11 @@ def short(label: str, limit: int = 38) -> str:
     return label if len(label) <= limit else label[: limit - 1] + "…"
 
 
+def beside(ax: Axes, x: float, y: float, text: str) -> None:
+    """Words to the right of a bar's end."""
+    ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+
+
 def mark_failure(ax: Axes, y: float, cell: Cell, *, right: float) -> None:
     """A hatched stub with the status: a failed cell is a row like any other."""
     ax.barh(y, right * 0.06, height=0.62, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8)
@@ -199,11 +204,11 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
     )
 
 
-def patch(colour: str) -> Any:
-    """A legend's handle for a bar."""
+def patch(colour: str, *, outline: bool = False) -> Any:
+    """A legend's handle for a bar, or for the outline of one."""
     from matplotlib.patches import Patch
 
-    return Patch(color=colour)
+    return Patch(facecolor="none" if outline else colour, edgecolor=colour)
 
 
 def mark(marker: str, colour: str) -> Any:

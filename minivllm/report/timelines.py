@@ -122,7 +122,8 @@ def _timeline(
     for cell in able:
         if len(drawn) == MAX_TIMELINES:
             break
-        if (frame := _frame(cell, file, clock)) is not None:
+        frame = _frame(cell, file, clock)
+        if frame is not None and any(_has(frame, line[0]) for track in tracks for line in track.lines):
             drawn.append((cell, frame))
     full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)
     shown = [

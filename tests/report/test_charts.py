@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import RequestTrace
 from minivllm.bench.metrics import ITL
+from minivllm.bench.record import Breakdown, Memory
 from minivllm.bench.storage import write_record
 from minivllm.report import live
 from minivllm.report.cells import Cell, gather
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.distributions import distributions, token_gaps
-from minivllm.report.plots import breakdown
+from minivllm.report.plots import breakdown, memory
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
@@ -74,6 +75,37 @@ def test_the_page_is_given_what_the_file_shows(panel: dict[str, Any]) -> None:
 def test_the_same_chart_is_the_same_bytes() -> None:
     first, second = finish(chart()), finish(chart())
     assert first.png == second.png and json.dumps(first.live) == json.dumps(second.live)
+
+
+def test_rows_that_share_an_axis_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("minivllm.report.chart.png", lambda figure: drawn.append(figure) or b"")
+    rows = [
+        (
+            name,
+            [Panel("tokens", "seconds", "tokens", [Series("t", "#0072B2", [0.0, top], [0.0, top], "steps")])],
+        )
+        for name, top in (("short", 1.0), ("long", 50.0))
+    ]
+    finish(Chart("steps", "Steps", "Two rows.", "Lines.", rows))
+    for ax in drawn[0].axes:
+        assert ax.get_xlim()[0] == ax.get_ylim()[0] == 0
+        assert ax.get_xlim()[1] >= 50 and ax.get_ylim()[1] >= 50
+
+
+def test_a_panel_without_data_is_said_in_the_file_and_left_out_of_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("minivllm.report.chart.png", lambda figure: drawn.append(figure) or b"")
+    panels = [
+        Panel(unit, "seconds", unit, [Series(unit, "#0072B2", xs, xs, "steps")])
+        for unit, xs in (("tokens", [1.0, 2.0]), ("blocks", []))
+    ]
+    plot = finish(Chart("steps", "Steps", "One row.", "Lines.", [("a cell", panels)]))
+    assert [[text.get_text() for text in ax.texts] for ax in drawn[0].axes] == [[], ["not recorded"]]
+    page = json.dumps(plot.live)
+    assert '"tokens"' in page and '"blocks"' not in page
 
 
 def test_what_is_packed_is_unpacked() -> None:
@@ -141,6 +173,29 @@ def test_on_a_gpu_the_breakdown_says_what_forward_is(tmp_path: Path) -> None:
         record.memory.device_peak_allocated = device
         plot = breakdown(cells_of(tmp_path / str(said), record))
         assert plot is not None and ("forward is the time to launch" in plot.caption) is said
+
+
+def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> None:
+    records = [make_record("fp16"), make_record("int8", index=1), make_record("nf4", index=2)]
+    records[1].breakdown = Breakdown(10, forward_ms=300.0)
+    records[2].breakdown = Breakdown()
+    plot = breakdown(cells_of(tmp_path, *records))
+    assert plot is not None and plot.svg.count(b">not told apart<") == 1
+    assert "2 of 3 cells: the others failed or show no steps" in plot.caption
+
+
+def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> None:
+    on_host = make_record("fp16")
+    on_host.memory = Memory(weights=10**9, kv_pool=11 * 10**9, host_rss_peak=25 * 10**8)
+    unknown = make_record("int8", index=1, memory=Memory(host_rss_peak=4 * 10**9))
+    plot = memory(cells_of(tmp_path / "host", on_host, unknown))
+    assert plot is not None and "KV pool, set aside" in plot.svg.decode()
+    assert b">1.00 of 2.50<" in plot.svg and ">– of 4.00<" in plot.svg.decode()
+    assert "Outline: the pool" in plot.caption
+    on_device = make_record("fp16")
+    on_device.memory = Memory(weights=10**9, kv_pool=11 * 10**9, device_process=13 * 10**9)
+    plot = memory(cells_of(tmp_path / "device", on_device))
+    assert plot is not None and b">1.00 of 13.0<" in plot.svg and "Outline" not in plot.caption
 
 
 def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
