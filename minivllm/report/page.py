@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
 def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> str:
     """The page as HTML, of parts that know where it will lie, for their links to the records."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
 
     from minivllm.report.live import library, packed
 
@@ -189,6 +191,9 @@ def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> st
         keep_trailing_newline=True,
     )
     environment.filters["sig"] = sig
+    environment.filters["code"] = lambda text: Markup(
+        re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))
+    )
     environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
     environment.filters["svg_uri"] = lambda data: (
         "data:image/svg+xml;base64," + base64.b64encode(data).decode()

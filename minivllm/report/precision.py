@@ -92,8 +92,8 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
 def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
     rows = [row for cell in shown for row in cell.ok]
     references = listing([show(v) for v in distinct(rows, "quality.reference")])
-    tokens = listing([show(v) for v in distinct(rows, "quality.tokens")])
-    kl_tokens = listing([show(v) for v in distinct(rows, "quality.kl_tokens")])
+    tokens = listing([f"{v:,}" for v in distinct(rows, "quality.tokens")])
+    kl_tokens = listing([f"{v:,}" for v in distinct(rows, "quality.kl_tokens")])
     prompts = listing([show(v) for v in distinct(rows, "quality.prompts")])
     longest = listing([show(v) for v in distinct(rows, "quality.prefix_of")])
     notes = [

@@ -257,12 +257,15 @@ def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Notes and reasons of the validity gate, each once with the cells it concerns."""
+    """Notes and reasons of the validity gate, each once with the cells it concerns; failures have a list of their own."""
     found: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         for row in cell.rows:
+            failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
                 for line in strings(row.get(key)):
+                    if line == failure:
+                        continue
                     labels = found.setdefault((kind, line), [])
                     if cell.label not in labels:
                         labels.append(cell.label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minivllm.report.cells import DEVICE, Cell, show
+from minivllm.report.cells import DEVICE, Cell, Stat, show
 from minivllm.report.format import count, listing, ratio, sig
 from minivllm.report.liveness import liveness
 from minivllm.report.precision import headline as quality
@@ -78,7 +78,7 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
     stat = best.stat(THROUGHPUT)
     if stat is None or not stat.spread:
         return []
-    text = f"Over {stat.n} blocks the fastest had {sig(stat.low)} to {sig(stat.high)} tokens/s"
+    text = f"Over {stat.n} blocks the fastest had {_range(stat)} tokens/s"
     blocks = {row.get("block"): value for row in worst.ok if (value := number(row.get(THROUGHPUT)))}
     pairs = [
         value / blocks[row.get("block")]
@@ -88,6 +88,12 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
     if len(pairs) >= 2:
         text += f", block by block {ratio(min(pairs))} to {ratio(max(pairs))} the slowest"
     return [text + "; these are least and greatest, not a confidence interval."]
+
+
+def _range(stat: Stat) -> str:
+    """Least and greatest block, once where they read the same."""
+    low, high = sig(stat.low), sig(stat.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def _not_like_for_like(done: list[Cell]) -> list[str]:
@@ -174,7 +180,7 @@ def _trust(done: list[Cell]) -> list[str]:
         )
     elif len(done) == 1 and (stat := done[0].stat(THROUGHPUT)):
         lines.append(
-            f"Over {stat.n} blocks {sig(stat.low)} to {sig(stat.high)} tokens/s; "
+            f"Over {stat.n} blocks {_range(stat)} tokens/s; "
             "these are least and greatest, not a confidence interval."
         )
     if any(map(_has_rate, done)):

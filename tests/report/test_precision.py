@@ -79,7 +79,7 @@ def test_everything_side_by_side(tmp_path: Path) -> None:
     assert "Energy (J/token)" not in nf4
     section = page.source[page.source.index('id="precision"') : page.source.index('id="speed"')]
     assert "J/token: no RAPL counter is readable" in section
-    assert "over 8191 tokens, KL(fp32 ‖ cell) over 4000" in section and "of 64, over 8 prompts" in section
+    assert "over 8,191 tokens, KL(fp32 ‖ cell) over 4,000" in section and "of 64, over 8 prompts" in section
     assert 'aria-label="Scatter of mean KL' in section and (out / "precision.png").read_bytes()[1:4] == b"PNG"
     assert "Quality: KL to fp32 is 0.000200 nats in fp16" in page.text and "0.0310 nats in nf4" in page.text
     assert float(table(out)["nf4"]["quality.kl_mean"]) == 0.031

@@ -180,6 +180,28 @@ def test_a_knob_that_is_null_is_told_from_one_that_is_not_there(tmp_path: Path) 
     assert "cache.num_blocks null" in " ".join(page.text.split())  # in the list of every knob
 
 
+def test_a_failure_is_told_once(tmp_path: Path) -> None:
+    broken = failed(make_record("nf4", index=1), "oom", "OutOfMemory", "no room for the pool")
+    broken.validity = Validity(False, ["oom: no room for the pool"])
+    doubted = make_record("int8", index=2, status="invalid", validity=Validity(False, ["lost tokens"]))
+    page = Page(
+        build_report(write(tmp_path / "runs", [make_record("fp16"), broken, doubted]), tmp_path / "out")
+    )
+    assert "no room for the pool" in page.text and "oom: no room" not in page.text
+    assert "not valid lost tokens (int8)" in " ".join(page.text.split())
+
+
+def test_blocks_that_read_the_same_are_no_range(tmp_path: Path) -> None:
+    records = []
+    for quant in ("fp16", "nf4"):
+        for block in (0, 1):
+            record = make_record(quant, block=block)
+            record.metrics.output_tokens_per_s = {"fp16": 10.0, "nf4": 20.0 + block / 1000}[quant]
+            records.append(record)
+    page = Page(build_report(write(tmp_path / "runs", records), tmp_path / "out"))
+    assert "Over 2 blocks the fastest had 20.0 tokens/s, block by block" in page.text
+
+
 def test_what_is_not_known_of_a_cell_is_not_in_its_name(tmp_path: Path) -> None:
     records = [
         make_record(q, run_id=q, attention_backend=kernel)
@@ -242,6 +264,7 @@ def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> 
     text = Page(build_report(sweep, tmp_path / "out")).text
     for entry in glossary():
         assert str(entry["name"]) in text and str(entry["description"])[:40] in text
+    assert "`" not in text and "None" not in text.split("Glossary")[-1]
 
 
 def test_the_report_never_imports_torch() -> None:
