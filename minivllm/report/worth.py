@@ -219,7 +219,7 @@ def forest(analysis: Analysis) -> Plot | None:
             )
         )
     name = metric_name(analysis.metric)
-    panel = Panel("", f"{name}, with it / without it (log scale)", "", series, log_x=True, rows=names)
+    panel = Panel("", f"{name}, with / without (log scale)", "", series, log_x=True, rows=names)
     said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
     caption = (
