@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -95,6 +95,11 @@ def check_telemetry(
     reasons += _slowdowns(inside)
     notes += [*_power_cap(inside), *_neighbours(inside), *_clocks(inside)]
     return Validity(not reasons, reasons, notes)
+
+
+def shared(notes: Iterable[str]) -> bool:
+    """Whether a record's notes say that other processes used the machine or the GPU within the window."""
+    return any("other process" in note for note in notes)
 
 
 def _readings(rows: Sequence[Mapping[str, Any]], column: str) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minivllm.bench.validity import shared
 from minivllm.report.cells import DEVICE, Cell, Stat, show
 from minivllm.report.format import count, listing, ratio, sig
 from minivllm.report.liveness import liveness
 from minivllm.report.precision import headline as quality
-from minivllm.report.rows import below, number
+from minivllm.report.rows import below, number, strings
 
 THROUGHPUT = "metrics.output_tokens_per_s"
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
@@ -40,7 +41,7 @@ def verdict(cells: list[Cell]) -> Verdict:
         for key, name in (("metrics.ttft_ms.p50", "TTFT"), ("metrics.itl_ms.p50", "ITL")):
             value = cell.mean(key)
             headline += "" if value is None else f", median {name} {sig(value)} ms"
-        lines = [*_memory(done), *quality(cells), *_failures(cells), *_trust(done)]
+        lines = [*_memory(done), *quality(cells), *_failures(cells), *busy(cells), *_trust(done)]
         return Verdict(headline + ".", lines)
     ranked = sorted(done, key=lambda cell: -(cell.mean(THROUGHPUT) or 0.0))
     best, worst, base = ranked[0], ranked[-1], cells[0]
@@ -59,13 +60,28 @@ def verdict(cells: list[Cell]) -> Verdict:
             )
         lines += _intervals(best, worst)
     lines += _close_second(ranked) + _memory(done) + quality(cells)
-    lines += _dead(cells) + _failures(cells) + _trust(done)
+    lines += _dead(cells) + _failures(cells) + busy(cells) + _trust(done)
     return Verdict(headline + ".", lines)
 
 
 def remarks(cells: list[Cell]) -> list[str]:
-    """What is worth knowing besides who is fastest: memory, quality, failures."""
-    return _memory([cell for cell in cells if cell.stat(THROUGHPUT)]) + quality(cells) + _failures(cells)
+    """What is worth knowing besides who is fastest: memory, quality, failures, and a busy machine."""
+    weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
+    return weighed + quality(cells) + _failures(cells) + busy(cells)
+
+
+def busy(cells: list[Cell]) -> list[str]:
+    """That other processes used the machine while cells were measured, if so: they are slower for it."""
+    timed = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    met = [cell for cell in timed if any(shared(strings(row.get("validity.notes"))) for row in cell.ok)]
+    if not met:
+        return []
+    named = listing([cell.label for cell in met], 4) + (" was" if len(met) == 1 else " were")
+    every = "this was" if len(timed) == 1 else "every cell was"
+    return [
+        f"Other processes used the machine while {every if len(met) == len(timed) else named} measured: "
+        "figures may be worse for it."
+    ]
 
 
 def _ratio(cell: Cell, other: Cell) -> str:

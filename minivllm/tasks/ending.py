@@ -30,6 +30,7 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
     from minivllm import report
     from minivllm.report.effects import effects_table
     from minivllm.report.terminal import print_table
+    from minivllm.report.verdict import busy
 
     try:
         material = report.read(folder, planned)
@@ -39,6 +40,8 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
             print_table(effects_table(material.analysis))
             for note in material.analysis.notes:
                 print(note)
+        for line in busy(material.cells):
+            print(line)
         print(f"records: {folder}")
         page = report.write_report(material, out_dir)
     except Exception as error:

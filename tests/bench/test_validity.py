@@ -14,7 +14,7 @@ from minivllm.bench.driver import RequestTrace, drive
 from minivllm.bench.gpu import Gpu
 from minivllm.bench.metrics import compute
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
-from minivllm.bench.validity import check, check_telemetry
+from minivllm.bench.validity import check, check_telemetry, shared
 from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.fake_nvml import FakeNVML
@@ -193,6 +193,7 @@ def test_telemetry_gaps() -> None:
 def test_busy_neighbours_are_noted_from_telemetry() -> None:
     seen = check_telemetry(samples(1, 2, 3, other=150.0), 1, 3)
     assert seen == Validity(True, [], ["other processes used 150 % of a core on average during the window"])
+    assert shared(seen.notes)
     assert check_telemetry(samples(1, 2, 3, other=5.0), 1, 3).notes == []
     assert check_telemetry([{"t_s": 1.5, "cpu_other_percent": None}], 1, 2).notes == []
 
@@ -230,7 +231,8 @@ def test_the_power_limit_is_noted() -> None:
 def test_other_processes_on_the_gpu_are_noted() -> None:
     own, other = SimpleNamespace(pid=42, usedGpuMemory=300), SimpleNamespace(pid=7, usedGpuMemory=9)
     both = {"nvmlDeviceGetComputeRunningProcesses": [own, other]}
-    assert seen_on_a_gpu({}, both, {}).notes == ["another process was on the GPU"]
+    seen = seen_on_a_gpu({}, both, {})
+    assert seen.notes == ["another process was on the GPU"] and shared(seen.notes)
     child = SimpleNamespace(
         pid=43, usedGpuMemory=100
     )  # of the worker: an engine may compute in one of its own
@@ -238,7 +240,9 @@ def test_other_processes_on_the_gpu_are_noted() -> None:
     renumbered = SimpleNamespace(pid=90_001, usedGpuMemory=300)
     assert seen_on_a_gpu({"nvmlDeviceGetComputeRunningProcesses": [renumbered]}, {}).notes == []
     three = {"nvmlDeviceGetComputeRunningProcesses": [own, other, other]}
-    assert seen_on_a_gpu(three, {}).notes == ["2 other processes were on the GPU"]
+    seen = seen_on_a_gpu(three, {})
+    assert seen.notes == ["2 other processes were on the GPU"] and shared(seen.notes)
+    assert not shared(["the GPU was held at its power limit in 75 % of the samples"])
 
 
 def test_clock_changes_are_noted() -> None:

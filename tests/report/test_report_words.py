@@ -14,6 +14,7 @@ from minivllm.bench.glossary import glossary
 from minivllm.bench.record import Percentiles, Validity
 from minivllm.errors import BadInput
 from minivllm.report import build_report
+from minivllm.tasks.ending import conclude
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
@@ -178,6 +179,22 @@ def test_a_knob_that_is_null_is_told_from_one_that_is_not_there(tmp_path: Path) 
     assert names == ["| null", "| 3", "| –"]
     assert "cache.num_blocks = null, 3, –" in page.text and "Fastest: num_blocks=3 at" in page.text
     assert "cache.num_blocks null" in " ".join(page.text.split())  # in the list of every knob
+
+
+def test_a_busy_machine_is_told_with_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "other processes used 98 % of a core on average during the window"
+    met = make_record("fp16", validity=Validity(True, [], [note]))
+    for name, second, who in (
+        ("one", make_record("nf4", index=1), "fp16 was"),
+        ("both", make_record("nf4", index=1, validity=Validity(True, [], [note])), "every cell was"),
+    ):
+        folder = write(tmp_path / name, [met, second])
+        assert conclude(folder, tmp_path / name / "out", {})
+        said = f"Other processes used the machine while {who} measured"
+        assert said in capsys.readouterr().out
+        assert said in Page(tmp_path / name / "out" / "index.html").text
+    quiet = write(tmp_path / "quiet", [make_record("fp16"), make_record("nf4", index=1)])
+    assert "Other processes" not in Page(build_report(quiet, tmp_path / "quiet" / "out")).text
 
 
 def test_a_failure_is_told_once(tmp_path: Path) -> None:
