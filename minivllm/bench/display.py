@@ -66,6 +66,12 @@ class Display:
         measurement, name = event["measurement"], event["event"]
         position, total = self._offset + event["position"], self._total or event["total"] or 0
         head = f"[{position}/{total or '?'}] {measurement.cell}"
+        if measurement.arm not in (
+            "",
+            "default",
+            measurement.cell,
+        ):  # several arms may have a cell's name in common
+            head += f" ({measurement.arm})"
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
             block = measurement.block + 1  # more than were asked for, where measure.target_ci adds some
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"

@@ -150,6 +150,18 @@ def usage(
     return result
 
 
+def exceeds(roofline: Roofline) -> bool:
+    """Whether a run would have passed a limit that was measured, which none does but from the cache."""
+    return not roofline.fits_cache and max(roofline.mbu or 0.0, roofline.mfu or 0.0) > 1
+
+
+def higher(first: Roofline, second: Roofline) -> Roofline:
+    """Of two probes the higher limits: whatever else uses a machine only lowers them."""
+    bandwidths = (first.bandwidth_bytes_per_s or 0.0, second.bandwidth_bytes_per_s or 0.0)
+    rates = (first.matrix_flops_per_s or 0.0, second.matrix_flops_per_s or 0.0)
+    return Roofline(max(bandwidths) or None, max(rates) or None, first.matrix_dtype)
+
+
 def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
     """Bytes that a step has to move: the weights that it streams and the keys and values of its context."""
     one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
@@ -236,6 +248,8 @@ def _probe_size(device: str) -> int:
 def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], object]) -> float:
     """Bytes a second of the fastest plain read of a buffer that is larger than any cache but this one's."""
     floats = torch.ones(size // 4, dtype=torch.float32, device=device)  # written, so that its pages exist
+    if (kernels := _cpu_kernels(device)) is not None:
+        kernels.use_huge_pages_(floats)  # as weights are, which are read faster so
     integers = floats.view(torch.int32)
     half = floats.numel() // 2
     # Which reduction is fastest depends on the build of torch; each of them reads every byte once.
@@ -260,14 +274,21 @@ def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], 
 
 def _own_products(a: Any, b: Any) -> list[Callable[[], object]]:
     """The product by the C++ kernels, where there are any: a limit that an engine could pass would be none."""
-    from minivllm.kernels.cpu import library, linear
-
-    if a.device.type != "cpu" or str(a.dtype) != "torch.bfloat16":
+    kernels = _cpu_kernels(a.device.type)
+    if kernels is None or not kernels.has_linear or str(a.dtype) != "torch.bfloat16":
         return []
-    with contextlib.suppress(RuntimeError, OSError, ImportError):
-        kernels = library.load()
-        if kernels.has_linear:
-            form = linear.Format.BFLOAT16
-            layer = linear.PanelLinear(kernels, form, [kernels.pack(b.clone(), form)], tuple(b.shape), None)
-            return [lambda: layer(a)]
-    return []
+    from minivllm.kernels.cpu.linear import Format, PanelLinear
+
+    form = Format.BFLOAT16
+    layer = PanelLinear(kernels, form, [kernels.pack(b.clone(), form)], tuple(b.shape), None)
+    return [lambda: layer(a)]
+
+
+def _cpu_kernels(device: str) -> Any:
+    """The C++ kernels, where there are any."""
+    if device == "cpu":
+        from minivllm.kernels.cpu import library
+
+        with contextlib.suppress(RuntimeError, OSError, ImportError):
+            return library.load()
+    return None

@@ -12,7 +12,7 @@ from rich.console import Console
 from minivllm.bench.display import Display
 from minivllm.bench.measurement import Measurement
 
-MEASUREMENT = Measurement("1f", "c", "sweep", "arm", 0, "runs/sweep/tiny-bf16-1f", {})
+MEASUREMENT = Measurement("1f", "c", "sweep", "default", 0, "runs/sweep/tiny-bf16-1f", {})
 
 
 def event(name: str, **details: Any) -> dict[str, Any]:
@@ -49,6 +49,18 @@ def test_a_block_is_counted_among_those_that_were_asked_for(repeats: int, said: 
     with Display(console=console) as display:
         display.update(event("loading") | {"measurement": measurement})
     assert console.file.getvalue() == f"[1/2] tiny-bf16{said} loading\n"  # type: ignore[attr-defined]
+
+
+def test_an_arm_of_a_sweep_is_named() -> None:
+    """Cells that differ in a knob which is in no name would read alike."""
+    console = Console(file=io.StringIO(), width=100)
+    with Display(console=console) as display:
+        display.update(event("loading") | {"measurement": replace(MEASUREMENT, arm="cache.block_size=32")})
+        display.update(event("warmup") | {"measurement": replace(MEASUREMENT, arm="tiny-bf16")})
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "[1/2] tiny-bf16 (cache.block_size=32) loading",
+        "[1/2] tiny-bf16 warming up",
+    ]
 
 
 def test_on_a_terminal_loading_has_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,9 @@ def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, output
             assert largest_error(ours(x), exact) <= 2 * plain + slack
 
 
-@pytest.mark.parametrize(("name", "inputs"), [*((name, 1024) for name in METHODS), ("bf16", 1008), ("int8", 1008)])
+@pytest.mark.parametrize(
+    ("name", "inputs"), [*((name, 1024) for name in METHODS), ("bf16", 1008), ("int8", 1008)]
+)
 def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str, inputs: int) -> None:
     torch.manual_seed(1)
     ours = METHODS[name].pack(torch.randn(96, inputs).bfloat16(), torch.randn(96).bfloat16())

@@ -68,8 +68,12 @@ class PanelLinear(nn.Module):
         def by_group(values: Tensor | None) -> nn.Parameter | None:
             if values is None:
                 return None
-            padded = F.pad(values.to(torch.bfloat16), (0, -self.outputs % PANEL)).repeat_interleave(repeats, 0)
-            panels = padded.unflatten(1, (-1, PANEL)).transpose(0, 1)  # those of a panel are read from end to end
+            padded = F.pad(values.to(torch.bfloat16), (0, -self.outputs % PANEL)).repeat_interleave(
+                repeats, 0
+            )
+            panels = padded.unflatten(1, (-1, PANEL)).transpose(
+                0, 1
+            )  # those of a panel are read from end to end
             return nn.Parameter(panels.contiguous(), requires_grad=False)
 
         whole = torch.cat(list(packed)) if len(packed) > 1 else packed[0]

@@ -1,0 +1,35 @@
+"""A session measures limits, and again where a run has passed them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench import session
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.record import Roofline
+from minivllm.config import compose
+
+
+@pytest.mark.parametrize(
+    ("second", "ok"), [(Roofline(1e15, 1e18, "float32"), True), (Roofline(2.0, 2.0), False)]
+)
+def test_limits_that_a_run_has_passed_are_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, second: Roofline, ok: bool
+) -> None:
+    probes = [Roofline(1.0, 1.0, "float32"), second]
+    monkeypatch.setattr(session, "probe", lambda device, dtype: (probes.pop(0), []))
+    monkeypatch.setattr(session, "last_level_cache", lambda: 1)
+    config = compose(["workload.num_requests=2", "workload.output_len=4", "quant=fp32"])
+    directory = str(tmp_path / "sweep" / "cell-r")
+    record = (
+        session.Session(config, lambda event, **details: None)
+        .measure(Measurement("r", "c", "sweep", "a", 0, directory, config))
+        .record
+    )
+    assert not probes
+    assert record.validity.ok is ok
+    assert record.roofline.bandwidth_bytes_per_s == second.bandwidth_bytes_per_s
+    assert any("measured again" in note for note in record.validity.notes)
+    assert record.roofline.mbu is not None and (record.roofline.mbu < 1) is ok
