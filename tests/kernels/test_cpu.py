@@ -161,6 +161,29 @@ def test_attention_refuses_tensors_that_do_not_fit(kernels: Kernels) -> None:
                 kernels.paged_attention(*{**right, name: tensor}.values(), 1.0, 0, 0.0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("new", [1, 40])
+def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new: int) -> None:
+    """Blocks of 4 whose first and last of four are as far apart as if all lay side by side, beside one block of 64."""
+    torch.manual_seed(4)
+    q = torch.randn(new, 4, 64, dtype=dtype)
+    k, v = torch.randn(2, new, 2, 64, dtype=dtype)
+    past = torch.randn(2, 64, 2, 64, dtype=dtype)
+    numbers = torch.tensor([4, 9, 2, 7, 8, 1, 15, 11, 12, 5, 14, 3, 16, 6, 10, 13])
+    assert numbers[3] - numbers[0] == 3
+    outs = []
+    for size, table in ((64, torch.tensor([1])), (4, numbers)):
+        caches = torch.full((2, 17 if size == 4 else 2, size, 2, 64), float("nan"), dtype=dtype)
+        positions = torch.arange(64)
+        slots = table[positions // size] * size + positions % size
+        caches.flatten(1, 2)[:, slots[: 64 - new]] = past[:, : 64 - new]
+        starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, new], [64]))
+        arguments = (q, k, v, *caches, slots[64 - new :], starts, lengths, table[None].int())
+        outs.append(kernels.paged_attention(*arguments, 0.125, 0, 0.0))
+    assert outs[0].isfinite().all()
+    assert torch.equal(*outs)
+
+
 def test_products_refuse_tensors_that_do_not_fit(panels: Kernels) -> None:
     layer = Int4(group_size=64).pack(torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16())
     assert isinstance(layer, PanelLinear)

@@ -35,6 +35,7 @@ Extent extent_of(const Attention& a, const Task& task) {
 Place locate(const Attention& a, const Task& task, int64_t begin, int64_t last) {
   Place place;
   place.count = std::min(kKeys, last - begin);
+  place.together = a.block_size;
   const int32_t* table = a.table + task.request * a.table_width;
   int64_t block = begin / a.block_size, within = begin % a.block_size;
   for (int64_t j = 0; j < place.count; ++j) {

@@ -14,6 +14,7 @@ constexpr int64_t kKeys = 64;  // of a tile
 struct Place {
   int64_t at[kKeys];
   int64_t count;
+  int64_t together;  // from each multiple of this on as many lie side by side
 };
 
 // In float32, for every type and processor.

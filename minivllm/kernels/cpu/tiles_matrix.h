@@ -31,17 +31,17 @@ class MatrixTiles {
     for (int64_t d = 0; d < dim_; d += kTileInputs, to += kTile * kTile) transpose<kTile>(rows, d, to);
   }
 
-  // Rows of queries that will meet it; few take keys from where they lie.
+  // `rows` of queries will meet it: few take keys and values from where they lie.
   void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
                  int64_t rows) {
     groups_ = (place.count + kTile - 1) / kTile;
     for (int64_t g = 0; g < groups_; ++g) {
       const int64_t first = g * kTile, count = std::min(kTile, place.count - first);
-      const bool lies = count == kTile && place.at[first + kTile - 1] - place.at[first] == (kTile - 1) * stride_;
-      keys_[g] = lies && rows <= kTile ? source(keys + place.at[first], stride_) : copy(keys, place, first, count, g);
-      values_[g] = lies && rows <= kTile ? source(values + place.at[first], stride_) : copy(values, place, first, count, g + 4);
+      const bool lies = rows <= kTile && count == kTile && place.together % kTile == 0;
+      keys_[g] = lies ? source(keys + place.at[first], stride_) : copy(keys, place, first, count, g);
+      values_[g] = lies ? source(values + place.at[first], stride_) : copy(values, place, first, count, g + kGroups);
     }
-    for (int64_t g = groups_; g < 4; ++g) keys_[g] = keys_[0];  // their scores are not seen
+    for (int64_t g = groups_; g < kGroups; ++g) keys_[g] = keys_[0];  // their scores are not seen
     ahead_keys_ = keys + shift, ahead_values_ = values + shift, ahead_ = &ahead;
   }
 
@@ -127,6 +127,8 @@ class MatrixTiles {
   }
 
  private:
+  static constexpr int64_t kGroups = kKeys / kTile;  // of sixteen keys
+
   struct Source {
     const uint16_t* at;
     int64_t stride;  // bytes from key to key
@@ -163,7 +165,7 @@ class MatrixTiles {
   int64_t dim_ = 0, stride_ = 0, groups_ = 0;
   const BFloat16 *ahead_keys_ = nullptr, *ahead_values_ = nullptr;
   const Place* ahead_ = nullptr;
-  Source keys_[4], values_[4];
+  Source keys_[kGroups], values_[kGroups];
   std::vector<TileRow> queries_;  // [rows / 16][dim / 2][16] pairs of dimensions
   std::vector<TileRow> weights_;  // of 16 keys, [keys / 16][beside a zero, behind one][16 rows]
   std::vector<TileRow> copies_;   // of keys, then of values: [2][64][dim]
