@@ -63,18 +63,18 @@ constexpr int64_t kAhead = 3072;    // bytes that are asked for before they are 
 
 // Some rows of activations meet a piece of a panel.
 struct Piece {
-  const uint16_t* x;  // [rows][stride], or null
-  const TileRow* tiles;  // the same rows as tiles, `stride` from 16 to the next
-  int64_t stride;
-  const uint16_t* weights;     // bfloat16 [pairs of inputs][64][2]
+  const uint16_t* x;             // [rows][stride]
+  const TileRow* tiles;          // the same rows for the matrix unit, or null
+  int64_t stride;                // of x; of tiles from 16 rows to the next
+  const uint16_t* weights;       // bfloat16 [pairs of inputs][64][2]
   int64_t pairs;
-  const char* next;            // what to ask memory for meanwhile
-  int64_t lines;               // of 64 bytes, for each step
+  const char* next;              // what to ask memory for meanwhile
+  int64_t lines;                 // of 64 bytes, for each step
   const uint16_t *scale, *zero;  // of this group of inputs: bfloat16 [64] or null
-  const float* input_sums;     // of this group, [rows][sums_stride]: what the zeros are multiplied by
+  const float* input_sums;       // of this group, [rows][sums_stride]: what the zeros are multiplied by
   int64_t sums_stride;
-  bool first;                  // of its panel
-  float* totals;               // [rows][64]
+  bool first;                    // of its panel
+  float* totals;                 // [rows][64]
 };
 
 const float kLevels[16] = {-1.0f,
