@@ -8,6 +8,7 @@ from typing import Any
 
 from minivllm.bench.driver import RequestTrace
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
+from minivllm.bench.roofline import exceeds
 from minivllm.bench.workload import Workload
 
 LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
@@ -224,7 +225,7 @@ def _littles_law(traces: Sequence[RequestTrace], metrics: Metrics) -> Iterator[s
 
 def _above_limit(roofline: Roofline) -> Iterator[str]:
     """Nothing is faster than the hardware, unless it never left the cache."""
-    if roofline.fits_cache:
+    if not exceeds(roofline):
         return
     if roofline.mbu is not None and roofline.mbu > 1:
         yield f"decoding would have used {100 * roofline.mbu:.0f} % of the measured memory bandwidth"

@@ -58,7 +58,7 @@ namespace {
 constexpr int64_t kRowBlock = 256;  // of activations that a panel meets before the next block; whole tiles
 constexpr int64_t kPiece = 128;     // inputs of a panel that are multiplied at a time: they stay in the first-level cache
 constexpr int64_t kGroup = 256;     // the same of a weight that has its scales by groups, at most
-constexpr int64_t kPairs = 16;      // of inputs that make a step
+constexpr int64_t kPairs = kTileInputs / 2;  // of inputs that make a step
 constexpr int64_t kAhead = 3072;    // bytes that are asked for before they are needed; whole pages ahead were slower
 
 // Some rows of activations meet a piece of a panel.

@@ -58,21 +58,36 @@ class MatrixUnit {
   MatrixUnit& operator=(const MatrixUnit&) = delete;
 };
 
+// Tiles 0 to 3, which hold sums, from and to rows of `stride` bytes.
+inline void load_sums(const void* a, const void* b, const void* c, const void* d, int64_t stride) {
+  _tile_loadd(0, a, stride);
+  _tile_loadd(1, b, stride);
+  _tile_loadd(2, c, stride);
+  _tile_loadd(3, d, stride);
+}
+
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+inline void store_sums(void* a, void* b, void* c, void* d, int64_t stride) {
+  _tile_stored(0, a, stride);
+  _tile_stored(1, b, stride);
+  _tile_stored(2, c, stride);
+  _tile_stored(3, d, stride);
+}
+
 // Of multiply_tiles: 16 rows at once with all columns.
 inline void multiply_16(const TileRow* x, const uint16_t* panel, int64_t steps, const char* next, int64_t lines,
                         bool clear, float* sums) {
   constexpr int kRowBytes = kColumns * 4;
-  if (clear) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sums, kRowBytes);
-    _tile_loadd(1, sums + 16, kRowBytes);
-    _tile_loadd(2, sums + 32, kRowBytes);
-    _tile_loadd(3, sums + 48, kRowBytes);
-  }
+  if (clear)
+    clear_sums();
+  else
+    load_sums(sums, sums + 16, sums + 32, sums + 48, kRowBytes);
   for (int64_t s = 0; s < steps; ++s, x += kTile, panel += kTileInputs * kColumns) {
     _tile_loadd(4, x, 64);
     _tile_loadd(5, panel, kRowBytes);
@@ -85,10 +100,7 @@ inline void multiply_16(const TileRow* x, const uint16_t* panel, int64_t steps, 
     _tile_loadd(5, panel + 96, kRowBytes);
     _tile_dpbf16ps(3, 4, 5);
   }
-  _tile_stored(0, sums, kRowBytes);
-  _tile_stored(1, sums + 16, kRowBytes);
-  _tile_stored(2, sums + 32, kRowBytes);
-  _tile_stored(3, sums + 48, kRowBytes);
+  store_sums(sums, sums + 16, sums + 32, sums + 48, kRowBytes);
 }
 
 // Of multiply_tiles: 32 rows with half of the columns, then with the others.
@@ -97,17 +109,10 @@ inline void multiply_32(const TileRow* x, int64_t stride, const uint16_t* panel,
   constexpr int kRowBytes = kColumns * 4;
   for (int half = 0; half < 2; ++half, sums += 32, panel += 64) {
     float* below = sums + kTile * kColumns;
-    if (clear) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    } else {
-      _tile_loadd(0, sums, kRowBytes);
-      _tile_loadd(1, sums + 16, kRowBytes);
-      _tile_loadd(2, below, kRowBytes);
-      _tile_loadd(3, below + 16, kRowBytes);
-    }
+    if (clear)
+      clear_sums();
+    else
+      load_sums(sums, sums + 16, below, below + 16, kRowBytes);
     for (int64_t s = 0; s < steps; ++s) {
       const uint16_t* b = panel + s * kTileInputs * kColumns;
       _tile_loadd(4, x + s * kTile, 64);
@@ -120,10 +125,7 @@ inline void multiply_32(const TileRow* x, int64_t stride, const uint16_t* panel,
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, kRowBytes);
-    _tile_stored(1, sums + 16, kRowBytes);
-    _tile_stored(2, below, kRowBytes);
-    _tile_stored(3, below + 16, kRowBytes);
+    store_sums(sums, sums + 16, below, below + 16, kRowBytes);
   }
 }
 

@@ -17,6 +17,12 @@ struct Place {
   int64_t together;  // from each multiple of this on as many lie side by side
 };
 
+// A row of sums of weighted values becomes what its query attends to.
+template <typename T>
+inline void write_row(const float* sums, int64_t dim, float total, T* out) {
+  for (int64_t i = 0; i < dim; i += kLanes) store(out + i, load(sums + i) / total);
+}
+
 // In float32, for every type and processor.
 template <typename T>
 class PlainTiles {
@@ -80,9 +86,7 @@ class PlainTiles {
       }
   }
 
-  void write(int64_t row, float total, T* out) const {
-    for (int64_t i = 0; i < dim_; i += kLanes) store(out + i, load(sums_.data() + row * dim_ + i) / total);
-  }
+  void write(int64_t row, float total, T* out) const { write_row(sums_.data() + row * dim_, dim_, total, out); }
 
  private:
   void copy(const T* from, float* to) const {

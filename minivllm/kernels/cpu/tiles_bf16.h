@@ -110,7 +110,7 @@ class PanelTiles {
   }
 
   void write(int64_t row, float total, BFloat16* out) const {
-    for (int64_t i = 0; i < dim_; i += kLanes) store(out + i, load(sums_.data() + row * dim_ + i) / total);
+    write_row(sums_.data() + row * dim_, dim_, total, out);
   }
 
  private:

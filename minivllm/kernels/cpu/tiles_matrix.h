@@ -49,10 +49,7 @@ class MatrixTiles {
     alignas(64) float transposed[kKeys * kTile];
     const TileRow* q = queries_.data() + row * dim_ / kTileInputs;
     asm volatile("" : : : "memory");  // see multiply_tiles
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    clear_sums();
     for (int64_t d = 0; d < dim_; d += kTileInputs, q += kTile) {
       _tile_loadd(4, q, 64);
       _tile_loadd(5, keys_[0].at + d, keys_[0].stride);
@@ -65,10 +62,7 @@ class MatrixTiles {
       _tile_loadd(5, keys_[3].at + d, keys_[3].stride);
       _tile_dpbf16ps(3, 5, 4);
     }
-    _tile_stored(0, transposed, 64);
-    _tile_stored(1, transposed + 256, 64);
-    _tile_stored(2, transposed + 512, 64);
-    _tile_stored(3, transposed + 768, 64);
+    store_sums(transposed, transposed + 256, transposed + 512, transposed + 768, 64);
     for (int64_t j = 0; j < kKeys; j += kTile) {
       const uint16_t* rows[kTile];
       for (int64_t i = 0; i < kTile; ++i) rows[i] = reinterpret_cast<const uint16_t*>(transposed + (j + i) * kTile);
@@ -93,10 +87,7 @@ class MatrixTiles {
     }
     asm volatile("" : : : "memory");
     for (int64_t d = 0; d < dim_; d += 2 * kTileInputs, sums += 4 * kTile) {
-      _tile_loadd(0, sums, 64);
-      _tile_loadd(1, sums + kTile, 64);
-      _tile_loadd(2, sums + 2 * kTile, 64);
-      _tile_loadd(3, sums + 3 * kTile, 64);
+      load_sums(sums, sums + kTile, sums + 2 * kTile, sums + 3 * kTile, 64);
       for (int64_t g = 0; g < groups_; ++g) {
         _tile_loadd(4, weights_.data() + 2 * g * kTile, 64);
         _tile_loadd(6, values_[g].at + d, values_[g].stride);
@@ -108,10 +99,7 @@ class MatrixTiles {
         _tile_dpbf16ps(2, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
-      _tile_stored(0, sums, 64);
-      _tile_stored(1, sums + kTile, 64);
-      _tile_stored(2, sums + 2 * kTile, 64);
-      _tile_stored(3, sums + 3 * kTile, 64);
+      store_sums(sums, sums + kTile, sums + 2 * kTile, sums + 3 * kTile, 64);
     }
     ahead_ = nullptr;  // asked for
   }
