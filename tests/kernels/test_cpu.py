@@ -44,7 +44,7 @@ def kernels() -> Iterator[Kernels]:
 @pytest.fixture
 def panels(kernels: Kernels) -> Kernels:
     if not kernels.has_linear:
-        pytest.skip("this processor has no AVX512-BF16")
+        pytest.skip("this processor has no AVX2")
     return kernels
 
 

@@ -99,10 +99,10 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   }
   Tensor out = at::empty({x.size(0), outputs}, x.options());
   const bool plain = kind == Format::kBfloat16;
-  const Weight weight{kind,   pointer<uint8_t>(packed), plain ? nullptr : pointer<uint16_t>(*scales),
-                      kind == Format::kAffine4 ? pointer<uint16_t>(*zeros) : nullptr, inputs, outputs, group};
-  linear(pointer<uint16_t>(x), x.stride(0), x.size(0), weight, bias ? pointer<uint16_t>(*bias) : nullptr,
-         pointer<uint16_t>(out));
+  const Weight weight{kind,   pointer<uint8_t>(packed), plain ? nullptr : pointer<BFloat16>(*scales),
+                      kind == Format::kAffine4 ? pointer<BFloat16>(*zeros) : nullptr, inputs, outputs, group};
+  linear(pointer<BFloat16>(x), x.stride(0), x.size(0), weight, bias ? pointer<BFloat16>(*bias) : nullptr,
+         pointer<BFloat16>(out));
   return out;
 }
 
@@ -127,7 +127,7 @@ Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
   for (const auto& x : {q, k, v})
     TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.dtype() == k_cache.dtype(),
                 "paged_attention: q, k and v are [tokens, heads, head_dim], dense within a token, in the cache's dtype");
-  TORCH_CHECK(k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(2) % kLanes == 0 &&
+  TORCH_CHECK(k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(2) % kMostLanes == 0 &&
                   k.size(1) > 0 && q.size(1) % k.size(1) == 0,
               "paged_attention: heads of a multiple of 16, as many queries as keys of each, or a multiple of them");
   for (const auto& cache : {k_cache, v_cache})
@@ -155,7 +155,7 @@ Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
 }
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % kLanes == 0 &&
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % kMostLanes == 0 &&
                   is_dense(weight, x.scalar_type(), {x.size(1)}),
               "rms_norm: [rows, multiple of 16], and as many weights");
   Tensor out = at::empty(x.sizes(), x.options());
@@ -170,9 +170,9 @@ Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
 void norm_and_rotate_op(const Tensor& x, const optional<Tensor>& weight, double eps, const Tensor& cos,
                         const Tensor& sin) {
   const int64_t rotated = cos.size(-1);
-  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.size(2) % kLanes == 0,
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && x.stride(1) == x.size(2) && x.size(2) % kMostLanes == 0,
               "norm_and_rotate: [tokens, heads, multiple of 16]");
-  TORCH_CHECK(rotated % (2 * kLanes) == 0 && rotated <= x.size(2) && cos.numel() == x.size(0) * rotated &&
+  TORCH_CHECK(rotated % (2 * kMostLanes) == 0 && rotated <= x.size(2) && cos.numel() == x.size(0) * rotated &&
                   cos.stride(-1) == 1 && sin.sizes() == cos.sizes() && sin.strides() == cos.strides() &&
                   cos.dtype() == x.dtype() && sin.dtype() == x.dtype(),
               "norm_and_rotate: a cosine and a sine for each token; half of the rotated dimensions is a multiple of 16");
@@ -187,7 +187,7 @@ void norm_and_rotate_op(const Tensor& x, const optional<Tensor>& weight, double 
 }
 
 Tensor silu_and_multiply_op(const Tensor& gate_up) {
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % (2 * kLanes) == 0,
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) % (2 * kMostLanes) == 0,
               "silu_and_multiply: [rows, two multiples of 16]");
   Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
   by_dtype(gate_up, [&](auto kind) {

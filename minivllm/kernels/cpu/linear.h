@@ -1,9 +1,11 @@
-// Products of bfloat16 activations with packed weights, for processors with AVX512-BF16.
+// Products of bfloat16 activations with packed weights, for processors with AVX2 or more.
 //
 // A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side by side, output
 // after output: [panels][inputs / 2][64][2], which is what both the dot-product instructions and the matrix unit take.
 #pragma once
 #include <cstdint>
+
+#include "vector.h"
 
 namespace minivllm {
 
@@ -19,8 +21,8 @@ enum class Format : int64_t {
 struct Weight {
   Format format;
   const uint8_t* data;
-  const uint16_t* scales;  // bfloat16 [panels][groups][64]; null for kBfloat16
-  const uint16_t* zeros;   // the same, of kAffine4 alone
+  const BFloat16* scales;  // bfloat16 [panels][groups][64]; null for kBfloat16
+  const BFloat16* zeros;   // the same, of kAffine4 alone
   int64_t inputs, outputs;
   int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8)
 };
@@ -30,8 +32,8 @@ bool has_linear();
 
 // out[rows][outputs] = x[rows][inputs] W^T + bias; bfloat16, sums in float32. bias may be null.
 // The order of each sum depends on nothing but the weight: a row's result is the same in any batch.
-void linear(const uint16_t* x, int64_t row_stride, int64_t rows, const Weight& weight, const uint16_t* bias,
-            uint16_t* out);
+void linear(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& weight, const BFloat16* bias,
+            BFloat16* out);
 
 // Bytes of one panel.
 int64_t panel_bytes(Format format, int64_t inputs);

@@ -3,12 +3,13 @@
 #pragma once
 #include "products.h"
 
-#ifdef MINIVLLM_BF16_PRODUCTS
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(MINIVLLM_BF16_PRODUCTS) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define MINIVLLM_MATRIX_UNIT 1
 #endif
+
+#ifdef MINIVLLM_PRODUCTS
 
 namespace minivllm {
 
@@ -20,18 +21,12 @@ struct alignas(64) TileRow {
   uint16_t values[kTileInputs];
 };
 
-// Sixteen rows of activations, of which `count` are there, as tiles: [inputs / 32][16].
-inline void tile_rows(const uint16_t* x, int64_t stride, int64_t count, int64_t inputs, TileRow* to) {
-  for (int64_t k = 0; k < inputs; k += kTileInputs)
-    for (int64_t m = 0; m < kTile; ++m, ++to)
-      _mm512_store_si512(to, m < count ? _mm512_loadu_si512(x + m * stride + k) : _mm512_setzero_si512());
-}
-
 #ifndef MINIVLLM_MATRIX_UNIT
 
 inline bool may_use_matrix_unit() { return false; }
 class MatrixUnit {};
-inline void multiply_tiles(bool, const TileRow*, int64_t, const uint16_t*, int64_t, const char*, int64_t, bool, float*) {}
+inline void tile_rows(const Factor*, int64_t, int64_t, int64_t, TileRow*) {}
+inline void multiply_tiles(bool, const TileRow*, int64_t, const Factor*, int64_t, const char*, int64_t, bool, float*) {}
 
 #else
 
@@ -57,6 +52,13 @@ class MatrixUnit {
   MatrixUnit(const MatrixUnit&) = delete;
   MatrixUnit& operator=(const MatrixUnit&) = delete;
 };
+
+// Sixteen rows of activations, of which `count` are there, as tiles: [inputs / 32][16].
+inline void tile_rows(const uint16_t* x, int64_t stride, int64_t count, int64_t inputs, TileRow* to) {
+  for (int64_t k = 0; k < inputs; k += kTileInputs)
+    for (int64_t m = 0; m < kTile; ++m, ++to)
+      _mm512_store_si512(to, m < count ? _mm512_loadu_si512(x + m * stride + k) : _mm512_setzero_si512());
+}
 
 // Tiles 0 to 3, which hold sums, from and to rows of `stride` bytes.
 inline void load_sums(const void* a, const void* b, const void* c, const void* d, int64_t stride) {

@@ -23,11 +23,11 @@ inline void write_row(const float* sums, int64_t dim, float total, T* out) {
   for (int64_t i = 0; i < dim; i += kLanes) store(out + i, load(sums + i) / total);
 }
 
-// In float32, for every type and processor.
+// In float32, for every type and processor. Rows meet keys and values three by four, all sums in 16 registers.
 template <typename T>
 class PlainTiles {
  public:
-  static constexpr int64_t kRows = minivllm::kRows, kTaskRows = 36;
+  static constexpr int64_t kRows = 3, kTaskRows = 36;
 
   void begin(int64_t rows, int64_t dim, int64_t) {
     dim_ = dim;
@@ -45,7 +45,7 @@ class PlainTiles {
       copy(keys + place.at[j], keys_.data() + j * dim_);
       copy(values + place.at[j], values_.data() + j * dim_);
       if (j < ahead.count)
-        for (int64_t i = 0; i < dim_; i += kLanes) {
+        for (int64_t i = 0; i < dim_; i += kMostLanes) {
           __builtin_prefetch(keys + shift + ahead.at[j] + i, 0, 2);
           __builtin_prefetch(values + shift + ahead.at[j] + i, 0, 2);
         }
@@ -54,41 +54,51 @@ class PlainTiles {
     std::fill(values_.begin() + place.count * dim_, values_.end(), 0.0f);  // zero times anything is zero
   }
 
-  // scores[count][kKeys] of some rows, four keys at a time.
+  // scores[count][kKeys] of some rows.
   void score(int64_t row, int64_t count, float* scores) const {
-    for (int64_t r = 0; r < count; ++r)
+    with_rows<kRows>(count, [&](auto rows) {
+      const float* q = queries_.data() + row * dim_;
       for (int64_t j = 0; j < kKeys; j += 4) {
-        const float *q = queries_.data() + (row + r) * dim_, *key = keys_.data() + j * dim_;
-        Vector a{}, b{}, c{}, d{};
-        for (int64_t i = 0; i < dim_; i += kLanes) {
-          const Vector x = load(q + i);
-          a += x * load(key + i);
-          b += x * load(key + dim_ + i);
-          c += x * load(key + 2 * dim_ + i);
-          d += x * load(key + 3 * dim_ + i);
+        const float* key = keys_.data() + j * dim_;
+        Vector sums[rows()][4] = {};
+        for (int64_t i = 0; i < dim_; i += kLanes)
+          for (int n = 0; n < 4; ++n)
+            for (int m = 0; m < rows(); ++m) sums[m][n] += load(q + m * dim_ + i) * load(key + n * dim_ + i);
+        for (int m = 0; m < rows(); ++m) {
+          const Four four = sum(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+          std::memcpy(scores + m * kKeys + j, &four, sizeof four);
         }
-        float* to = scores + r * kKeys + j;
-        to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
       }
+    });
   }
 
   // sums = sums * fade + weights [count][kKeys] times values, of some rows.
   void add(int64_t row, int64_t count, const float* weights, const float* fades) {
-    for (int64_t r = 0; r < count; ++r)
-      for (int64_t i = 0; i < dim_; i += kLanes) {
-        float* to = sums_.data() + (row + r) * dim_ + i;
-        Vector even = load(to) * fades[r], odd{};
-        for (int64_t j = 0; j < kKeys; j += 2) {
-          even += weights[r * kKeys + j] * load(values_.data() + j * dim_ + i);
-          odd += weights[r * kKeys + j + 1] * load(values_.data() + (j + 1) * dim_ + i);
-        }
-        store(to, even + odd);
-      }
+    with_rows<kRows>(count, [&](auto rows) {
+      int64_t i = 0;
+      for (; i + 4 * kLanes <= dim_; i += 4 * kLanes) add_at<rows(), 4>(row, i, weights, fades);
+      for (; i < dim_; i += kLanes) add_at<rows(), 1>(row, i, weights, fades);
+    });
   }
 
   void write(int64_t row, float total, T* out) const { write_row(sums_.data() + row * dim_, dim_, total, out); }
 
  private:
+  // What `add` does to N vectors of M rows.
+  template <int M, int N>
+  void add_at(int64_t row, int64_t i, const float* weights, const float* fades) {
+    float* to = sums_.data() + row * dim_ + i;
+    Vector sums[M][N];
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) sums[m][n] = load(to + m * dim_ + n * kLanes) * fades[m];
+    const float* value = values_.data() + i;
+    for (int64_t j = 0; j < kKeys; ++j, value += dim_)
+      for (int n = 0; n < N; ++n)
+        for (int m = 0; m < M; ++m) sums[m][n] += weights[m * kKeys + j] * load(value + n * kLanes);
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) store(to + m * dim_ + n * kLanes, sums[m][n]);
+  }
+
   void copy(const T* from, float* to) const {
     for (int64_t i = 0; i < dim_; i += kLanes) store(to + i, load(from + i));
   }

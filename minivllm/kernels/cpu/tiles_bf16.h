@@ -82,7 +82,7 @@ class PanelTiles {
   }
 
   void score(int64_t row, int64_t count, float* scores) const {
-    with_rows(count, [&](auto rows) {
+    with_rows<kRows>(count, [&](auto rows) {
       __m512 sums[rows()][4] = {};
       multiply<rows(), 0>(queries_.data() + row * dim_, dim_, keys_, dim_ / 2, nullptr, sums);
       for (int m = 0; m < rows(); ++m)
@@ -95,7 +95,7 @@ class PanelTiles {
     for (int64_t i = 0; i < count * kKeys; i += 32)
       _mm512_store_si512(rounded + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(weights + i + 16),
                                                                    _mm512_load_ps(weights + i)));
-    with_rows(count, [&](auto rows) {
+    with_rows<kRows>(count, [&](auto rows) {
       for (int64_t d = 0; d < dim_; d += kColumns) {
         __m512 sums[rows()][4];
         float* to = sums_.data() + row * dim_ + d;

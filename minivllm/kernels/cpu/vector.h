@@ -1,10 +1,10 @@
-// Sixteen floats at once, in whatever registers the processor has, and their conversion from and to 16 bits.
+// As many floats as a register of the processor holds, and their conversion from and to 16 bits.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512BF16__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -17,21 +17,47 @@ struct Half {
   _Float16 value;
 };
 
+// Wider vectors than registers are kept in memory by GCC.
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
-typedef float Vector __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
-typedef _Float16 Halves __attribute__((vector_size(32), aligned(2)));
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kMostLanes = 16;  // whole multiples of it are whole vectors on every processor
+typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * kLanes), aligned(2)));
+typedef _Float16 Halves __attribute__((vector_size(2 * kLanes), aligned(2)));
 
 inline Vector splat(float value) { return value - Vector{}; }
 
-inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline Vector load(const BFloat16* from) {
-  const auto wide = __builtin_convertvector(*reinterpret_cast<const Shorts*>(from), Integers) << 16;
-  return (Vector)wide;
+// What GCC's own conversions do one by one for vectors of 8.
+#if defined(__AVX2__) && defined(__F16C__) && !defined(__AVX512F__)
+inline Integers widened(Shorts from) { return (Integers)_mm256_cvtepu16_epi32((__m128i)from); }
+inline Shorts narrowed(Integers from) {  // of values below 65,536
+  const __m256i pairs = _mm256_packus_epi32((__m256i)from, (__m256i)from);
+  return (Shorts)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
 }
-inline Vector load(const Half* from) {
-  return __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Vector);
+inline Vector widened(Halves from) { return (Vector)_mm256_cvtph_ps((__m128i)from); }
+inline Halves narrowed(Vector from) { return (Halves)_mm256_cvtps_ph((__m256)from, _MM_FROUND_TO_NEAREST_INT); }
+#else
+inline Integers widened(Shorts from) { return __builtin_convertvector(from, Integers); }
+inline Shorts narrowed(Integers from) { return __builtin_convertvector(from, Shorts); }
+inline Vector widened(Halves from) { return __builtin_convertvector(from, Vector); }
+inline Halves narrowed(Vector from) { return __builtin_convertvector(from, Halves); }
+#endif
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline Vector load(const BFloat16* from) { return (Vector)(widened(*reinterpret_cast<const Shorts*>(from)) << 16); }
+inline Vector load(const Half* from) { return widened(*reinterpret_cast<const Halves*>(from)); }
+
+inline float load_one(const BFloat16* from) {
+  const uint32_t bits = static_cast<uint32_t>(from->bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 inline void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
@@ -39,15 +65,14 @@ inline void store(BFloat16* to, Vector value) {  // to the nearest, ties to even
 #ifdef __AVX512BF16__
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)value));
 #else
-  auto bits = (Integers)value;
-  const Integers is_number = value == value;
+  typedef uint32_t Unsigned __attribute__((vector_size(4 * kLanes)));
+  auto bits = (Unsigned)value;
+  const auto is_number = (Unsigned)(value == value);
   bits = ((bits + 0x7FFF + ((bits >> 16) & 1)) & is_number) | (0x7FC00000 & ~is_number);
-  *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(bits >> 16, Shorts);
+  *reinterpret_cast<Shorts*>(to) = narrowed((Integers)(bits >> 16));
 #endif
 }
-inline void store(Half* to, Vector value) {
-  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(value, Halves);
-}
+inline void store(Half* to, Vector value) { *reinterpret_cast<Halves*>(to) = narrowed(value); }
 
 // The value as the type would hold it.
 template <typename T>
@@ -61,24 +86,50 @@ inline Vector rounded<float>(Vector value) {
   return value;
 }
 
-// One value of all sixteen: their sum, their maximum.
+typedef float Four __attribute__((vector_size(16)));
+
+// Four values of a vector's, of which each joins those that lie a multiple of four apart.
 template <typename Join>
-inline float reduce(Vector v, const Join& join) {
+inline Four fold(Vector v, const Join& join) {
+#if defined(__AVX512F__)
   typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
   const Eight eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
                            __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
-  const Four four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  const auto eight = v;
+#endif
+#if defined(__AVX2__)
+  return join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  return eight;
+#endif
+}
+
+// One value of all: their sum, their maximum.
+template <typename Join>
+inline float reduce(Vector v, const Join& join) {
+  const Four four = fold(v, join);
   const Four two = join(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
   return join(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
 }
 
 inline float sum(Vector v) {
-  return reduce(v, [](auto a, auto b) { return a + b; });
+  return reduce(v, [](auto x, auto y) { return x + y; });
+}
+
+// The sums of four vectors.
+inline Four sum(Vector a, Vector b, Vector c, Vector d) {
+  const auto add = [](auto x, auto y) { return x + y; };
+  const Four parts[] = {fold(a, add), fold(b, add), fold(c, add), fold(d, add)};
+  const auto pair = [](Four x, Four y) {
+    return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
+  };
+  const Four ab = pair(parts[0], parts[1]), cd = pair(parts[2], parts[3]);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 inline float highest(Vector v) {
-  return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
+  return reduce(v, [](auto x, auto y) { return x > y ? x : y; });
 }
 
 // e^x to 2 units in the last place for x in [-87, 0]; below that, 0. After Cephes' expf (Moshier).

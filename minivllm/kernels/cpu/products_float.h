@@ -1,0 +1,45 @@
+// Products in float32, for processors that multiply nothing smaller. A panel is [inputs][64].
+#pragma once
+#include "products.h"
+#include "vector.h"
+
+#define MINIVLLM_PRODUCTS 1
+
+namespace minivllm {
+
+using Factor = float;  // what is multiplied
+
+// sums[m][64] = (clear ? 0 : sums) + x[m][inputs] times panel [inputs][64], for m < M: N vectors of columns at a time.
+template <int M>
+inline void multiply_into(const Factor* x, int64_t stride, const Factor* panel, int64_t inputs, bool clear, float* sums) {
+  constexpr int kAll = kColumns / kLanes, kMost = (kLanes == 16 ? 24 : 12) / M;  // what 32 or 16 registers hold
+  constexpr int N = kMost >= kAll ? kAll : kMost >= 4 ? 4 : 2;
+  for (int64_t n = 0; n < kColumns; n += N * kLanes, sums += N * kLanes, panel += N * kLanes) {
+    Vector held[M][N];
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < N; ++i) held[m][i] = clear ? Vector{} : load(sums + m * kColumns + i * kLanes);
+    for (int64_t k = 0; k < inputs; ++k)
+      for (int i = 0; i < N; ++i) {
+        Vector b = load(panel + k * kColumns + i * kLanes);
+        asm("" : "+x"(b));  // or GCC loads it again for each row
+        for (int m = 0; m < M; ++m) held[m][i] += x[m * stride + k] * b;
+      }
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < N; ++i) store(sums + m * kColumns + i * kLanes, held[m][i]);
+  }
+}
+
+// The same for up to 6 rows and twice `pairs` inputs. Memory is asked for by who makes panels of a weight.
+inline void multiply_rows(int64_t rows, const Factor* x, int64_t stride, const Factor* panel, int64_t pairs, const char*,
+                          int64_t, bool clear, float* sums) {
+  with_rows<kRows>(rows, [&](auto count) { multiply_into<count()>(x, stride, panel, 2 * pairs, clear, sums); });
+}
+
+// The sum of a multiple of 32 values.
+inline float sum_of(const Factor* x, int64_t count) {
+  Vector total{};
+  for (int64_t k = 0; k < count; k += kLanes) total += load(x + k);
+  return sum(total);
+}
+
+}  // namespace minivllm
