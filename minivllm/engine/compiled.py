@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.models.layers import Attention
 from minivllm.models.moe import MoE
 from minivllm.quant.fp8 import FP8Linear
 from minivllm.quant.int8 import Int8Linear
@@ -184,6 +185,9 @@ def compile_layers(engine: Engine) -> None:
                 out = linear(torch.zeros(1, width, dtype=model.dtype, device=engine.runner.device))
                 model.set_submodule(name, OpaqueLinear(linear, out.shape[1]))
     for number, layer in enumerate(layers):
+        for module in layer.modules():
+            if isinstance(module, Attention):
+                module.layer = 0  # torch 2.11 compiles it in; `CompiledPart.call` goes by its own
         if any(isinstance(module, MoE) for module in layer.modules()):
             layer.self_attn = CompiledPart(layer.get_submodule("self_attn"), number, compiler)
         else:

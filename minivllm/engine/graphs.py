@@ -43,13 +43,11 @@ class Graph:
     """One recording."""
 
     ints: Tensor  # int32, its input: the sampling parameters if it draws, then what `pack` makes
-    outputs: tuple[
-        Tensor, ...
-    ]  # logits [requests, vocab]; or tokens int64 [requests], drawn ones and the likeliest
+    # Logits [requests, vocab]; or tokens int64 [requests], drawn ones and the likeliest.
+    outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
-    step: Callable[
-        [], tuple[Tensor, ...]
-    ]  # what was recorded: it holds all other tensors that a replay reads
+    # What was recorded: it holds all other tensors that a replay reads.
+    step: Callable[[], tuple[Tensor, ...]]
 
 
 def why_failed(error: RuntimeError) -> str:
