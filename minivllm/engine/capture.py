@@ -26,22 +26,24 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
+        # One for all of these, and for nobody else's: cuBLAS keeps a workspace for every stream that it was called on (32
+        # MiB on Hopper), and newer releases of torch free it when any graph that was recorded on the stream goes.
+        self.stream = torch.cuda.Stream(device)
         self.num_bytes = 0  # device memory of all of them
 
     def __call__(
         self, step: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
         """See Capture. The first run compiles kernels and makes workspaces, which must not happen while recording."""
-        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
-        side.wait_stream(current)
+        current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
+        self.stream.wait_stream(current)
         try:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(self.stream):
                 step()
         finally:
-            current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
+            current.wait_stream(self.stream)
         # A recording that fails leaves its own stream the current one.
-        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             reserved = torch.cuda.memory_reserved(self.device)
             outputs = step()
         self.num_bytes += torch.cuda.memory_reserved(self.device) - reserved

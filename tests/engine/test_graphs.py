@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from minivllm.assembly import build_engine
 from minivllm.bench import engines as bench_engines
 from minivllm.config import compose
 from minivllm.engine import graphs
-from minivllm.engine.capture import record_all, unrecordable
+from minivllm.engine.capture import CudaCapture, record_all, unrecordable
 from minivllm.engine.engine import Engine
 from minivllm.engine.graphs import GraphKeeper
 from minivllm.errors import BadInput
@@ -347,3 +349,33 @@ def test_a_cpu_has_no_graphs(folder: Path) -> None:
         load(folder, "runtime.cuda_graphs=true")
     with load(folder, "runtime.cuda_graphs=auto") as llm:
         assert llm.engine.launcher.graphs is None
+
+
+def test_recordings_share_a_stream_that_is_no_other_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace a stream, and torch frees it with any graph of that stream."""
+    recorded: list[Any] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    @contextmanager
+    def graph(made: Any, pool: Any, stream: Any) -> Iterator[None]:
+        recorded.append(stream)
+        yield
+
+    stand_ins = {
+        "graph_pool_handle": object,
+        "Stream": lambda device: Stream(),
+        "current_stream": lambda device: Stream(),
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
+        "stream": nullcontext,
+        "graph": graph,
+        "memory_reserved": lambda device: 0,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    captures = [CudaCapture(torch.device("cuda")) for _ in range(2)]
+    for capture in (captures[0], captures[0], captures[1]):
+        capture(lambda: ())
+    assert recorded[0] is recorded[1] is captures[0].stream
+    assert recorded[2] is captures[1].stream is not recorded[0]
