@@ -41,7 +41,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="module")
 def plain(qwen3: tuple[Path, Any]) -> Iterator[LLM]:
     """An LLM with ample memory."""
-    with LLM(str(qwen3[0]), quant="fp32", overrides=AMPLE) as llm:
+    with LLM(str(qwen3[0]), device="cpu", quant="fp32", overrides=AMPLE) as llm:
         yield llm
 
 
@@ -101,7 +101,7 @@ def test_beams_are_those_of_transformers(
         )
         for width, n, length, stops in ((4, 3, 14, ENDS), (3, 2, 7, ()), (5, 5, 1, ENDS))
     ]
-    with LLM(str(folder), quant="fp32", overrides=AMPLE) as llm:
+    with LLM(str(folder), device="cpu", quant="fp32", overrides=AMPLE) as llm:
         for one in params:
             for prompt, ours in zip(PROMPTS, llm.generate(PROMPTS, one), strict=True):
                 assert_same(ours, reference(model, prompt, one), length_penalty)
@@ -207,7 +207,9 @@ def test_beams_are_the_same_however_they_are_served(plain: LLM, qwen3: tuple[Pat
     expected = outcome(plain)
     overrides = SERVED[how]
     paged = ["cache.block_size=4"] if not any(item.startswith("cache=") for item in overrides) else []
-    with LLM(str(qwen3[0]), quant="fp32", overrides=[*overrides, *paged, "model.max_model_len=48"]) as llm:
+    with LLM(
+        str(qwen3[0]), device="cpu", quant="fp32", overrides=[*overrides, *paged, "model.max_model_len=48"]
+    ) as llm:
         assert outcome(llm) == expected == outcome(llm)
         assert llm.engine.scheduler.num_preemptions > 0 or "cache.num_blocks=18" not in overrides
         assert llm.engine.cache.pool.num_used == 0
@@ -273,7 +275,7 @@ def test_what_can_never_fit_is_refused_at_once(qwen3: tuple[Path, Any]) -> None:
         (["cache=contiguous", "cache.num_sequences=3"], r"cache.num_sequences"),
     ):
         with (
-            LLM(str(qwen3[0]), quant="fp32", overrides=overrides) as llm,
+            LLM(str(qwen3[0]), device="cpu", quant="fp32", overrides=overrides) as llm,
             pytest.raises(BadInput, match=complaint),
         ):
             llm.generate(list(range(2, 11)), params)

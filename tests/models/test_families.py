@@ -38,11 +38,11 @@ def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Path, Any], at
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     if attention == "sdpa" and capped:
         with pytest.raises(BadInput, match="use attention=eager"):
-            LLM(str(folder), quant="fp32", attention="sdpa", overrides=CHUNKED)
+            LLM(str(folder), device="cpu", quant="fp32", attention="sdpa", overrides=CHUNKED)
         attention = "auto"
     with torch.no_grad():
         expected = model(torch.tensor([LONG])).logits[0]
-    with LLM(str(folder), quant="fp32", attention=attention, overrides=CHUNKED) as llm:
+    with LLM(str(folder), device="cpu", quant="fp32", attention=attention, overrides=CHUNKED) as llm:
         torch.testing.assert_close(llm.logits(LONG), expected, atol=1e-4, rtol=0)
         assert tokens(llm, PROMPTS, GREEDY) == [reference_tokens(model, prompt, 16) for prompt in PROMPTS]
         assert attention in ("auto", llm.engine.runner.attention.name)
@@ -53,7 +53,7 @@ def test_dynamic_rope_follows_a_sequence_out_of_its_context(tmp_path: Path) -> N
     family, overrides = VARIANTS["llama dynamic rope"]
     model = make_checkpoint(tmp_path, family, **overrides)
     prompts = [LONG[:20], LONG[:40], LONG[:31]]
-    with LLM(str(tmp_path), quant="fp32", overrides=CHUNKED) as llm:
+    with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=CHUNKED) as llm:
         assert llm.engine.max_model_len == 128  # 32, and a factor of 4
         params = SamplingParams(max_tokens=44, ignore_eos=True)
         got = tokens(llm, prompts, params)
@@ -84,7 +84,7 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         expected = model(torch.tensor([LONG])).logits[0]
-    with LLM(str(tmp_path), quant="fp32", overrides=CHUNKED) as llm:
+    with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=CHUNKED) as llm:
         torch.testing.assert_close(llm.logits(LONG), expected, atol=1e-4, rtol=0)
         assert llm.engine.loaded.config.eos_token_ids == (3, 4)
 
@@ -95,7 +95,7 @@ def test_a_longrope_sequence_keeps_the_factors_of_its_prompt(tmp_path: Path) -> 
     model = make_checkpoint(tmp_path, family, **overrides)
     prompt = LONG[:25]
     expected = reference_tokens(model, prompt, 16)
-    with LLM(str(tmp_path), quant="fp32", overrides=CHUNKED) as llm:
+    with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=CHUNKED) as llm:
         got = tokens(llm, [prompt], GREEDY)[0]
         assert got[:8] == expected[:8]  # the last of them is chosen after 32 tokens
         model.model.rotary_emb.config.rope_parameters["original_max_position_embeddings"] = 64
@@ -107,6 +107,6 @@ def test_bf16_tokens_differ_from_transformers_only_at_near_ties(case: str, tmp_p
     family, overrides = VARIANTS[case]
     saved = make_checkpoint(tmp_path, family, **overrides)
     half = type(saved).from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager")
-    with LLM(str(tmp_path), quant="bf16", overrides=CHUNKED) as llm:
+    with LLM(str(tmp_path), device="cpu", quant="bf16", overrides=CHUNKED) as llm:
         for prompt, ours in zip(PROMPTS, tokens(llm, PROMPTS, GREEDY), strict=True):
             assert_equal_but_for_near_ties(half, prompt, ours)
