@@ -155,14 +155,15 @@ def test_the_floor_is_the_longer_of_the_two(compiled: None) -> None:
     assert memory["of_floor"] == pytest.approx(1e-3 / memory["seconds"]["median"])
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, BadInput])  # no memory, or no bitsandbytes
 def test_a_case_that_fails_is_a_row_and_the_others_go_on(
-    compiled: None, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_memory(_: Setting) -> Any:
-        raise RuntimeError("CUDA out of memory\nmore")
+    def failing(_: Setting) -> Any:
+        raise kind("CUDA out of memory")
         yield
 
-    monkeypatch.setattr(linear, "cases", out_of_memory)
+    monkeypatch.setattr(linear, "cases", failing)
     where = setting(False, rows=(1,), contexts=(16,))
     rows = list(suite.rows(where, LIMITS, 1, 1e-5, lambda: None))
     assert rows[0] == {

@@ -9,6 +9,7 @@ from minivllm.bench.kernels import attention, linear, mixture, sampling, small
 from minivllm.bench.kernels.case import Setting
 from minivllm.bench.kernels.timing import measure
 from minivllm.bench.record import Roofline
+from minivllm.errors import BadInput
 
 PARTS = {
     "products": linear,
@@ -37,9 +38,7 @@ def rows(
             for case in part.cases(setting):
                 row = measure(case, limits, repeats, sample_s, synchronise)
                 yield {"part_of": name, **row, "from_memory": setting.is_from_memory(case)}
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # out of memory, or no such kernel: the other parts go on
+        # Out of memory, no such kernel, or a package that is not installed: the other parts go on.
+        except (RuntimeError, MemoryError, BadInput) as error:
             line = (str(error) or type(error).__name__).strip().splitlines()[0]
             yield {"part_of": name, "kernel": name, "ok": False, "error": line}
