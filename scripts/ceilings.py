@@ -19,7 +19,7 @@ from minivllm.assembly import select_device
 from minivllm.bench import storage
 from minivllm.bench.identity import code_hash
 from minivllm.bench.provenance import provenance
-from minivllm.bench.roofline import PROBE_BYTES, best_seconds, probe
+from minivllm.bench.roofline import GPU_CALLS, PROBE_BYTES, best_seconds, probe
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -28,8 +28,10 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
     """Bytes read and written per second by a copy of `size` bytes on the device."""
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    return 2 * size / best_seconds(lambda: target.copy_(source), synchronise)
+    cuda = device.type == "cuda"
+    synchronise = torch.cuda.synchronize if cuda else lambda: None
+    calls = GPU_CALLS if cuda else 1
+    return 2 * size / best_seconds(lambda: target.copy_(source), synchronise, calls=calls)
 
 
 def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:

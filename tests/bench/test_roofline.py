@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minivllm.bench.record import Roofline
-from minivllm.bench.roofline import last_level_cache, model_costs, probe, usage
+from minivllm.bench.roofline import best_seconds, last_level_cache, model_costs, probe, usage
 
 MODEL = {
     "num_layers": 2,
@@ -117,3 +118,15 @@ def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch)
     assert limits.matrix_flops_per_s is not None and 1e8 < limits.matrix_flops_per_s < 1e15
     assert limits.matrix_dtype == "float32"
     assert len(notes) == 1 and "64 MiB only" in notes[0]
+
+
+def test_calls_in_a_row_share_the_time_of_a_try() -> None:
+    """What a launch and a wait take besides must not count: here each wait costs as much as five calls."""
+    waits = []
+
+    def wait() -> None:
+        waits.append(time.sleep(0.02))
+
+    assert best_seconds(lambda: time.sleep(0.004), wait, tries=3) > 0.024
+    assert best_seconds(lambda: time.sleep(0.004), wait, tries=3, calls=10) < 0.012
+    assert len(waits) == 8  # one try more than counts, each time
