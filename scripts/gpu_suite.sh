@@ -11,26 +11,41 @@
 #   table         the figures that others quote: batch 1, 256 requests at once, a long prompt, precisions, batching
 #   studies       the studies, cut to fit
 #
-# Each part fits in 10 minutes on one data-centre GPU. Logs and an archive of the records end in
-# $OUT (default: gpu_results). PYTHON chooses the interpreter; nothing is installed.
+# Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560). What
+# is known by then is in $OUT (default: gpu_results): a log a part, and an archive of the records, renewed after each
+# command. PYTHON chooses the interpreter; nothing is installed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
 PYTHON=${PYTHON:-python3}
+PART_S=${PART_S:-560}
 PARTS=${*:-kernel-tests correctness ceilings kernels waits table studies}
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT"
 failed=0
 
-run() { # run NAME COMMAND...: log to $OUT/NAME.log, go on after a failure
-    local name=$1
+run() { # run NAME COMMAND...: add to the log of the part, keep the records, go on after a failure
+    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code
     shift
-    echo "== $name: $*"
-    if ! "$@" >"$OUT/$name.log" 2>&1; then
-        echo "   failed, see $OUT/$name.log"
+    echo "== $name: $*" | tee -a "$log"
+    if [ "$left" -le 0 ]; then
+        echo "   left out: the part has had its $PART_S seconds" | tee -a "$log"
+        failed=1
+        return
+    fi
+    timeout --foreground --signal=INT --kill-after=30 "$left" "$@" >"$OUT/.last" 2>&1
+    code=$?
+    tail -n 25 "$OUT/.last"
+    cat "$OUT/.last" >>"$log"
+    rm -f "$OUT/.last"
+    if [ $code -ne 0 ]; then
+        echo "   failed (exit code $code), see $log" | tee -a "$log"
         failed=1
     fi
-    tail -n 25 "$OUT/$name.log"
+    if compgen -G 'runs/gpu-*' >/dev/null; then
+        tar -czf "$OUT/.records" --exclude='*.log' runs/gpu-* reports/gpu-* 2>/dev/null
+        mv "$OUT/.records" "$OUT/records.tar.gz"
+    fi
 }
 
 cells() { # cells NAME OVERRIDES...: a sweep on the GPU with random weights, records under runs/NAME
@@ -45,6 +60,7 @@ sweep() { # sweep NAME OVERRIDES...: the same with the workload `chat`
 }
 
 for part in $PARTS; do
+    end_s=$((SECONDS + PART_S))
     case $part in
     kernel-tests)
         run kernel-tests "$PYTHON" -m pytest -q -p no:cacheprovider tests/attention/test_triton.py \
@@ -106,5 +122,4 @@ for part in $PARTS; do
     esac
 done
 
-tar -czf "$OUT/records.tar.gz" --exclude='*.log' runs/gpu-* reports/gpu-* 2>/dev/null
 exit $failed

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,16 @@ SEPARATOR = "\x1e"
 Cli = Callable[..., Any]
 
 
-def suite(tmp_path: Path, *parts: str) -> tuple[int, list[list[str]]]:
-    """The exit code and the commands of some parts, which a stand-in for Python writes down."""
+def suite(
+    tmp_path: Path, *parts: str, script: Path = SUITE, then: str = "", **variables: str
+) -> tuple[int, list[list[str]]]:
+    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this."""
     recorder, log = tmp_path / "python", tmp_path / "commands"
-    recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n")
+    recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n")
     recorder.chmod(0o755)
     log.touch()
-    environment = {**os.environ, "PYTHON": str(recorder), "OUT": str(tmp_path / "out")}
-    done = subprocess.run(["bash", str(SUITE), *parts], env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
+    done = subprocess.run(["bash", str(script), *parts], env=environment, capture_output=True, text=True)
     commands = log.read_text().split(SEPARATOR)[:-1]
     return done.returncode, [command.split("\x1f")[:-1] for command in commands]
 
@@ -51,6 +54,35 @@ def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
     assert code == 0 and len(commands) == 3
     paths = [word for words in commands for word in words if word.startswith(("tests/", "scripts/"))]
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
+    """Also where a command fails, and where the whole is killed with the last one still running."""
+    script = tmp_path / "copy" / "scripts" / "gpu_suite.sh"  # which works in the folder above it
+    script.parent.mkdir(parents=True)
+    script.write_text(SUITE.read_text())
+    then = (
+        "ls $OUT/records.tar.gz >> $OUT/seen 2>/dev/null\n"
+        "case $* in *batch1*) exit 3;; esac\n"
+        "mkdir -p runs/gpu-waits && echo {} > runs/gpu-waits/record.json; echo measured; echo $PYTHONPATH"
+    )
+    code, commands = suite(tmp_path, "waits", script=script, then=then)
+    out = tmp_path / "out"
+    assert (code, len(commands)) == (1, 2)
+    assert (out / "seen").read_text().count("records.tar.gz") == 1  # when the second command began
+    with tarfile.open(out / "records.tar.gz") as archive:
+        assert "runs/gpu-waits/record.json" in archive.getnames()
+    log = (out / "waits.log").read_text()
+    assert "measured" in log and "failed (exit code 3)" in log
+    assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
+    assert sorted(path.name for path in out.iterdir()) == ["records.tar.gz", "seen", "waits.log"]
+
+
+def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "waits", "ceilings", then="exec sleep 30", PART_S="1")
+    assert code == 1 and len(commands) == 2  # the second of the first part is left out, the next part begins
+    assert "left out" in (tmp_path / "out" / "waits.log").read_text()
+    assert "failed (exit code 124)" in (tmp_path / "out" / "ceilings.log").read_text()
 
 
 @pytest.mark.parametrize("part", ["kernels", "waits", "table", "studies"])
