@@ -144,15 +144,16 @@ class Capacity:
                 f"capacity: no rate from {least.rate:g} {unit} up holds, with {wanted}; "
                 f"at {least.rate:g} it is {100 * least.share:.3g} % of them"
             )
-        text = f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with {wanted}"
-        text += f" ({100 * self.criterion.confidence:g} % confidence)"
-        if self.beyond is None:
-            return f"{text}; no higher rate was found that does not"
-        how = self.beyond.verdict(self.criterion)
-        text += f"; {self.beyond.rate:g} {'fails' if how == 'fails' else 'is undecided'}"
-        if how != "fails" and self.fails is not None:
-            text += f", {self.fails.rate:g} fails"
-        return text
+        wanted += f" ({100 * self.criterion.confidence:g} % confidence)"
+        beyond, fails = self.beyond, self.fails
+        doubt = [f"{beyond.rate:g} is undecided"] if beyond is not None and beyond != fails else []
+        if fails is None:
+            end = ", ".join(["no rate that was tried failed", *doubt])
+            return f"capacity: at least {self.holds.rate:g} {unit}, with {wanted}; {end}"
+        end = ", ".join([*doubt, f"{fails.rate:g} fails"])
+        return (
+            f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with {wanted}; {end}"
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a rate, for tables: rate, blocks, requests, share, low, high, verdict."""

@@ -80,6 +80,17 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
     assert [cell.first("config.arrival.rate") for cell in cells] == [1.0, 2.0, 4.0]
 
 
+def test_a_search_in_which_nothing_failed_is_a_lower_bound_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    for rate in (1.0, 2.0):
+        measured(tmp_path, rate, 0)
+    page = Page(build_report(tmp_path, tmp_path / "out"))
+    assert page.text.count("Capacity: at least 2 requests/s") == 2  # the verdict, and its section
+    assert "no rate that was tried failed" in page.text and "highest rate tried" not in page.text
+
+
 def test_cells_are_not_pooled(tmp_path: Path) -> None:
     """Two configurations searched into one folder: the same rate holds for one and fails for the other."""
     for name, slow in (("good", 0), ("bad", 50)):
@@ -91,7 +102,7 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
     told = {s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]] for s in shown["searches"]}
     assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
     assert (
-        "goodcell: capacity: 1 requests/s" in plot.alt
+        "goodcell: capacity: at least 1 requests/s" in plot.alt
         and "badcell: capacity: no rate from 1 requests/s up" in plot.alt
     )
     alike = capacity.section([replace(search, cell="cell") for search in found], [])
