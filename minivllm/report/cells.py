@@ -13,7 +13,7 @@ from minivllm.bench.capacity import UNITS as RATES
 from minivllm.bench.identity import NEUTRAL_MEASURE
 from minivllm.bench.measurement import SIMULATED
 from minivllm.report.format import MISSING
-from minivllm.report.rows import Row, number, status_of
+from minivllm.report.rows import Row, below, number, status_of
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
@@ -42,6 +42,7 @@ CHOICE_ORDER = (
     "arrival",
     "engine",
 )
+OPEN_LOOPS = ("poisson", "gamma", "constant", "ramp", "replay")  # arrivals at a rate that is set
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"
 
@@ -172,10 +173,19 @@ def gather(rows: list[Row]) -> list[Cell]:
 
 
 def like_for_like(first: Cell, second: Cell) -> bool:
-    """Whether both did the same work on the same device, so that one may be divided by the other."""
-    return first.simulated == second.simulated and all(
-        first.first(key) == second.first(key) for key in ("workload_hash", DEVICE)
+    """Whether both did the same work, as fast as asked, on the same device, so that one may be divided by the other."""
+    return (
+        first.simulated == second.simulated
+        and set_load(first) == set_load(second)
+        and all(first.first(key) == second.first(key) for key in ("workload_hash", DEVICE))
     )
+
+
+def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
+    """The knobs of an arrival process that sets a rate, which caps the throughput; None where the engine sets it."""
+    if cell.first("choices.arrival") not in OPEN_LOOPS:
+        return None
+    return tuple(sorted(below((cell.ok or cell.rows)[0], "config.arrival").items()))
 
 
 def _order(row: Row) -> tuple[Any, ...]:

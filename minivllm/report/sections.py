@@ -10,7 +10,7 @@ from urllib.parse import quote
 from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
-from minivllm.report.tables import COLUMNS, Column, speedup, spread_text, text, used_columns
+from minivllm.report.tables import Column, speedups, spread_text, text, used_columns
 
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 MAX_LOG = 200_000  # characters of log tails on the page, all together
@@ -147,6 +147,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
     columns = used_columns(cells)
     top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
     names = name_columns(cells)
+    ratios = speedups(cells)
     rows = []
     for index, cell in enumerate(cells):
         figures = []
@@ -167,7 +168,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
                 "names": names_of(cell, names),
                 "status": cell.status_text,
                 "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
-                "speedup": speedup(cell, cells[0]),
+                "speedup": ratios[index] if ratios else None,
                 "href": place_of(cell, index, out_dir),
                 "figures": figures,
                 "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
@@ -177,7 +178,7 @@ def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
         "names": names,
         "columns": columns,
         "rows": rows,
-        "compare": len(cells) > 1 and any(c.key == COLUMNS[0].key for c in columns),
+        "compare": bool(ratios),
         "absent": _absent(cells, columns),
         "constants": constants(cells),
         "blocks": max(len(cell.ok) for cell in cells),

@@ -120,8 +120,16 @@ def used_columns(cells: list[Cell]) -> list[Column]:
     return [column for column in (*COLUMNS, COST) if any(cell.mean(column.key) is not None for cell in cells)]
 
 
-def speedup(cell: Cell, base: Cell) -> float | None:
-    """Output tokens/s against the baseline's; None where the work or the device is not the same."""
+def speedups(cells: list[Cell]) -> list[float | None]:
+    """Output tokens/s of each cell against the first's; None where the two are not like for like.
+
+    Empty where no other cell can be held against the first: such a column is left out, on the page as in the terminal.
+    """
+    found = [_speedup(cell, cells[0]) for cell in cells]
+    return found if any(ratio is not None for ratio in found[1:]) else []
+
+
+def _speedup(cell: Cell, base: Cell) -> float | None:
     if not like_for_like(cell, base):
         return None
     mine, theirs = cell.mean(COLUMNS[0].key), base.mean(COLUMNS[0].key)
@@ -174,15 +182,15 @@ def markdown_text(cells: list[Cell]) -> str:
     """A compact table for a README: a row a cell."""
     columns = [column for column in used_columns(cells) if column.terminal]
     names = name_columns(cells)
-    compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
+    ratios = speedups(cells)
     head = ["blocks", *(column.heading for column in columns)]
-    if compare:
+    if ratios:
         head.insert(2, "× first")
     lines = []
-    for cell in cells:
+    for index, cell in enumerate(cells):
         figures = [text(cell, column) for column in columns]
-        if compare:
-            figures.insert(1, sig(speedup(cell, cells[0])))
+        if ratios:
+            figures.insert(1, sig(ratios[index]))
         lines.append([*names_of(cell, names), cell.status_text, f"{len(cell.ok)}/{len(cell.rows)}", *figures])
     return markdown_table([*names, "status"], head, lines)
 
@@ -206,16 +214,16 @@ def summary_table(cells: list[Cell]) -> Table:
 
     columns = [column for column in used_columns(cells) if column.terminal]
     names = name_columns(cells)
-    compare = len(cells) > 1 and columns[:1] == [COLUMNS[0]]
+    ratios = speedups(cells)
     heads = [(column.title, column.unit) for column in columns]
-    if compare:
+    if ratios:
         heads.insert(1, ("× first", ""))
     table = rich_table(names, heads)
-    for cell in cells:
+    for index, cell in enumerate(cells):
         status = Text(cell.status_text, style="green" if not cell.failed else "yellow" if cell.ok else "red")
         figures = [text(cell, column) for column in columns]
-        if compare:
-            figures.insert(1, sig(speedup(cell, cells[0])))
+        if ratios:
+            figures.insert(1, sig(ratios[index]))
         table.add_row(
             *(Text(part) for part in names_of(cell, names)), status, *(Text(figure) for figure in figures)
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minivllm.bench.validity import shared
-from minivllm.report.cells import DEVICE, Cell, Stat, show
+from minivllm.report.cells import DEVICE, Cell, Stat, set_load, show
 from minivllm.report.format import count, listing, ratio, sig
 from minivllm.report.liveness import liveness
 from minivllm.report.precision import headline as quality
-from minivllm.report.rows import below, number, strings
+from minivllm.report.rows import number, strings
 
 THROUGHPUT = "metrics.output_tokens_per_s"
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
@@ -123,17 +123,11 @@ def _not_like_for_like(done: list[Cell]) -> list[str]:
             lines.append(
                 f"The cells ran on different {noun}, so no ratio between them is given as a speed-up."
             )
-    loads = {tuple(sorted(below(cell.ok[0], "config.arrival").items())) for cell in done if _has_rate(cell)}
-    if loads and (len(loads) > 1 or not all(_has_rate(cell) for cell in done)):
+    if len({set_load(cell) for cell in done}) > 1:
         lines.append(
             "Requests arrived at different rates, so no ratio between the cells is given as a speed-up."
         )
     return lines
-
-
-def _has_rate(cell: Cell) -> bool:
-    """Whether its requests came at a rate that was set, and so caps its throughput."""
-    return str(cell.first("choices.arrival")) in ("poisson", "gamma", "constant", "ramp", "replay")
 
 
 def _close_second(ranked: list[Cell]) -> list[str]:
@@ -199,7 +193,7 @@ def _trust(done: list[Cell]) -> list[str]:
             f"Over {stat.n} blocks {_range(stat)} tokens/s; "
             "these are least and greatest, not a confidence interval."
         )
-    if any(map(_has_rate, done)):
+    if any(set_load(cell) is not None for cell in done):
         lines.append(
             "Requests arrived at a set rate, which caps the throughput: compare latencies, not tokens/s."
         )

@@ -67,6 +67,26 @@ def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
     assert "[red]odd[/red]" in text  # names are not markup
 
 
+def test_throughput_that_the_arrivals_set_is_no_ratio(tmp_path: Path) -> None:
+    """Twice the requests a second are twice the tokens a second: terminal, Markdown and page say nothing of it."""
+
+    def tables(**rates: float) -> list[str]:
+        records = [make_record(quant, index=i) for i, quant in enumerate(rates)]
+        for record, rate in zip(records, rates.values(), strict=True):
+            record.config["choices"]["arrival"] = "poisson"
+            record.config["arrival"] = {"rate": rate}
+        root = write(tmp_path / "-".join(map(str, rates.values())), records)
+        page = build_report(root, root / "out").read_text()
+        return [rendered(summary_table(read(root).cells)), (root / "out" / "table.md").read_text(), page]
+
+    assert not any("× first" in text for text in tables(fp16=1, int8=2))
+    assert all("× first" in text for text in tables(fp16=2, int8=2))
+    _, markdown, _ = tables(fp16=1, int8=1, nf4=2)
+    head, _, *lines = (line.split(" | ") for line in markdown.splitlines())
+    first, alike, faster = (line[head.index("× first")] for line in lines)
+    assert first == "1.00" and float(alike) > 1 and faster == "–"
+
+
 def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Path) -> None:
     stands = Ablation("leave_one_out", "output_tokens_per_s", ["int8"], {}, ["int8"], 0, 0)
     records = [
