@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hydra.core.override_parser.types import Override
 
 from minivllm.bench.identity import NEUTRAL_MEASURE, digest
+from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -111,4 +112,4 @@ def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> 
     # In an order that does not depend on how they were written: the name is part of a measurement's identity.
     named = sorted(text for key, text in zip(keys, combination, strict=True) if key in varying)
     rest = sorted(text for text in combination if not _neutral(text))
-    return Arm(" ".join(named or rest) or "default", tuple(combination))
+    return Arm(" ".join(named or rest) or DEFAULT_ARM, tuple(combination))

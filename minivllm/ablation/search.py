@@ -15,6 +15,7 @@ from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan
 from minivllm.ablation.sweep import Launch, measure
 from minivllm.bench import storage
 from minivllm.bench.folder_lock import folder_lock
+from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.bench.record import Record
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
@@ -128,7 +129,7 @@ class Search:
         for trial in trials:
             own = tuple(text for text in trial if not is_setting(text))
             varied = sorted(text for text in own if text.partition("=")[0] not in keys)
-            arms.append(Arm(" ".join(varied) or "default", own))
+            arms.append(Arm(" ".join(varied) or DEFAULT_ARM, own))
         new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
         if new:
             sweep = Sweep(new, (*settings, f"sweep.name={self.name}"))

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from minivllm.bench.measurement import DEFAULT_ARM
+
 Event = dict[str, Any]
 PHASES = {
     "waiting": "waiting for the device, which another run is using",
@@ -66,11 +68,8 @@ class Display:
         measurement, name = event["measurement"], event["event"]
         position, total = self._offset + event["position"], self._total or event["total"] or 0
         head = f"[{position}/{total or '?'}] {measurement.cell}"
-        if measurement.arm not in (
-            "",
-            "default",
-            measurement.cell,
-        ):  # several arms may have a cell's name in common
+        # Several arms may have a cell's name in common.
+        if measurement.arm not in ("", DEFAULT_ARM, measurement.cell):
             head += f" ({measurement.arm})"
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
             block = measurement.block + 1  # more than were asked for, where measure.target_ci adds some

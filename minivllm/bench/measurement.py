@@ -9,6 +9,7 @@ from typing import Any
 from minivllm.bench.record import Ablation, Record
 
 SIMULATED = "minivllm.bench.simulated.SimulatedEngine"  # the `_target_` of what predicts instead of measuring
+DEFAULT_ARM = "default"  # the name of an arm for which nothing was set
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from minivllm.ablation.plan import Sweep, product
+from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.errors import BadInput
 
 
@@ -38,7 +39,8 @@ def test_hydras_grammar_is_understood() -> None:
 
 def test_nothing_varies() -> None:
     assert [arm.name for arm in parse("quant=nf4", "model=qwen3").arms] == ["model=qwen3 quant=nf4"]
-    assert [arm.name for arm in parse().arms] == ["default"]
+    assert [arm.name for arm in parse().arms] == [DEFAULT_ARM]
+    assert DEFAULT_ARM == "default"  # part of the identity of records that there are
 
 
 def test_a_key_given_twice_counts_as_given_last_and_equal_arms_are_one() -> None:

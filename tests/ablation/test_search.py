@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from minivllm import config
 from minivllm.ablation.search import WORST, Goal, Search
 from minivllm.bench import storage
-from minivllm.bench.measurement import Measurement
+from minivllm.bench.measurement import DEFAULT_ARM, Measurement
 from minivllm.bench.record import Metrics
 from minivllm.bench.records import read_records
 from minivllm.config import compose
@@ -123,6 +123,12 @@ def test_a_trial_is_planned_once(cli: Cli, quick: None) -> None:
     _, values = trials.run(4, 2, 8, 4)
     assert values == [4, 2, 8, 4]
     assert trials.composed == [f"batching.max_num_seqs={size}" for size in (4, 2, 8)]
+
+
+def test_a_trial_that_sets_nothing_has_the_name_of_a_sweeps_lone_arm(cli: Cli, quick: None) -> None:
+    trials = Trials()
+    assert trials.search.run(lambda: trials.search.measure([trials.fixed])) == 0
+    assert [record["arm"] for record in read_records("runs/mine")] == [DEFAULT_ARM]
 
 
 def test_a_search_without_a_valid_trial_is_bad_input(cli: Cli, quick: None) -> None:

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from minivllm.bench.display import Display
-from minivllm.bench.measurement import Measurement
+from minivllm.bench.measurement import DEFAULT_ARM, Measurement
 
-MEASUREMENT = Measurement("1f", "c", "sweep", "default", 0, "runs/sweep/tiny-bf16-1f", {})
+MEASUREMENT = Measurement("1f", "c", "sweep", DEFAULT_ARM, 0, "runs/sweep/tiny-bf16-1f", {})
 
 
 def event(name: str, **details: Any) -> dict[str, Any]:
