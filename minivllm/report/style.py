@@ -94,13 +94,19 @@ def plot(name: str, title: str, alt: str, caption: str, figure: Figure) -> Plot:
 
 
 def svg(figure: Figure, name: str) -> bytes:
-    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes."""
+    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes.
+
+    Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
+    """
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(
-            out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            out,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     text = out.getvalue()
     text = re.sub("|".join(ON_DARK), lambda found: f"var(--c{found[0][1:]})", text)

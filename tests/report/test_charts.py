@@ -25,7 +25,7 @@ from minivllm.report.plots import breakdown, memory
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
-from minivllm.report.style import INK, ON_DARK
+from minivllm.report.style import INK, ON_DARK, canvas, svg
 from tests.report.synthetic import counted, make_record, write
 
 
@@ -228,3 +228,9 @@ def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
         [("", [Panel("T", "x", "y", [Series("s", INK, [1.0, 40.0], [1.0, 2.0])], log_x=True)])],
     )
     assert '"ticks": [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0' in json.dumps(live.items(wide)[0]["item"])
+
+
+def test_nothing_is_painted_behind_a_figure() -> None:
+    """The shadows at the edges of its card, which say that there is more, lie there."""
+    figure, _ = canvas()
+    assert b"fill: var(--cffffff)" not in svg(figure, "empty")

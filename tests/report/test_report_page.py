@@ -119,8 +119,14 @@ def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Pa
         index, tmp_path / "profile", f"{drawn} && document.querySelectorAll('.live').length"
     )
     assert (found, errors) == (3, [])
-    fits, _ = visit(index, tmp_path / "phone", "document.documentElement.scrollWidth <= innerWidth")
-    assert fits
+    card = "document.querySelector('.card')"
+    overflows = (
+        f"document.documentElement.scrollWidth <= innerWidth && {card}.scrollWidth > {card}.clientWidth"
+    )
+    shadows, _ = visit(
+        index, tmp_path / "phone", f"{overflows} && getComputedStyle({card}).backgroundAttachment"
+    )
+    assert shadows == "local, local, scroll, scroll"  # what is wider than the page says so
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
