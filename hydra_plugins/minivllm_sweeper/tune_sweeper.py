@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -92,8 +93,10 @@ class TuneSweeper(Sweeper):
         """Search; the exit code goes to the command line."""
         from minivllm.cli import note_exit_code
 
-        space = [f"{knob!s}={choices}" for knob, choices in self.params.items()]
-        self.search.define(arguments, space, self.settings["sweep"]["name"])
+        space = _varied([*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments])
+        fixed = [text for text in arguments if text.partition("=")[0] not in space]
+        texts = [f"{knob}={choices}" for knob, choices in space.items()]
+        self.search.define(fixed, texts, self.settings["sweep"]["name"])
         self.optuna.launcher = self
         self.optuna.config = config = copy.deepcopy(self.optuna.config)
         with read_write(config), open_dict(config):  # where Optuna's sweeper leaves its result
@@ -104,3 +107,11 @@ class TuneSweeper(Sweeper):
         """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""
         values = self.search.measure(job_overrides)
         return [JobReturn(status=JobStatus.COMPLETED, _return_value=value) for value in values]
+
+
+def _varied(overrides: list[str]) -> dict[str, str]:
+    """The knobs that are searched and their values as written; one that is set is not searched."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    space = {one.get_key_element(): str(one.input_line).partition("=")[2] for one in parsed}
+    fixed = {one.get_key_element() for one in parsed if not one.is_sweep_override()}
+    return {knob: values for knob, values in space.items() if knob not in fixed}

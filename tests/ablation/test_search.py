@@ -176,6 +176,16 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
 
 
 @pytest.mark.slow
+def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(cli: Cli, optuna: None) -> None:
+    done = cli("-m", *TUNE, "cache.block_size=16", "batching.max_num_seqs=8,12", "hydra.sweeper.n_trials=1",
+               "++sweep.limits={metrics.ttft_ms.p90:100000,metrics.itl_ms.p90:1000}")  # fmt: skip
+    assert done.code == 0, done.err
+    (record,) = read_records("runs/mine")
+    knobs = {text.partition("=")[0] for text in record["arm"].split()}
+    assert knobs == {"batching.max_num_seqs", "batching.max_num_batched_tokens"}
+
+
+@pytest.mark.slow
 def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> None:
     done = cli(*TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
     assert done.code == 1 and "0 of 1 cells are within the limits" in done.out
