@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
 
-REFUSED = ("fresh", "retry", "dry_run")
+REFUSED = ("fresh", "retry")
 
 
 class TuneSweeper(Sweeper):
@@ -90,7 +91,8 @@ class TuneSweeper(Sweeper):
         self.optuna: Any = sweeper.sweeper
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search; the exit code goes to the command line."""
+        """Search, or with sweep.dry_run=true tell what would be; the exit code goes to the command line."""
+        from minivllm.ablation.preview import show_search
         from minivllm.cli import note_exit_code
 
         space = _varied([*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments])
@@ -98,10 +100,30 @@ class TuneSweeper(Sweeper):
         texts = [f"{knob}={choices}" for knob, choices in space.items()]
         self.search.define(fixed, texts, self.settings["sweep"]["name"])
         self.optuna.launcher = self
+        if self.settings["sweep"]["dry_run"]:
+            with TemporaryDirectory() as folder:
+                pending = self.search.follow(lambda: self._propose(arguments, folder))
+            show_search(self.search, space, self._trials(), pending)
+        else:
+            folder = str(Path(self.settings["runs_dir"]) / self.search.name)
+            note_exit_code(self.search.run(lambda: self._propose(arguments, folder)))
+
+    def _propose(self, arguments: list[str], folder: str) -> None:
+        """Have Optuna's sweeper launch its trials; it leaves its result in the folder."""
         self.optuna.config = config = copy.deepcopy(self.optuna.config)
-        with read_write(config), open_dict(config):  # where Optuna's sweeper leaves its result
-            config.hydra.sweep.dir = str(Path(self.settings["runs_dir"]) / self.search.name)
-        note_exit_code(self.search.run(lambda: self.optuna.sweep(arguments)))
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir = folder
+        self.optuna.sweep(arguments)
+
+    def _trials(self) -> str:
+        """How many there are, and who chooses them."""
+        knobs = ", ".join(f"{key!s}={value}" for key, value in self.sampler.items() if str(key)[0] != "_")
+        chosen = f"{self.sampler['_target_'].rpartition('.')[2]}({knobs})"
+        repeats = self.settings["measure"]["repeats"]
+        return (
+            f"at most {self.optuna.n_trials} trials, {self.optuna.n_jobs} at once, chosen by {chosen};"
+            f" a trial is {repeats} measurement{'' if repeats == 1 else 's'}"
+        )
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""

@@ -1,18 +1,22 @@
-"""sweep.dry_run: the plan as a table, with an estimate of its time."""
+"""sweep.dry_run: the plan of a sweep or a search as a table, with what is known of its time."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from minivllm.ablation.schedule import Plan
+from minivllm.ablation.schedule import Plan, recorded_status
 from minivllm.bench import storage
+from minivllm.bench.measurement import Measurement
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from minivllm.ablation.search import Search
 
 
 def show_plan(plan: Plan) -> None:
@@ -99,6 +103,53 @@ def _show_design(plan: Plan, console: Console) -> None:
         )
 
 
+def show_search(search: Search, space: Mapping[str, str], how: str, pending: str | None) -> None:
+    """Print what a search is for, and how far its records lead.
+
+    Args:
+        search: followed, see `Search.follow`.
+        space: knob -> the values it may take, as written.
+        how: in words, how many trials are chosen and by whom.
+        pending: what is to be measured next.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column
+
+    from minivllm.report.terminal import bare_table, print_table
+
+    console = Console()
+    table = bare_table("knob", Column("values", overflow="fold"))
+    for knob, values in space.items():
+        table.add_row(escape(knob), escape(values))
+    print_table(table, console)
+    goal = search.goal
+    limits = " and ".join(f"{name} <= {limit:g}" for name, limit in goal.limits.items())
+    lines = (
+        f"search {search.name}: the {'most' if goal.maximize else 'least'} {goal.objective}"
+        + (f" with {limits}" if limits else ""),
+        how,
+        progress([m for cell in search.cells.values() for m in cell.measurements], pending),
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress(measurements: Sequence[Measurement], pending: str | None) -> str:
+    """In words, how much of a search is recorded, how long that took, and what comes next.
+
+    Args:
+        measurements: that it has asked for so far.
+        pending: the first that are not recorded; None if all of the search is.
+    """
+    recorded = [m for m in measurements if recorded_status(m) is not None]
+    text = f"{len(recorded)} measurement{'' if len(recorded) == 1 else 's'} recorded"
+    known = recorded_durations(recorded[0].path.parent.parent) if recorded else {}
+    took = [known[m.cell_id] for m in recorded if m.cell_id in known]
+    text += f", {_time(fmean(took))} each" if took else ": how long one takes is unknown"
+    return f"{text}; next: {pending}" if pending else f"{text}; nothing is left to measure"
+
+
 def estimate(todo: list[str], durations: dict[str, float]) -> str:
     """In words, how long the cells `todo` (cell_ids) take, by what cells have taken before."""
     known = [durations[cell] for cell in todo if cell in durations]
@@ -108,8 +159,13 @@ def estimate(todo: list[str], durations: dict[str, float]) -> str:
         return "how long that takes is unknown: none of these cells has been measured yet"
     guessed = len(todo) - len(known)
     total = sum(known) + guessed * fmean(known)
-    text = f"about {total / 60:.0f} minutes" if total >= 120 else f"about {total:.0f} seconds"
-    return text + (f" ({guessed} of them unknown, taken as the mean of the others)" if guessed else "")
+    return _time(total) + (
+        f" ({guessed} of them unknown, taken as the mean of the others)" if guessed else ""
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} minutes" if seconds >= 120 else f"about {seconds:.0f} seconds"
 
 
 def recorded_durations(runs_dir: Path) -> dict[str, float]:

@@ -77,6 +77,10 @@ class Goal:
         return _mean(blocks, self.objective)
 
 
+class _Unrecorded(Exception):
+    """Trials that a dry search would have measured; names them."""
+
+
 @dataclass
 class Search:
     """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
@@ -96,6 +100,7 @@ class Search:
     name: str = ""
     fixed: Sequence[str] = ()
     cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
+    dry: bool = False  # nothing is measured
 
     def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None) -> None:
         """Say what all trials share and what they vary; without a name, that definition is the name."""
@@ -121,6 +126,23 @@ class Search:
             require_one([*self.cells.values()])
         return code
 
+    def follow(self, propose: Callable[[], object]) -> str | None:
+        """Let `propose` ask for trials as far as they are recorded; nothing is measured or written.
+
+        Returns:
+            The names of the first that would be measured; None where all are recorded.
+
+        Raises:
+            BadInput: no trial at all was valid.
+        """
+        self.dry = True
+        try:
+            propose()
+        except _Unrecorded as pending:
+            return str(pending)
+        require_one([*self.cells.values()])
+        return None
+
     def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
         """What each trial, given as all of its overrides, is worth."""
         settings = [text for text in self.fixed if is_setting(text)]
@@ -136,7 +158,11 @@ class Search:
             cells = compose_arms(sweep, self.load, before=len(self.cells))
             warnings = check_arms(cells, skip_absent=False)
             self.cells |= {cell.arm: cell for cell in cells}
-            measure(make_plan(sweep, cells, self.config, self.name, warnings), self.launch)
+            plan = make_plan(sweep, cells, self.config, self.name, warnings)
+            if not self.dry:
+                measure(plan, self.launch)
+            elif plan.jobs:
+                raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
         return [self.goal.value(self._blocks(arm)) for arm in arms]
 
     def _conclude(self) -> int:

@@ -55,6 +55,11 @@ class Criterion:
     max_rates: int = 16
 
     @property
+    def bisections(self) -> int:
+        """Rates that it takes, or thereabouts, once the capacity is known to within GROWTH."""
+        return max(0, math.ceil(math.log2(math.log(GROWTH) / math.log1p(self.tolerance))))
+
+    @property
     def least_requests(self) -> int:
         """So many must have met their objectives, and all, before a rate can hold."""
         z = NormalDist().inv_cdf(0.5 + self.confidence / 2)

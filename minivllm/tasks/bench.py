@@ -94,9 +94,10 @@ def tracked(display: Display, config: dict[str, Any]) -> Progress:
     return hear
 
 
-def refuse_sweep_settings(config: dict[str, Any]) -> None:
-    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself."""
-    asked = [key for key in ("name", "fresh", "retry", "dry_run") if (config.get("sweep") or {}).get(key)]
+def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
+    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself; `allowed` it can do, too."""
+    settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
+    asked = [key for key in ("name", "fresh", "retry", "dry_run") if key in settings]
     if asked:
         raise BadInput(f"sweep.{asked[0]} is for sweeps: add -m to the command")
     if config["measure"].get("target_ci") is not None:

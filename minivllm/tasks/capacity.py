@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minivllm.ablation.preview import progress
 from minivllm.ablation.schedule import recorded_status
 from minivllm.bench import identity, storage
 from minivllm.bench.capacity import UNITS, Capacity, Probe, criterion_of, met, objectives, rate_knob, search
@@ -21,6 +22,7 @@ from minivllm.errors import BadInput
 from minivllm.tasks.bench import check, refuse_absent_gpu, refuse_sweep_settings, tracked
 from minivllm.tasks.ending import conclude
 
+DONE = ("ok", "timeout")  # of these something can be said about their rate
 DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say
 
 
@@ -32,16 +34,16 @@ def run(config: dict[str, Any]) -> int:
     same command resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
 
     Args:
-        config: the resolved configuration.
+        config: the resolved configuration; with sweep.dry_run=true the search is described and nothing measured.
 
     Returns:
-        0 if a rate was found that holds, else 1.
+        0 if a rate was found that holds, else 1; 0 of a dry run.
 
     Raises:
         BadInput: this cannot be searched; nothing has been written then.
         KeyboardInterrupt: Ctrl-C; what had finished is kept.
     """
-    refuse_sweep_settings(config)
+    refuse_sweep_settings(config, allowed=("dry_run",))
     refuse_absent_gpu(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
@@ -50,6 +52,9 @@ def run(config: dict[str, Any]) -> int:
     searching = _Search(config, knob, fingerprint)
     start = float(config["task"]["start_rate"])
     least = float(config["task"]["min_rate"] or start / DEPTH)
+    if config["sweep"]["dry_run"]:
+        _preview(searching, start, least)
+        return 0
     with folder_lock(searching.root / searching.name, "search", "name"):
         try:
             with Display() as display, Supervisor(tracked(display, config)) as supervisor:
@@ -95,6 +100,10 @@ class _Failed(Exception):
     """A measurement did not end well, so nothing can be said of its rate."""
 
 
+class _Unrecorded(Exception):
+    """What comes next is still to be measured."""
+
+
 class _Search:
     """The measurements of a search.
 
@@ -116,6 +125,25 @@ class _Search:
 
     def measure(self, rate: float, block: int) -> Sequence[bool]:
         """Whether each request met its objectives at a rate; from the record where there is one."""
+        measurement = self._measurement(rate, block)
+        storage.recover(measurement.path)
+        if recorded_status(measurement) not in DONE:
+            print(f"trying {measurement.arm}{self.duration(rate)}", flush=True)
+            outcome = self.supervisor.measure(measurement)
+            if outcome.status not in DONE:
+                raise _Failed(
+                    f"{measurement.arm}: {outcome.status}: {outcome.message} (see {measurement.path})"
+                )
+        return self._met(rate, measurement)
+
+    def recall(self, rate: float, block: int) -> Sequence[bool]:
+        """As `measure`, from records alone. Raises _Unrecorded."""
+        measurement = self._measurement(rate, block)
+        if recorded_status(measurement) not in DONE:
+            raise _Unrecorded(f"{measurement.arm}{self.duration(rate)}")
+        return self._met(rate, measurement)
+
+    def _measurement(self, rate: float, block: int) -> Measurement:
         seed = (self.config["measure"].get("seed") or 0) + block
         config = {
             **self.config,
@@ -128,19 +156,16 @@ class _Search:
             config, self.name, arm, self.root, self.fingerprint, position, blocks=1
         )
         self.measurements.append(measurement)
-        storage.recover(measurement.path)
-        if recorded_status(measurement) not in ("ok", "timeout"):
-            print(f"trying {arm}{self._duration(rate)}", flush=True)
-            outcome = self.supervisor.measure(measurement)
-            if outcome.status not in ("ok", "timeout"):
-                raise _Failed(f"{arm}: {outcome.status}: {outcome.message} (see {measurement.path})")
+        return measurement
+
+    def _met(self, rate: float, measurement: Measurement) -> Sequence[bool]:
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
         self.latencies.setdefault(rate, record.get("metrics") or {})
-        seen = met(measurement.path, record, config["measure"]["slo"])
+        seen = met(measurement.path, record, self.config["measure"]["slo"])
         assert seen is not None
         return seen
 
-    def _duration(self, rate: float) -> str:
+    def duration(self, rate: float) -> str:
         """How long it takes until the last request has come, where that can be told and is not soon."""
         requests = self.config["workload"].get("num_requests")
         seconds = requests / rate if requests and self.knob == "rate" else 0.0
@@ -164,6 +189,29 @@ class _Search:
             f"their objectives ({100 * low:.1f} to {100 * high:.1f} %): {probe.verdict(criterion)}",
             flush=True,
         )
+
+
+def _preview(searching: _Search, start: float, least: float) -> None:
+    """Say how the search goes, what of it is recorded, and what is measured next; nothing is written."""
+    criterion, unit = criterion_of(searching.config), UNITS[searching.knob]
+    limits = objectives(searching.config["measure"]["slo"])
+    print(
+        f"search {searching.name}: the highest arrival.{searching.knob} at which {100 * criterion.attainment:g} % of the"
+        f" requests meet {', '.join(f'{name} <= {limit:g}' for name, limit in limits.items())},"
+        f" with {100 * criterion.confidence:g} % confidence\n"
+        f"first {start:g} {unit}, doubled while it holds, halved while it does not, down to {least:.3g}{searching.duration(least)}\n"
+        f"then between the two, about {criterion.bisections} more until they are {100 * criterion.tolerance:g} % apart"
+    )
+    most = criterion.max_rates * criterion.max_blocks
+    blocks = " to ".join(map(str, sorted({criterion.min_blocks, criterion.max_blocks})))
+    print(f"at most {criterion.max_rates} rates and {most} measurements ({blocks} a rate)")
+    try:
+        found = search(searching.recall, criterion, start, least, searching.tell)
+    except _Unrecorded as pending:
+        print(progress(searching.measurements[:-1], str(pending)))
+    else:
+        print(progress(searching.measurements, None))
+        _show(replace(found, unit=unit))
 
 
 def _show(found: Capacity) -> None:

@@ -195,7 +195,7 @@ def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> No
     ("override", "message"),
     [
         ("sweep.fresh=true", "sweep.fresh is not for a search"),
-        ("sweep.dry_run=true", "sweep.dry_run is not for a search"),
+        ("sweep.retry=failed", "sweep.retry is not for a search"),
         ("sweep.objective=null", "sweep.objective is missing"),
         ("sweep.objective=metrics.speed", "sweep.objective: a record has no metrics.speed"),
         ("hydra/launcher=nowhere", "hydra/launcher=nowhere: no such option"),
@@ -205,6 +205,43 @@ def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> No
 def test_mistakes_are_told_before_anything_runs(cli: Cli, optuna: None, override: str, message: str) -> None:
     done = cli("preset=tune", override)
     assert done.code == 2 and done.err.startswith(f"error: {message}") and done.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_tells_what_is_searched_and_writes_nothing(cli: Cli, optuna: None) -> None:
+    done = cli("-m", *TUNE, "cache.block_size=16", "batching.max_num_seqs=8,12", "sweep.dry_run=true")
+    assert done.code == 0 and not any(Path().iterdir()), done.err
+    space = dict(line.split() for line in done.out.splitlines() if line.startswith("batching."))
+    assert space == {
+        "batching.max_num_seqs": "8,12",
+        "batching.max_num_batched_tokens": "choice(64,128,256,512,1024,2048)",
+    }
+    assert (
+        "search mine: the most metrics.output_tokens_per_s with metrics.ttft_ms.p90 <= 1000 and"
+        " metrics.itl_ms.p90 <= 50\nat most 5 trials, 1 at once, chosen by TPESampler(seed=0, n_startup_trials=3);"
+        " a trial is 1 measurement\n0 measurements recorded: how long one takes is unknown; next: batching.max"
+    ) in done.out
+
+
+@pytest.mark.slow
+def test_a_dry_run_follows_a_search_as_far_as_it_is_recorded(cli: Cli, optuna: None) -> None:
+    one = (*TUNE, "hydra.sweeper.n_trials=1", "++sweep.limits={metrics.ttft_ms.p90:100000}")
+    assert cli(*one).code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    done = cli(*one, "sweep.dry_run=true")
+    assert done.code == 0 and "1 measurement recorded, about " in done.out, done.err
+    assert done.out.endswith(" each; nothing is left to measure\n")
+    done = cli(*one, "hydra.sweeper.n_trials=2", "sweep.dry_run=true")
+    assert done.code == 0 and " each; next: batching.max_num_batched_tokens=" in done.out
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+
+
+def test_a_dry_run_without_a_valid_trial_is_bad_input(cli: Cli) -> None:
+    trials = Trials()
+    with pytest.raises(BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"):
+        trials.search.follow(
+            lambda: trials.search.measure([(*trials.fixed, f"batching.max_num_seqs={n}") for n in (0, -1)])
+        )
     assert not Path("runs").exists()
 
 

@@ -107,6 +107,7 @@ def test_the_path_of_a_search() -> None:
         "their objectives (95 % confidence); 5.19 fails"
     )
     assert [row["verdict"] for row in found.rows()] == ["holds"] * 4 + ["fails"] * 3
+    assert found.criterion.bisections == 3 and Criterion(tolerance=2).bisections == 0
     tried.clear()
     search(stepwise(0.3, tried), Criterion(), 1.0)
     assert tried[:3] == [1, 0.5, 0.25]
@@ -300,6 +301,38 @@ def test_a_search_in_vain_says_how_far_it_was(cli: Any, monkeypatch: pytest.Monk
     assert "trying arrival.rate=8: 8 s of arrivals" in done.out
     last = done.out.strip().splitlines()[-1]
     assert last.startswith("at 4 requests/s the p90 of ttft_ms is ") and "(objective 0.01)" in last
+
+
+def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    command = (
+        *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
+        *("measure.slo.ttft_ms=60000", "task.start_rate=8", "task.max_blocks=1", "name=mine"),
+    )
+    dry = cli(*command, "sweep.dry_run=true")
+    assert dry.code == 0 and not Path("runs").exists() and not Path("reports").exists(), dry.err
+    assert (
+        "search mine: the highest arrival.rate at which 90 % of the requests meet ttft_ms <= 60000" in dry.out
+    )
+    assert (
+        "first 8 requests/s, doubled while it holds, halved while it does not, down to 1: 60 s of" in dry.out
+    )
+    assert (
+        "about 4 more until they are 5 % apart\nat most 16 rates and 16 measurements (1 a rate)\n" in dry.out
+    )
+    assert dry.out.endswith(
+        "0 measurements recorded: how long one takes is unknown; next: arrival.rate=8: 8 s of arrivals\n"
+    )
+    assert cli(*command, "task.max_rates=2").code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
+    dry = cli(*command, "sweep.dry_run=true")
+    assert dry.code == 0 and "16 requests/s: 100.0 % of 60 requests meet" in dry.out, dry.err
+    assert "2 measurements recorded, about " in dry.out and "each; next: arrival.rate=32: 2 s of" in dry.out
+    dry = cli(*command, "task.max_rates=2", "sweep.dry_run=true")
+    assert "each; nothing is left to measure\n" in dry.out and "capacity: at least 16 requests/s" in dry.out
+    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
 
 
 @pytest.mark.slow
