@@ -48,6 +48,7 @@ __all__ = [
     "validate",
 ]
 
+BENCH = "minivllm.tasks.bench.run"
 # Groups whose options are plain settings and name no class.
 TARGETLESS: dict[str, type] = {
     "runtime": RuntimeOptions,
@@ -165,6 +166,12 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             )
     for group, node in groups.items():
         checked[group] = _check_group(group, node, choices.get(group))
+    # A task of the user's own may measure.
+    if checked["runtime"]["profile"] and checked["task"].get("_target_") in {*OPTIONS} - {BENCH}:
+        raise BadInput(
+            f"runtime.profile=true is for task=bench, whose measurement it traces: leave it out with "
+            f"task={choices.get('task')}"
+        )
     root = _check(RootOptions, rest, "", None, known)
     return {**checked, **root, "choices": dict(choices)}
 

@@ -109,6 +109,10 @@ class LLM:
         return llm
 
     def _start(self, config: dict[str, Any]) -> None:
+        if config["runtime"]["profile"]:
+            raise BadInput(
+                "runtime.profile=true is for task=bench, whose measurement it traces: leave it out"
+            )
         self.config = config
         with LoadingBar() as bar:
             self.engine = build_engine(config, bar)

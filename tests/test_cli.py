@@ -100,6 +100,13 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
         (["--config-name=nothing"], "nothing"),
         (["--cfg=job", "--run"], "Only one of"),
         (["task=report"], "runs is empty"),
+        (
+            ["task=report", "runtime.profile=true"],
+            "runtime.profile=true is for task=bench, whose measurement",
+        ),
+        (["preset=generate", "task.prompt=x", "runtime.profile=true"], "leave it out with task=generate"),
+        (["task=quality", "runtime.profile=true"], "leave it out with task=quality"),
+        (["task=capacity", "runtime.profile=true"], "leave it out with task=capacity"),
         (["task=report", "runs=[nowhere]"], "nowhere"),
     ],
 )

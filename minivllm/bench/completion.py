@@ -15,6 +15,8 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.record import Failure, Validity
 from minivllm.bench.telemetry import peak
 
+NO_TRACE = "runtime.profile: there is no trace: {}"  # a note
+
 
 def write_failure(
     measurement: Measurement,
@@ -55,6 +57,7 @@ def complete(
     facts: dict[str, Any],
     rows: list[dict[str, Any]],
     window: Sequence[float] | None,
+    no_trace: str | None = None,
 ) -> tuple[str, str]:
     """Complete the record that a worker handed over with what was seen from outside, and write it.
 
@@ -64,6 +67,7 @@ def complete(
         rows: telemetry.
         window: start and end of the measured window, monotonic seconds; None for a simulation, of which
             nothing that was seen from outside is part.
+        no_trace: why the worker ended before it had written the trace that was wanted.
 
     Returns:
         The record's status and, unless it is ok, why.
@@ -87,6 +91,10 @@ def complete(
         validity["ok"] = validity["ok"] and seen.ok
         validity["reasons"] += seen.reasons
         validity["notes"] += seen.notes
+    if no_trace is not None:
+        validity["notes"].append(NO_TRACE.format(no_trace))
+        for torn in measurement.path.glob(f".{storage.TRACE}.*"):
+            torn.unlink()
     message = "; ".join(validity["reasons"])
     if not validity["ok"]:
         record["status"] = "invalid"

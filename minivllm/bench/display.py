@@ -22,6 +22,7 @@ PHASES = {
     "reference": "computing the reference that quality is compared with",
     "quality": "measuring quality",
     "finishing": "writing the record",
+    "profiling": "tracing some steps",
 }
 
 

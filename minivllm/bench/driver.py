@@ -149,6 +149,17 @@ def request_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:4], "big") >> 1
 
 
+def request_params(
+    params: SamplingParams, requests: Sequence[WorkloadRequest], seed: int
+) -> list[SamplingParams]:
+    """Each request's own; see `drive`."""
+    base = seed if params.seed is None else params.seed
+    return [
+        replace(params, max_tokens=r.max_tokens, ignore_eos=r.ignore_eos, seed=request_seed(base, i))
+        for i, r in enumerate(requests)
+    ]
+
+
 class _Drive:
     """One run of the loop; everything that can be made beforehand is made before the clock starts."""
 
@@ -166,12 +177,11 @@ class _Drive:
             raise BadInput(
                 f"decoding.n={params.n}: a measurement takes one completion a request; set decoding.n=1"
             )
-        base_seed = seed if params.seed is None else params.seed
         requests = workload.requests
         self.engine, self.clock, self.on_progress = engine, clock, on_progress
         self.requests = requests
         self.index = {request.request_id: i for i, request in enumerate(requests)}
-        self.params = [_params(params, r, request_seed(base_seed, i)) for i, r in enumerate(requests)]
+        self.params = request_params(params, requests, seed)
         self.talks = Talks(requests, simulated=engine.info.clock is not None)
         self.prompts = {i: prompt_for(engine, self.talks.prompt(i)) for i in self.talks.openings}
         self.concurrency = arrival.concurrency
@@ -287,10 +297,6 @@ class _Drive:
         if self.on_progress:
             done = len(self.traces) - len(self.open)
             self.on_progress(Progress(done, len(self.requests), self.output_tokens, elapsed_s))
-
-
-def _params(params: SamplingParams, request: WorkloadRequest, seed: int) -> SamplingParams:
-    return replace(params, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=seed)
 
 
 def _checked(schedule: list[float], n: int) -> list[float]:

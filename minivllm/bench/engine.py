@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,6 +79,13 @@ class BenchEngine(Protocol):
 
     def close(self) -> None:
         """Release the engine."""
+
+
+class ProfiledEngine(BenchEngine, Protocol):
+    """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
+
+    def phases(self) -> AbstractContextManager[None]:
+        """While it is open, the phases of a step are ranges of torch's profiler, named as in the breakdown."""
 
 
 @runtime_checkable

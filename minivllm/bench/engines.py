@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from minivllm.assembly import build_engine
 from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.liveness import Counters, scheduling_counters, since
+from minivllm.bench.ranges import phase_ranges
 from minivllm.bench.roofline import model_costs
 from minivllm.engine.compiled import CompiledPart
 from minivllm.engine.engine import Engine
@@ -206,6 +208,10 @@ class MinivllmEngine(Adapter):
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine."""
         return self.engine.logits(token_ids).cpu().numpy()
+
+    def phases(self) -> AbstractContextManager[None]:
+        """See ProfiledEngine."""
+        return phase_ranges(self.engine)
 
     def close(self) -> None:
         """See BenchEngine."""

@@ -44,6 +44,8 @@ NEUTRAL_MEASURE = frozenset(
         "telemetry_interval_s",
     )
 )
+# Of `runtime`: what is done after the measured window.
+NEUTRAL_RUNTIME = frozenset(("profile",))
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -121,6 +123,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     }
     model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
     parts["model"] = {**model, "fingerprint": fingerprint}
+    if parts.get("runtime"):
+        parts["runtime"] = {k: v for k, v in parts["runtime"].items() if k not in NEUTRAL_RUNTIME}
     if parts.get("workload"):
         parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):
@@ -177,8 +181,19 @@ def quality_id(config: dict[str, Any]) -> str | None:
     return digest([quality_alone(config), {**knobs, "text": _content(knobs.get("text"))}])
 
 
+def profile_wanted(config: dict[str, Any]) -> bool:
+    """Whether some steps are traced after the measurement; a record without a trace does not stand for one with it."""
+    return bool((config.get("runtime") or {}).get("profile"))
+
+
 def run_id(
-    cell: str, device: str, arm: str, block: int, quality: str | None = None, python: str | None = None
+    cell: str,
+    device: str,
+    arm: str,
+    block: int,
+    quality: str | None = None,
+    python: str | None = None,
+    profiled: bool = False,
 ) -> str:
     """Identity of one measurement of a cell: where, with what code, for which arm, which block.
 
@@ -189,9 +204,10 @@ def run_id(
         block: its number.
         quality: from `quality_id`.
         python: the interpreter that the engine computes in, where that is another one.
+        profiled: from `profile_wanted`.
     """
     what = [cell, code_hash(), environment_hash(device, python), arm, block]
-    return digest(what if quality is None else [*what, quality])
+    return digest(what + [quality] * (quality is not None) + ["profile"] * profiled)
 
 
 def cell_name(config: dict[str, Any]) -> str:
@@ -233,7 +249,7 @@ def expand(
     quality, python = quality_id(config), (config.get("engine") or {}).get("python")
     measurements = []
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
-        run = run_id(cell, device, arm, block, quality, python)
+        run = run_id(cell, device, arm, block, quality, python, profile_wanted(config))
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))
     return measurements

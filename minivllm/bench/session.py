@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from minivllm.bench import metrics, validity
+from minivllm.bench import metrics, profile, validity
 from minivllm.bench.clock import Clock
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
@@ -21,7 +21,7 @@ from minivllm.bench.driver import (
     warm_up,
 )
 from minivllm.bench.energy import NullMeter, open_meter
-from minivllm.bench.engine import BenchEngine
+from minivllm.bench.engine import BenchEngine, ProfiledEngine
 from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
@@ -172,6 +172,7 @@ class Session:
             Exception: whatever the engine raises; `usable` says whether it can go on.
         """
         config = measurement.config
+        profile.refuse(config)
         reference = self._judge.find_reference(measurement)  # before the engine, see there
         engine = self.engine
         if reference is not None:
@@ -249,6 +250,12 @@ class Session:
         self._cold, self.usable = False, True
         rows = request_rows(traces, with_ids=not virtual)
         return Result(record, rows, steps, None if virtual else window)
+
+    def profile(self, measurement: Measurement) -> None:
+        """Trace some steps of what was just measured, which the engine is fit for; see `profile.trace`."""
+        config, seed = measurement.config, measurement.config["measure"].get("seed") or 0
+        load = self._workload(config, seed), build(config["arrival"]), build(config["decoding"]), seed
+        profile.trace(cast("ProfiledEngine", self.engine), *load, self._device(), measurement.path)
 
     def _record(self, measurement: Measurement, **fields: Any) -> Record:
         """A record of an ok measurement, with what is known of every one."""

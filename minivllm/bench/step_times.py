@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from minivllm.bench.identity import NEUTRAL_RUNTIME
 from minivllm.bench.records import read_records
 from minivllm.bench.roofline import BYTES, model_costs
 from minivllm.bench.storage import STEPS
@@ -204,6 +205,7 @@ def _identity(config: dict[str, Any]) -> dict[str, Any]:
     return {
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},
+        "runtime": {k: v for k, v in parts["runtime"].items() if k not in NEUTRAL_RUNTIME},
         # What else the cache does changes no step.
         "kv_dtype": (config.get("cache") or {}).get("kv_dtype", "auto"),
     }

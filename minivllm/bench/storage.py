@@ -22,6 +22,8 @@ STEPS = "steps.parquet"
 TELEMETRY = "telemetry.parquet"
 CONFIG = "config.yaml"
 LOG = "run.log"
+TRACE = "trace.json.gz"  # of runtime.profile
+OPERATIONS = "trace.md"  # the longest ones in it
 
 
 def atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -24,7 +24,7 @@ from minivllm.bench import storage
 from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.gpu import NullGpu, open_gpu
-from minivllm.bench.identity import code_hash, engine_id
+from minivllm.bench.identity import code_hash, engine_id, profile_wanted
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance, thread_count
 from minivllm.bench.telemetry import Telemetry
@@ -77,11 +77,12 @@ def _served(measurement: Measurement) -> tuple[Any, ...]:
 class Supervisor:
     """Makes one measurement after the other; a worker is kept for as long as its engine can serve the next.
 
-    With `measure.isolation=run` each has a worker of its own. As a context manager it ends its worker.
+    With `measure.isolation=run` each has a worker of its own, and with `runtime.profile`, which leaves the
+    profiler behind in its process. As a context manager it ends its worker.
 
     Args:
         on_progress: told what goes on, about five times a second: a dictionary with `event` (waiting,
-            loading, probing, warmup, measuring, done, failed), `measurement`, `position` (from 1), `total`,
+            loading, probing, warmup, measuring, profiling, done, failed), `measurement`, `position` (from 1), `total`,
             and what the event knows besides (loaded, to_load, tokens, total_tokens, elapsed_s, status, message).
         lone: bad input that only the worker could see is raised, and leaves no record behind; otherwise
             it becomes a record of status `invalid`.
@@ -102,6 +103,7 @@ class Supervisor:
         self._facts: dict[str, Any] = {}  # provenance
         self._verdict: tuple[str, str] | None = None  # status and message, where we ended the worker
         self._failure: dict[str, Any] | None = None  # what the worker last said had failed
+        self._handed: dict[str, Any] | None = None  # said when all was measured and only a trace was to come
 
     def __enter__(self) -> Supervisor:
         return self
@@ -116,7 +118,7 @@ class Supervisor:
             BadInput: see `lone`.
             KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is left.
         """
-        self._current, self._verdict, self._failure = measurement, None, None
+        self._current, self._verdict, self._failure, self._handed = measurement, None, None, None
         self._position += 1
         try:
             if self._worker is not None and self._worker.serves != _served(measurement):
@@ -126,7 +128,8 @@ class Supervisor:
             self._dismiss(0.0)
             _discard_unfinished(measurement)
             raise
-        if (measurement.config.get("measure") or {}).get("isolation") == "run":
+        isolation = (measurement.config.get("measure") or {}).get("isolation")
+        if isolation == "run" or profile_wanted(measurement.config):
             self._dismiss()
         return outcome
 
@@ -196,16 +199,19 @@ class Supervisor:
                 return self._failed(event["status"], event["type"], event["message"])
             self._failure, self._began_s = event, time.monotonic()
             return None  # the worker ends now; how it ends may tell more
+        if event["event"] == "profiling":
+            self._handed = event
         self._emit(event)
         return None
 
-    def _completed(self, event: dict[str, Any]) -> Outcome:
+    def _completed(self, event: dict[str, Any], no_trace: str | None = None) -> Outcome:
         """Add what was seen from outside to the record that the worker handed over, and rename it into place."""
         assert self._worker is not None
+        self._handed = None  # if its record cannot be written, that is no matter of the trace
         self._worker.telemetry.sample()
         rows = self._worker.telemetry.rows(self._began_s)
         try:
-            status, message = complete(self._current, self._facts, rows, event["window_s"])
+            status, message = complete(self._current, self._facts, rows, event["window_s"], no_trace)
         except OSError as error:  # a full disk is this cell's failure, not the sweep's end
             return self._failed("error", type(error).__name__, f"the record could not be written: {error}")
         return self._settle(status, message)
@@ -215,8 +221,10 @@ class Supervisor:
         return Outcome(self._current, status, message)
 
     def _failed(self, status: str, kind: str, message: str) -> Outcome:
-        """Write the record of a measurement that did not end well."""
+        """Write the record of a measurement that did not end well; where only its trace failed, that is a note."""
         assert self._worker is not None
+        if self._handed is not None:
+            return self._completed(self._handed, message)
         if self._lone and status == "invalid":
             raise BadInput(message)
         rows = self._worker.telemetry.rows(self._began_s)

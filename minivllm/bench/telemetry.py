@@ -16,8 +16,8 @@ from minivllm.bench.gpu import NullGpu
 Row = dict[str, Any]
 FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
 FAMILY_EVERY_S = 1.0
-# The roofline probe's own memory is not the run's.
-UNCOUNTED_PHASES = ("probing", "quality")
+# The memory that the roofline probe, quality and the profiler take is not the run's.
+UNCOUNTED_PHASES = ("probing", "quality", "profiling")
 
 
 class Telemetry:
@@ -205,7 +205,7 @@ def _descendants() -> list[int]:
 
 
 def peak(rows: list[Row], column: str) -> int | None:
-    """Greatest value of a column outside the roofline probe and what quality takes; None where it was never read."""
+    """Greatest value of a column outside UNCOUNTED_PHASES; None where it was never read."""
     values = [
         row[column] for row in rows if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES
     ]

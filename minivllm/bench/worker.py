@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench import storage
+from minivllm.bench.completion import NO_TRACE
+from minivllm.bench.identity import profile_wanted
 from minivllm.bench.measurement import Measurement
+from minivllm.bench.record import Record
 from minivllm.bench.session import Session
 from minivllm.errors import BadInput
 
@@ -89,7 +92,20 @@ class Worker:
         storage.write_parquet(measurement.path / storage.REQUESTS, result.requests)
         storage.write_parquet(measurement.path / storage.STEPS, result.steps)
         storage.write_json(measurement.path / storage.HANDOVER, result.record.to_dict())
+        if profile_wanted(measurement.config):
+            self.pipe("profiling", window_s=result.window_s)
+            self._profile(session, measurement, result.record)
         self.pipe("done", window_s=result.window_s)
+
+    def _profile(self, session: Session, measurement: Measurement, record: Record) -> None:
+        """Leave a trace, or a note in the record that is handed over already: it is not lost for want of one."""
+        try:
+            session.profile(measurement)
+        except Exception as error:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            record.validity.notes.append(NO_TRACE.format(str(error) or type(error).__name__))
+            storage.write_json(measurement.path / storage.HANDOVER, record.to_dict())
 
     def _report(self, error: Exception, going_on: bool) -> int:
         """Put a failure into the log and tell the supervisor; returns the exit code."""

@@ -23,6 +23,7 @@ class RuntimeOptions(Options):
     overlap: bool = False
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
+    profile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.bench.capacity import TASK as CAPACITY
 from minivllm.bench.capacity import UNITS as RATES
-from minivllm.bench.identity import NEUTRAL_MEASURE
+from minivllm.bench.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME
 from minivllm.bench.measurement import SIMULATED
 from minivllm.report.format import MISSING
 from minivllm.report.rows import Row, below, number, status_of
@@ -275,6 +275,8 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
         if not key.startswith("config.") or path[0] in IGNORED or path[-1] == "_target_":
             continue
         if path[0] == "measure" and path[1] in NEUTRAL_MEASURE:
+            continue
+        if path[0] == "runtime" and path[1] in NEUTRAL_RUNTIME:
             continue
         if path[0] in moving:
             by_option: dict[str, list[Cell]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minivllm.bench.identity import NEUTRAL_RUNTIME
 from minivllm.report.cells import CHOICE_ORDER, Cell, show
 from minivllm.report.format import MISSING, count, listing, sig
 
@@ -12,9 +13,9 @@ FIGURES = (
     ("metrics.ttft_ms.p50", "TTFT p50", "ms"),
     ("metrics.ttft_ms.p99", "TTFT p99", "ms"),
 )
-# What must be the same; where weights lie is not part of it.
+# What must be the same; where weights lie is not part of it, nor what comes after the measured window.
 GROUPS = (*(group for group in CHOICE_ORDER if group != "engine"), "runtime")
-BESIDES = ("config.model.weights",)
+BESIDES = ("config.model.weights", *(f"config.runtime.{knob}" for knob in sorted(NEUTRAL_RUNTIME)))
 
 
 @dataclass(frozen=True)

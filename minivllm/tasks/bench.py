@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import identity
+from minivllm.bench import identity, profile
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.gpu import is_torch_for_gpus
-from minivllm.bench.measurement import Measurement
+from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.supervisor import Outcome, Progress
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
@@ -152,6 +152,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     tables.refuse(config)
+    if config["engine"].get("_target_") == SIMULATED:
+        profile.refuse(config)
     SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.ablation.findings import Planned
-from minivllm.bench.storage import RECORD
+from minivllm.bench.storage import OPERATIONS, RECORD, TRACE
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
 
@@ -43,6 +43,10 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
         for line in busy(material.cells):
             print(line)
         print(f"records: {folder}")
+        if any(folder.glob(f"*/{TRACE}")):
+            print(
+                f"traces: {folder}/*/{TRACE} (https://ui.perfetto.dev opens them), {OPERATIONS} beside each"
+            )
         page = report.write_report(material, out_dir)
     except Exception as error:
         why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"

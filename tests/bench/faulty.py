@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class FaultyEngine:
         config: the resolved configuration.
         fault: None, or what goes wrong: "refuse_build", "raise_build", "raise", "kill", "segfault",
             "hang", "allocate", "memory_error", "exit", "refuse_request", "raise_once" (only where
-            the file `state` is missing), "empty" (no tokens).
+            the file `state` is missing), "empty" (no tokens), "profile_raise", "profile_kill",
+            "profile_hang" (these only once it is profiled).
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
         progress: told of loading once.
@@ -120,6 +122,13 @@ class FaultyEngine:
         if self.fault == "allocate":
             self.hoard.append(bytearray(os.urandom(1 << 20) * 64))
             time.sleep(0.02)
+
+    @contextmanager
+    def phases(self) -> Iterator[None]:
+        """See ProfiledEngine: there are none."""
+        if self.fault is not None:
+            self.fault = self.fault.removeprefix("profile_")
+        yield
 
     def reset(self) -> None:
         """See BenchEngine."""

@@ -69,6 +69,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("runs_dir", "elsewhere"),
         ("arrival.rate", 2),
         ("decoding.temperature", 0),
+        ("runtime.profile", False),
+        ("runtime.profile", True),
     ],
 )
 def test_what_does_not_change_a_cell(path: str, value: Any) -> None:
@@ -141,6 +143,14 @@ def test_a_record_without_quality_does_not_stand_for_one_with_it(tmp_path: Path)
     runs = [run(), run(**on), run(window=64, **on), run(**alone), run(text, **on)]
     (tmp_path / "text").write_text("two")
     assert len({*runs, run(text, **on)}) == 6
+
+
+def test_a_record_without_a_trace_does_not_stand_for_one_with_it() -> None:
+    runs = [
+        identity.expand(changed("runtime.profile", profile), "sweep", "arm", "runs", "f")[0].run_id
+        for profile in (True, False)
+    ]
+    assert runs[1] == identity.expand(CONFIG, "sweep", "arm", "runs", "f")[0].run_id != runs[0]
 
 
 def test_expand_gives_a_measurement_a_block() -> None:

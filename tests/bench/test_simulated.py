@@ -392,18 +392,22 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a" / "other", compose(["quant=fp32"]))
     write_run(tmp_path / "runs" / "a" / "peer", compose(["engine=transformers"]))
     # Batching and the length of the context may differ: a step costs the same.
+    # So do steps of records that were profiled afterwards, or made when nothing could be.
+    write_run(tmp_path / "runs" / "a" / "profiled", compose(["runtime.profile=true"]), seed=2)
+    before = {knob: value for knob, value in real["runtime"].items() if knob != "profile"}
+    write_run(tmp_path / "runs" / "a" / "before", {**real, "runtime": before}, seed=3)
     wanted = compose(["batching=sequential", "model.max_model_len=512"])
     fitted = fit_records(str(tmp_path / "runs" / "a"), wanted)
-    assert (fitted.steps, fitted.records) == (800, 2)
+    assert (fitted.steps, fitted.records) == (1600, 4)
     assert fitted.coefficients == pytest.approx(PLANTED, rel=1e-6)
     assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005)
-    assert "800 steps of 2 records" in fitted.describe() and "0.2 requests" in fitted.describe()
+    assert "1600 steps of 4 records" in fitted.describe() and "0.2 requests" in fitted.describe()
     with pytest.raises(
         BadInput,
-        match=r"0 of 4 records there have the same model, quant, attention, runtime and cache.kv_dtype",
+        match=r"0 of 6 records there have the same model, quant, attention, runtime and cache.kv_dtype",
     ):
         fit_records(str(tmp_path / "runs"), compose(["quant=nf4"]))
-    with pytest.raises(BadInput, match="0 of 4 records"):
+    with pytest.raises(BadInput, match="0 of 6 records"):
         fit_records(str(tmp_path / "runs"), compose(["cache.kv_dtype=int8"]))
     with pytest.raises(BadInput, match="no such file or folder"):
         fit_records(str(tmp_path / "none"), wanted)

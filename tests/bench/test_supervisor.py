@@ -330,6 +330,68 @@ def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
     assert record_of(measurement)["error"]["type"] in ("FileExistsError", "NotADirectoryError")
 
 
+def test_what_is_profiled_has_a_worker_of_its_own(tmp_path: Path) -> None:
+    """The profiler stays in its process: no other measurement may be taken there."""
+    state = tmp_path / "state"
+    config = make_config(
+        engine={"state": str(state)}, runtime={"profile": True}, measure={"repeats": 2, "timeout_s": 600}
+    )
+    events: list[str] = []
+    measurements = plan(tmp_path, config)
+    outcomes = supervisor.run(measurements, lambda event: events.append(event["event"]))
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+    assert len(set(state.read_text().split())) == 2
+    assert events.index("measuring") < events.index("finishing") < events.index("profiling")
+    for measurement in measurements:
+        assert (measurement.path / storage.TRACE).exists() and (
+            measurement.path / storage.OPERATIONS
+        ).exists()
+        record = record_of(measurement)
+        assert record["metrics"]["output_tokens"] == 72 and record["breakdown"]["steps"] == 24
+        assert not any("runtime.profile" in note for note in record["validity"]["notes"])
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("profile_raise", "the engine broke"),
+        ("profile_kill", "killed by SIGKILL"),
+        ("profile_hang", "not done within measure.timeout_s"),
+    ],
+)
+def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, words: str) -> None:
+    broken, good = plan(tmp_path, make_config(fault, runtime={"profile": True}), make_config())
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "profiling" and fault == "profile_hang":
+            (broken.path / f".{storage.TRACE}.half.tmp").write_text("torn")
+            making._began_s -= 1000  # its time is over
+
+    with supervisor.Supervisor(hear) as making:
+        assert [making.measure(measurement).status for measurement in (broken, good)] == ["ok", "ok"]
+    record = record_of(broken)
+    assert record["status"] == "ok" and record["error"] is None and record["validity"]["ok"]
+    (note,) = (note for note in record["validity"]["notes"] if "runtime.profile" in note)
+    assert note.startswith("runtime.profile: there is no trace: ") and words in note
+    assert record["metrics"]["output_tokens"] == 72 and record["provenance"]["threads"] == 1
+    assert (broken.path / storage.REQUESTS).exists() and (broken.path / storage.TELEMETRY).exists()
+    assert not (broken.path / storage.TRACE).exists()
+    assert not leftovers(tmp_path)
+
+
+def test_ctrl_c_while_profiling_leaves_nothing_of_the_measurement(tmp_path: Path) -> None:
+    (measurement,) = plan(tmp_path, make_config("profile_hang", runtime={"profile": True}))
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "profiling":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run([measurement], interrupt)
+    assert not measurement.path.exists() and not leftovers(tmp_path)
+
+
 def test_ctrl_c_keeps_what_is_done_and_drops_what_is_not(tmp_path: Path) -> None:
     good, endless = plan(tmp_path, make_config(), make_config("hang"))
     pids: list[int] = []

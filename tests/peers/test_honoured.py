@@ -55,6 +55,8 @@ def test_every_table_names_knobs_that_exist() -> None:
             ["engine=transformers", "batching=static"],
             "batching=static is not honoured by engine=transformers: leave it out, engine=transformers has its own batching",
         ),
+        (["engine=transformers", "runtime.profile=true"], "runtime.profile=True is not honoured by engine=transformers"),
+        (["engine=simulated", "runtime.profile=true"], "runtime.profile=true is not honoured by engine=simulated"),
         (["engine=openai", "runtime.threads=1"], "runtime.threads=1 is not honoured by engine=openai"),
     ],
 )  # fmt: skip

@@ -12,7 +12,9 @@ import pytest
 from minivllm.bench.record import Ablation
 from minivllm.errors import BadInput
 from minivllm.report import build_report, read, summary_table
+from minivllm.report.cells import gather, varying_columns
 from minivllm.report.format import listing, sig
+from minivllm.report.rows import read_rows
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write
 
@@ -101,6 +103,16 @@ def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Pat
         *("baseline", "baseline again", "without int8"),
     ]
     assert "without int8" in rendered(summary_table(read(tmp_path / "runs").cells))
+
+
+def test_a_knob_that_changes_no_number_is_no_column(tmp_path: Path) -> None:
+    records = [
+        make_record(batching=batching, index=i) for i, batching in enumerate(("continuous", "sequential"))
+    ]
+    for i, record in enumerate(records):
+        record.config["runtime"] = {"profile": bool(i), "threads": i + 1}
+    columns = varying_columns(gather(read_rows(write(tmp_path / "runs", records))[0]))
+    assert "config.runtime.threads" in columns and "config.runtime.profile" not in columns
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:

@@ -51,6 +51,12 @@ def test_pairs_are_of_one_configuration(tmp_path: Path) -> None:
     assert not any(like_for_like(cell, simulated) for cell in cells if cell is not simulated)
 
 
+def test_a_measured_cell_that_was_also_profiled_has_its_pair(tmp_path: Path) -> None:
+    pair = records()
+    pair[0].config["runtime"], pair[2].config["runtime"] = {"profile": True}, {"profile": False}
+    assert simulation_check(cells_of(write(tmp_path / "runs", pair))) is not None
+
+
 @pytest.mark.parametrize("change", [{"batching": {"max_num_seqs": 8}}, {"measure": {"seed": 1}}])
 def test_another_configuration_is_no_pair(tmp_path: Path, change: dict[str, Any]) -> None:
     assert simulation_check(cells_of(write(tmp_path / "runs", records(**change)))) is None

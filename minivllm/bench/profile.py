@@ -1,0 +1,126 @@
+"""runtime.profile: a short piece of the load that was measured, under torch's profiler.
+
+It runs once the record is made, never within the measured window: profiled steps are slower. For the same reason no
+measurement follows in the same process (see the supervisor).
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench import storage
+from minivllm.bench.arrivals import Arrival
+from minivllm.bench.driver import full_batch, prompt_for, request_params
+from minivllm.bench.engine import BenchEngine, ProfiledEngine
+from minivllm.bench.identity import profile_wanted
+from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.config import locate
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+
+PROFILED_STEPS = 64  # at most: a step of a large model is thousands of events
+LONGEST = 10  # operations in the table
+NAME_LENGTH = 100  # of one of them: a kernel's may have its whole template
+
+
+def refuse(config: dict[str, Any]) -> None:
+    """Raise BadInput, before an engine is built, if it is to be profiled and gives nothing to profile."""
+    target = str(config["engine"]["_target_"])
+    if profile_wanted(config) and not hasattr(locate(target), "phases"):
+        name = (config.get("choices") or {}).get("engine") or target
+        raise BadInput(
+            f"runtime.profile=true is not honoured by engine={name}, which does not compute with torch in the worker "
+            "or does not tell its phases: use runtime.profile=false"
+        )
+
+
+def trace(
+    engine: ProfiledEngine,
+    workload: Workload,
+    arrival: Arrival,
+    params: SamplingParams,
+    seed: int,
+    device: str,
+    folder: Path,
+) -> None:
+    """Run a full batch from the workload's beginning, of talks the first turns, and write what was seen.
+
+    Args:
+        engine: at rest; it is reset afterwards.
+        workload, arrival, params, seed: as measured; the arrival process says how many requests run at once.
+        device: "cpu" or "cuda...", where the engine computes.
+        folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`.
+
+    Raises:
+        Exception: whatever engine, profiler or disk raise; of each file there is all or nothing then.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.startswith("cuda")
+    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_talks)
+    requests = [request for request in workload.requests if request.follows is None][:batch]
+    with (
+        engine.phases(),
+        profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as seen,
+    ):
+        steps = _run(engine, requests, request_params(params, requests, seed))
+    engine.reset()
+    storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
+    about = f"{steps} steps of {len(requests)} requests"
+    storage.write_text(folder / storage.OPERATIONS, operations(seen.key_averages(), about, on_gpu))
+
+
+def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]) -> int:
+    """Serve requests until they have ended, or PROFILED_STEPS are over; returns the number of steps."""
+    for request, own in zip(requests, params, strict=True):
+        engine.submit(request.request_id, prompt_for(engine, request.prompt_token_ids), own)
+    unfinished = {request.request_id for request in requests}
+    for step in range(PROFILED_STEPS):
+        if not unfinished:
+            return step
+        unfinished -= {o.request_id for o in engine.poll() if o.finish_reason is not None}
+    return PROFILED_STEPS
+
+
+def _export(seen: Any, path: Path) -> None:
+    """Write torch's trace, compressed; torch itself does so for names that end in .gz alone."""
+    with tempfile.NamedTemporaryFile(prefix=f".{storage.TRACE}.", dir=path.parent) as plain:
+        seen.export_chrome_trace(plain.name)
+        # By its name: torch has renamed another file over the one that is open here.
+        with open(plain.name, "rb") as file, gzip.open(path, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(file, packed)
+
+
+def operations(averages: Iterable[Any], about: str, on_gpu: bool) -> str:
+    """The operations that took most time of their own, as Markdown: torch's on a CPU, on a GPU the kernels.
+
+    Args:
+        averages: the profile's `key_averages()`.
+        about: what was profiled.
+        on_gpu: whether the time of a GPU counts, or that of the CPU.
+    """
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
+
+    attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"  # microseconds
+    averages = [a for a in averages if (a.device_type != DeviceType.CPU) == on_gpu]
+    # On a GPU a range is there a second time, as long as its kernels; on a CPU its own time is Python's.
+    total = sum(getattr(a, attribute) for a in averages if not (on_gpu and a.is_user_annotation))
+    found = [(getattr(a, attribute), a.count, a.key) for a in averages if not a.is_user_annotation]
+    lines = [
+        f"The operations that took most time of their own in {about}, with the share of all that was traced. The "
+        f"profiler slows steps down: how long they take is the record's to say. In time: `{storage.TRACE}`, which "
+        "https://ui.perfetto.dev opens.",
+        "",
+        "| operation | calls | ms | share |",
+        "| :-- | --: | --: | --: |",
+    ]
+    for own_us, count, key in sorted(found, reverse=True)[:LONGEST]:
+        name = key.replace("|", "\\|")[:NAME_LENGTH]
+        share = own_us / total if total else 0.0
+        lines.append(f"| `{name}` | {count} | {own_us / 1e3:.2f} | {share:.1%} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,194 @@
+"""runtime.profile: what a trace holds, where it ends, and that the engine is as it was."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from minivllm import LLM
+from minivllm.bench import profile, storage
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.ranges import phase_ranges
+from minivllm.bench.session import Session
+from minivllm.config import compose
+from minivllm.errors import BadInput
+
+PHASES = ["schedule", "prepare", "forward", "sample", "emit"]
+SMALL = ["quant=fp32", "measure.roofline=false", "workload.num_requests=3", "workload.input_len=8"]
+
+
+def session_of(tmp_path: Path, *overrides: str) -> tuple[Session, Measurement]:
+    config = compose([*SMALL, "runtime.profile=true", *overrides])
+    directory = tmp_path / "sweep" / "cell-r"
+    directory.mkdir(parents=True)
+    measurement = Measurement("r", "c", "sweep", "a", 0, str(directory), config)
+    return Session(config, lambda event, **details: None), measurement
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    with gzip.open(folder / storage.TRACE) as file:
+        return sorted(json.load(file)["traceEvents"], key=lambda event: event.get("ts", 0))
+
+
+def ranges_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("cat") == "user_annotation"]
+
+
+def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> None:
+    session, measurement = session_of(tmp_path, "workload.output_len=6")
+    result = session.measure(measurement)
+    assert not (measurement.path / storage.TRACE).exists()  # not before the record is made
+    session.profile(measurement)
+    events = events_of(measurement.path)
+    ranges = ranges_of(events)
+    assert [event["name"] for event in ranges] == PHASES * len(result.steps)  # one full batch: the whole load
+    for event, after in itertools.pairwise(ranges):
+        assert event["ts"] + event["dur"] <= after["ts"] + 1  # one after the other; microseconds
+    forward = [event for event in ranges if event["name"] == "forward"]
+    products = [event for event in events if event["name"] == "aten::linear"]
+    assert products and all(
+        any(f["ts"] <= event["ts"] <= f["ts"] + f["dur"] for f in forward) for event in products
+    )
+    table = (measurement.path / storage.OPERATIONS).read_text()
+    assert f"{len(result.steps)} steps of 3 requests" in table
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) == profile.LONGEST and not any(f"`{name}`" in table for name in PHASES)
+    times = [float(row[2]) for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert {path.name for path in measurement.path.iterdir()} == {storage.TRACE, storage.OPERATIONS}
+    session.close()
+
+
+def test_a_trace_ends_after_a_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "PROFILED_STEPS", 4)
+    session, measurement = session_of(tmp_path, "workload.output_len=20")
+    session.measure(measurement)
+    session.profile(measurement)
+    assert Counter(event["name"] for event in ranges_of(events_of(measurement.path))) == dict.fromkeys(
+        PHASES, 4
+    )
+    assert not session.engine.engine.has_unfinished  # type: ignore[attr-defined]
+    session.profile(measurement)  # nothing is left of the requests
+    session.close()
+
+
+@pytest.mark.parametrize("fault", ["poll", "export"])
+def test_a_trace_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    session, measurement = session_of(tmp_path, "workload.output_len=3")
+    session.measure(measurement)
+
+    def fail(*args: Any) -> Any:
+        raise OSError("no space left")
+
+    if fault == "poll":
+        monkeypatch.setattr(session.engine, "poll", fail)
+    else:
+        monkeypatch.setattr("shutil.copyfileobj", fail)
+    with pytest.raises(OSError, match="no space"):
+        session.profile(measurement)
+    assert list(measurement.path.iterdir()) == []
+    assert "step" not in vars(session.engine.engine)  # type: ignore[attr-defined]  # no range is left around it
+    session.close()
+
+
+def test_the_engine_is_as_it_was() -> None:
+    with LLM("tiny", quant="fp32") as llm:
+        objects = (llm.engine, llm.engine.launcher)
+        before = [set(vars(one)) for one in objects]
+        with phase_ranges(llm.engine):
+            assert "step" in vars(llm.engine) and "launch" in vars(llm.engine.launcher)
+        assert [set(vars(one)) for one in objects] == before
+
+
+def test_overlapping_steps_have_their_phases_too() -> None:
+    with LLM("tiny", quant="fp32", overrides=["runtime.overlap=true"]) as llm:
+        with phase_ranges(llm.engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
+            llm.generate([[1, 2, 3]])
+        names = [event.name for event in seen.events() if event.is_user_annotation]
+        assert llm.engine.overlap.steps
+    # The first step reads no tokens; the last has only those of the one before to read.
+    assert names[:9] == [*PHASES[:4], *PHASES] and names[-3:] == ["schedule", "sample", "emit"]
+
+
+def test_a_replayed_graph_is_the_forward_phase() -> None:
+    class Graphs:
+        def replay(self) -> None:
+            pass
+
+    class Launcher:
+        graphs = Graphs()
+
+        def launch(self) -> None:
+            self.graphs.replay()
+
+        def forward(self) -> None:
+            raise AssertionError("a graph is replayed")
+
+        def read(self) -> None:
+            pass
+
+    class Engine:
+        launcher = Launcher()
+
+        def step(self) -> None:
+            self.launcher.launch()
+            self.launcher.read()
+
+    engine: Any = Engine()
+    with phase_ranges(engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
+        engine.step()
+    assert [event.name for event in seen.events()] == PHASES
+
+
+def average(key: str, cpu_us: float, device_us: float, device: Any, annotation: bool = False) -> Any:
+    return SimpleNamespace(
+        key=key,
+        count=2,
+        self_cpu_time_total=cpu_us,
+        self_device_time_total=device_us,
+        device_type=device,
+        is_user_annotation=annotation,
+    )
+
+
+def test_the_table_of_a_gpu_is_of_its_kernels() -> None:
+    averages = [
+        average("aten::mm", 9000.0, 700.0, DeviceType.CPU),
+        average("forward", 5000.0, 0.0, DeviceType.CPU, True),
+        average("forward", 0.0, 1000.0, DeviceType.CUDA, True),  # as long as the kernels within
+        average("gemm<a|b>", 0.0, 750.0, DeviceType.CUDA),
+        average("x" * 300, 0.0, 250.0, DeviceType.CUDA),
+    ]
+    lines = [line for line in profile.operations(averages, "1 step", True).splitlines() if "`" in line][1:]
+    assert lines == [
+        "| `gemm<a\\|b>` | 2 | 0.75 | 75.0% |",
+        f"| `{'x' * profile.NAME_LENGTH}` | 2 | 0.25 | 25.0% |",
+    ]
+    on_cpu = profile.operations(averages, "1 step", False)
+    assert "| `aten::mm` | 2 | 9.00 | 64.3% |" in on_cpu and "gemm" not in on_cpu  # Python's time counts
+    assert profile.operations([], "0 steps", True).endswith("--: |\n")
+
+
+def test_an_engine_without_phases_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session, measurement = session_of(tmp_path)
+    measurement.config["engine"]["_target_"] = "builtins.dict"
+    with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine="):
+        session.measure(measurement)
+    profile.refuse({**measurement.config, "runtime": {"profile": False}})
+
+
+def test_only_a_measurement_is_profiled() -> None:
+    with pytest.raises(BadInput, match=r"runtime.profile=true is for task=bench"):
+        LLM("tiny", overrides=["runtime.profile=true"])

@@ -1,0 +1,32 @@
+"""A trace of a GPU has its kernels, also those of replayed graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench import storage
+from tests.bench.test_profile import PHASES, events_of, ranges_of, session_of
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_a_trace_has_the_kernels_of_its_steps(tmp_path: Path, graphs: str) -> None:
+    session, measurement = session_of(
+        tmp_path,
+        "workload.output_len=6",
+        "quant=bf16",
+        "runtime.device=cuda",
+        f"runtime.cuda_graphs={graphs}",
+    )
+    result = session.measure(measurement)
+    session.profile(measurement)
+    events = events_of(measurement.path)
+    assert [event["name"] for event in ranges_of(events)] == PHASES * len(result.steps)
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert len(kernels) > len(result.steps)
+    table = (measurement.path / storage.OPERATIONS).read_text()
+    assert any(f"`{event['name'][:40]}" in table for event in kernels) and "aten::" not in table
+    session.close()
