@@ -23,6 +23,13 @@ inline uint16_t level_of(Format format, int code) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest
 }
 
+// Pairs of inputs of a panel, as they lie.
+struct Stored {
+  Format format;
+  const uint8_t* from;
+  int64_t pairs;
+};
+
 #ifdef MINIVLLM_BF16_PRODUCTS
 
 // The bfloat16 of each code, twice: the look-up takes five bits, of which the fifth may be anything.
@@ -34,22 +41,22 @@ inline Levels levels_of(Format format) {
   return _mm512_load_si512(table);
 }
 
-// Turns `pairs` pairs of inputs of a panel into [pairs][64][2], and asks for `lines` lines of memory for each 16 of them.
-inline void expand(Format format, const uint8_t* from, int64_t pairs, const Levels& levels, const char* next,
-                   int64_t lines, Factor* to) {
+// Turns them into [pairs][64][2], and asks for `lines` lines of memory for each 16 of them.
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
+  auto [format, from, pairs] = stored;
   if (format == Format::kInt8) {
     const auto widen = [](const uint8_t* bytes) {
       return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
     };
     for (int64_t p = 0; p < pairs; ++p, from += 128, to += 128) {
-      if (p % 16 == 0) ask(next, lines);
+      if (p % kPairs == 0) ask(next, lines);
       for (int i = 0; i < 128; i += 32)
         _mm512_store_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(widen(from + i + 16), widen(from + i)));
     }
     return;
   }
   for (int64_t p = 0; p < pairs; ++p, from += 64, to += 128) {
-    if (p % 16 == 0) ask(next, lines);
+    if (p % kPairs == 0) ask(next, lines);
     for (int half = 0; half < 2; ++half) {
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half));
       const __m512i words = _mm512_cvtepu8_epi16(bytes);
@@ -59,6 +66,9 @@ inline void expand(Format format, const uint8_t* from, int64_t pairs, const Leve
     }
   }
 }
+
+constexpr bool kMultipliesStored = false;
+void multiply_stored(const Stored&, const Levels&, const Factor*, const char*, int64_t, bool, float*);
 
 #else
 
@@ -74,43 +84,87 @@ inline Levels levels_of(Format format) {
           _mm256_load_si256(reinterpret_cast<const __m256i*>(high))};
 }
 
-// Eight outputs of a pair of inputs, bfloat16 side by side.
-inline void store_pair(__m256i both, float* to) {
-  _mm256_storeu_ps(to, (__m256)_mm256_slli_epi32(both, 16));
-  _mm256_storeu_ps(to + kColumns, (__m256)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
+// The pairs of a panel are taken by halves of its outputs, four times eight: this is where the i-th eight begin.
+constexpr int64_t column_of(Format format, int half, int i) {
+  return format > Format::kInt8 ? kColumns / 2 * (i / 2) + 16 * half + 8 * (i % 2) : kColumns / 2 * half + 8 * i;
 }
 
-// Turns `pairs` pairs of inputs of a panel into [2 * pairs][64], and asks for `lines` lines of memory for each 16 pairs.
-inline void expand(Format format, const uint8_t* from, int64_t pairs, const Levels& levels, const char* next,
-                   int64_t lines, Factor* to) {
-  const auto load_bytes = [](const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); };
-  for (int64_t p = 0; p < pairs; ++p, from += panel_bytes(format, 2), to += 2 * kColumns) {
-    if (p % 16 == 0) ask(next, lines);
-    switch (format) {
-      case Format::kBfloat16:
-        for (int64_t n = 0; n < kColumns; n += 8) store_pair(load_bytes(from + 4 * n), to + n);
-        break;
-      case Format::kInt8:
-        for (int64_t n = 0; n < kColumns; n += 8) {
-          const __m256i both = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * n)));
-          _mm256_storeu_ps(to + n, _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(both, 24), 24)));
-          _mm256_storeu_ps(to + kColumns + n, _mm256_cvtepi32_ps(_mm256_srai_epi32(both, 8)));
-        }
-        break;
-      default:
-        for (int64_t n = 0; n < kColumns / 2; n += 16) {
-          // Quarters 0 and 2, 1 and 3 together: unpacking works on halves.
-          const __m256i bytes = _mm256_permute4x64_epi64(load_bytes(from + 2 * n), 0xD8);
-          for (int half = 0; half < 2; ++half) {
-            const __m256i codes = _mm256_and_si256(half ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
-            const __m256i low = _mm256_shuffle_epi8(levels.low, codes), high = _mm256_shuffle_epi8(levels.high, codes);
-            float* at = to + half * kColumns / 2 + n;
-            store_pair(_mm256_unpacklo_epi8(low, high), at);
-            store_pair(_mm256_unpackhi_epi8(low, high), at + 8);
-          }
-        }
+// Calls take(i, eight outputs of the first input, the same of the second) for each i below 4.
+template <Format format, typename Take>
+[[gnu::always_inline]] inline void convert(const uint8_t* from, int half, const Levels& levels, const Take& take) {
+  const auto take_both = [&](int i, __m256i both) {  // bfloat16 side by side
+    take(i, (Vector)_mm256_slli_epi32(both, 16),
+         (Vector)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
+  };
+  if constexpr (format == Format::kBfloat16) {
+    for (int i = 0; i < 4; ++i)
+      take_both(i, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 4 * column_of(format, half, i))));
+  } else if constexpr (format == Format::kInt8) {
+    for (int i = 0; i < 4; ++i) {
+      const auto* bytes = reinterpret_cast<const __m128i*>(from + 2 * column_of(format, half, i));
+      const __m256i both = _mm256_cvtepi16_epi32(_mm_loadu_si128(bytes));
+      take(i, _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(both, 24), 24)),
+           _mm256_cvtepi32_ps(_mm256_srai_epi32(both, 8)));
+    }
+  } else {
+    // Quarters 0 and 2, 1 and 3 together: unpacking works on halves.
+    const __m256i bytes =
+        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half)), 0xD8);
+    for (int high = 0; high < 2; ++high) {
+      const __m256i codes = _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+      const __m256i low_bytes = _mm256_shuffle_epi8(levels.low, codes);
+      const __m256i high_bytes = _mm256_shuffle_epi8(levels.high, codes);
+      take_both(2 * high, _mm256_unpacklo_epi8(low_bytes, high_bytes));
+      take_both(2 * high + 1, _mm256_unpackhi_epi8(low_bytes, high_bytes));
     }
   }
+}
+
+template <typename Code>
+inline void with_format(Format format, const Code& code) {
+  switch (format) {
+    case Format::kBfloat16: return code(std::integral_constant<Format, Format::kBfloat16>{});
+    case Format::kInt8: return code(std::integral_constant<Format, Format::kInt8>{});
+    default: return code(std::integral_constant<Format, Format::kNormal4>{});  // int4 differs in its levels alone
+  }
+}
+
+// Turns them into [2 * pairs][64], and asks for `lines` lines of memory for each 16 of them.
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
+  with_format(stored.format, [&](auto format) {
+    const uint8_t* pair = stored.from;
+    for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2), to += 2 * kColumns) {
+      if (p % kPairs == 0) ask(next, lines);
+      for (int half = 0; half < 2; ++half)
+        convert<format()>(pair, half, levels, [&](int i, Vector first, Vector second) {
+          store(to + column_of(format, half, i), first);
+          store(to + kColumns + column_of(format, half, i), second);
+        });
+    }
+  });
+}
+
+constexpr bool kMultipliesStored = true;
+
+// sums[64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, which one row alone needs nowhere else.
+// By halves: the sums of all outputs would not stay in 16 registers.
+inline void multiply_stored(const Stored& stored, const Levels& levels, const Factor* x, const char* next, int64_t lines,
+                            bool clear, float* sums) {
+  with_format(stored.format, [&](auto format) {
+    for (int half = 0; half < 2; ++half) {
+      Vector held[4];
+      for (int i = 0; i < 4; ++i) held[i] = clear ? Vector{} : load(sums + column_of(format, half, i));
+      const uint8_t* pair = stored.from;
+      for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
+        if (half == 0 && p % kPairs == 0) ask(next, lines);
+        convert<format()>(pair, half, levels, [&](int i, Vector first, Vector second) {
+          held[i] += x[2 * p] * first;
+          held[i] += x[2 * p + 1] * second;
+        });
+      }
+      for (int i = 0; i < 4; ++i) store(sums + column_of(format, half, i), held[i]);
+    }
+  });
 }
 
 #endif

@@ -25,7 +25,7 @@ from minivllm.errors import BadInput
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
-_FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno"]
+_FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden"]
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,6 @@
 
 namespace minivllm {
 
-int64_t panel_bytes(Format format, int64_t inputs) {
-  switch (format) {
-    case Format::kBfloat16: return inputs * kPanel * 2;
-    case Format::kInt8: return inputs * kPanel;
-    default: return inputs * kPanel / 2;
-  }
-}
-
 void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel) {
   const int64_t pairs = inputs / 2;
   if (format == Format::kBfloat16) {
@@ -62,7 +54,6 @@ constexpr bool kFloats = std::is_same_v<Factor, float>;
 constexpr int64_t kRowBlock = 256;  // of activations that a panel meets before the next block; whole tiles
 constexpr int64_t kPiece = 256 / sizeof(Factor);  // inputs of a panel at a time: they stay in the first-level cache
 constexpr int64_t kGroup = 256;     // the same of a weight that has its scales by groups, at most
-constexpr int64_t kPairs = 16;      // of inputs that make a step
 constexpr int64_t kAhead = 3072;    // bytes that are asked for before they are needed; whole pages ahead were slower
 
 // Some rows of activations meet a piece of a panel.
@@ -71,6 +62,8 @@ struct Piece {
   const TileRow* tiles;          // the same rows for the matrix unit, or null
   int64_t stride;                // of x; of tiles from 16 rows to the next
   const Factor* weights;         // as multiply_rows takes them
+  const Stored* stored;          // the same as they lie, where they are converted on the way; else null
+  const Levels* levels;          // of these
   int64_t pairs;                 // of inputs
   const char* next;              // what to ask memory for meanwhile
   int64_t lines;                 // of 64 bytes, for each step
@@ -89,7 +82,10 @@ void add(int64_t rows, const Piece& piece) {
   if (piece.tiles)
     multiply_tiles(rows > kTile, piece.tiles, piece.stride, piece.weights, piece.pairs / kPairs, piece.next, piece.lines,
                    clear, sums);
-  else
+  else if (piece.stored) {
+    if constexpr (kMultipliesStored)
+      multiply_stored(*piece.stored, *piece.levels, piece.x, piece.next, piece.lines, clear, sums);
+  } else
     multiply_rows(rows, piece.x, piece.stride, piece.weights, piece.pairs, piece.next, piece.lines, clear, sums);
   if (!piece.scale) return;
   for (int64_t n = 0; n < kPanel; n += kLanes) {
@@ -161,6 +157,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   const bool plain = weight.format == Format::kBfloat16 && !kFloats;  // weights are factors as they lie
   const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
   const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
+  const bool direct = kMultipliesStored && rows == 1;  // and converted on the way
   const int64_t width = coded ? weight.group : plain && tiled && once ? inputs : kPiece;
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
   // others leave it idle.
@@ -172,15 +169,18 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
     const int64_t size = panel_bytes(weight.format, 2 * pairs);
     const uint8_t* from = data + panel_bytes(weight.format, k);
     const char* next = reinterpret_cast<const char*>(from) + (once && plain ? kAhead : std::max(size, kAhead));
-    if (!plain) expand(weight.format, from, pairs, levels, next, lines, scratch);
+    const Stored stored{weight.format, from, pairs};
+    if (!plain && !direct) expand(stored, levels, next, lines, scratch);
     const int64_t group = k / weight.group, meta = (panel * groups + group) * kPanel;
     for (int64_t m = 0, pass = 0; m < rows; ++pass) {
       const int64_t count = tiled ? std::min(most, rows - m) : (rows - m + passes - pass - 1) / (passes - pass);
-      const int64_t asked = (plain ? pass : pass + 1) * lines;
+      const int64_t asked = (plain || direct ? pass : pass + 1) * lines;
       add(count, {block.x + m * block.stride + k,
                   tiled ? block.tiles + m * inputs / kTileInputs + k / kTileInputs * kTile : nullptr,
                   tiled ? kTile * inputs / kTileInputs : block.stride,
                   plain ? reinterpret_cast<const Factor*>(from) : scratch,
+                  direct ? &stored : nullptr,
+                  &levels,
                   pairs,
                   next + asked * steps * 64,
                   asked < all ? lines : 0,

@@ -36,7 +36,9 @@ void linear(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& w
             BFloat16* out);
 
 // Bytes of one panel.
-int64_t panel_bytes(Format format, int64_t inputs);
+constexpr int64_t panel_bytes(Format format, int64_t inputs) {
+  return inputs * kPanel * (format == Format::kBfloat16 ? 4 : format == Format::kInt8 ? 2 : 1) / 2;
+}
 
 // One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 (kInt8) or codes, a byte each. It may not
 // overlap them.

@@ -7,6 +7,7 @@ namespace minivllm {
 
 constexpr int64_t kColumns = 64;  // of a panel
 constexpr int64_t kRows = 6;      // at a time
+constexpr int64_t kPairs = 16;    // of inputs that make a step: memory is asked for once in each
 
 // Asks memory for some lines of 64 bytes. GCC takes a function that does nothing but that for one without effects, and
 // drops calls of it that it has not inlined before it finds out.

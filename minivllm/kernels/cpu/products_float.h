@@ -9,21 +9,42 @@ namespace minivllm {
 
 using Factor = float;  // what is multiplied
 
+// In a register from here on: GCC would load it again for each use, or all of a kind before the first is used.
+inline Vector kept(Vector value) {
+  asm volatile("" : "+x"(value));
+  return value;
+}
+
 // sums[m][64] = (clear ? 0 : sums) + x[m][inputs] times panel [inputs][64], for m < M: N vectors of columns at a time.
+// Not in line, where some registers would be others'.
 template <int M>
-inline void multiply_into(const Factor* x, int64_t stride, const Factor* panel, int64_t inputs, bool clear, float* sums) {
+[[gnu::noinline]] void multiply_into(const Factor* x, int64_t stride, const Factor* panel, int64_t inputs, bool clear,
+                                     float* sums) {
   constexpr int kAll = kColumns / kLanes, kMost = (kLanes == 16 ? 24 : 12) / M;  // what 32 or 16 registers hold
   constexpr int N = kMost >= kAll ? kAll : kMost >= 4 ? 4 : 2;
   for (int64_t n = 0; n < kColumns; n += N * kLanes, sums += N * kLanes, panel += N * kLanes) {
     Vector held[M][N];
     for (int m = 0; m < M; ++m)
       for (int i = 0; i < N; ++i) held[m][i] = clear ? Vector{} : load(sums + m * kColumns + i * kLanes);
-    for (int64_t k = 0; k < inputs; ++k)
-      for (int i = 0; i < N; ++i) {
-        Vector b = load(panel + k * kColumns + i * kLanes);
-        asm("" : "+x"(b));  // or GCC loads it again for each row
-        for (int m = 0; m < M; ++m) held[m][i] += x[m * stride + k] * b;
+    for (int64_t k = 0; k < inputs; ++k) {
+      const auto factor = [&](int m) { return kept(splat(x[m * stride + k])); };
+      const auto weight = [&](int i) { return kept(load(panel + k * kColumns + i * kLanes)); };
+      if constexpr (M > N) {  // the fewer wait in registers for each of the others
+        Vector weights[N];
+        for (int i = 0; i < N; ++i) weights[i] = weight(i);
+        for (int m = 0; m < M; ++m) {
+          const Vector a = factor(m);
+          for (int i = 0; i < N; ++i) held[m][i] += a * weights[i];
+        }
+      } else {
+        Vector factors[M];
+        for (int m = 0; m < M; ++m) factors[m] = factor(m);
+        for (int i = 0; i < N; ++i) {
+          const Vector b = weight(i);
+          for (int m = 0; m < M; ++m) held[m][i] += factors[m] * b;
+        }
       }
+    }
     for (int m = 0; m < M; ++m)
       for (int i = 0; i < N; ++i) store(sums + m * kColumns + i * kLanes, held[m][i]);
   }
