@@ -93,8 +93,7 @@ def complete(
         validity["notes"] += seen.notes
     if no_trace is not None:
         validity["notes"].append(NO_TRACE.format(no_trace))
-        for torn in measurement.path.glob(f".{storage.TRACE}.*"):
-            torn.unlink()
+        storage.discard_trace(measurement.path)
     message = "; ".join(validity["reasons"])
     if not validity["ok"]:
         record["status"] = "invalid"

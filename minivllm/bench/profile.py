@@ -57,7 +57,7 @@ def trace(
         folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`.
 
     Raises:
-        Exception: whatever engine, profiler or disk raise; of each file there is all or nothing then.
+        Exception: whatever engine, profiler or disk raise; neither file is there then.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -70,9 +70,13 @@ def trace(
     ):
         steps = _run(engine, requests, request_params(params, requests, seed))
     engine.reset()
-    storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
     about = f"{steps} steps of {len(requests)} requests"
-    storage.write_text(folder / storage.OPERATIONS, operations(seen.key_averages(), about, on_gpu))
+    try:
+        storage.write_text(folder / storage.OPERATIONS, operations(seen.key_averages(), about, on_gpu))
+        storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
+    except BaseException:
+        storage.discard_trace(folder)
+        raise
 
 
 def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]) -> int:
@@ -88,11 +92,18 @@ def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Seque
 
 
 def _export(seen: Any, path: Path) -> None:
-    """Write torch's trace, compressed; torch itself does so for names that end in .gz alone."""
-    with tempfile.NamedTemporaryFile(prefix=f".{storage.TRACE}.", dir=path.parent) as plain:
-        seen.export_chrome_trace(plain.name)
-        # By its name: torch has renamed another file over the one that is open here.
-        with open(plain.name, "rb") as file, gzip.open(path, "wb", compresslevel=6) as packed:
+    """Write torch's trace, compressed; torch itself does so for names that end in .gz alone.
+
+    Raises:
+        OSError: it could not be written. Torch only logs that: on a full disk its file is empty, or so long that
+            there is no room for a copy.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{storage.TRACE}.", dir=path.parent) as beside:
+        plain = Path(beside) / "trace.json"
+        seen.export_chrome_trace(str(plain))
+        if not (plain.exists() and plain.stat().st_size):
+            raise OSError("torch could not write the trace")
+        with plain.open("rb") as file, gzip.open(path, "wb", compresslevel=6) as packed:
             shutil.copyfileobj(file, packed)
 
 

@@ -127,6 +127,15 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def discard_trace(directory: Path) -> None:
+    """Remove both files of a trace, and what an export that did not end has left."""
+    for path in (directory / TRACE, directory / OPERATIONS, *directory.glob(f".{TRACE}.*")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def write_record(
     directory: Path,
     record: Record,

@@ -82,19 +82,40 @@ def test_a_trace_ends_after_a_number_of_steps(tmp_path: Path, monkeypatch: pytes
     session.close()
 
 
-@pytest.mark.parametrize("fault", ["poll", "export"])
-def test_a_trace_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("poll", "no space"),
+        ("compression", "no space"),
+        ("export", "torch could not write the trace"),
+        ("empty export", "torch could not write the trace"),
+        ("table", "no space"),
+    ],
+)
+def test_a_trace_is_whole_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
     session, measurement = session_of(tmp_path, "workload.output_len=3")
     session.measure(measurement)
 
     def fail(*args: Any) -> Any:
         raise OSError("no space left")
 
+    def leave_empty(seen: Any, path: str) -> None:
+        Path(path).touch()
+        Path(f"{path}.tmp").touch()
+
     if fault == "poll":
         monkeypatch.setattr(session.engine, "poll", fail)
-    else:
+    elif fault == "compression":
         monkeypatch.setattr("shutil.copyfileobj", fail)
-    with pytest.raises(OSError, match="no space"):
+    elif fault == "export":
+        monkeypatch.setattr(torch_profile, "export_chrome_trace", lambda seen, path: None)
+    elif fault == "empty export":
+        monkeypatch.setattr(torch_profile, "export_chrome_trace", leave_empty)
+    else:
+        monkeypatch.setattr(profile, "operations", fail)
+    with pytest.raises(OSError, match=words):
         session.profile(measurement)
     assert list(measurement.path.iterdir()) == []
     assert "step" not in vars(session.engine.engine)  # type: ignore[attr-defined]  # no range is left around it

@@ -365,7 +365,10 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "profiling" and fault == "profile_hang":
-            (broken.path / f".{storage.TRACE}.half.tmp").write_text("torn")
+            for name in (f".{storage.TRACE}.half.tmp", storage.TRACE, storage.OPERATIONS):
+                (broken.path / name).write_text("torn")
+            (broken.path / f".{storage.TRACE}.beside").mkdir()
+            (broken.path / f".{storage.TRACE}.beside" / "trace.json").write_text("torn")
             making._began_s -= 1000  # its time is over
 
     with supervisor.Supervisor(hear) as making:
@@ -376,7 +379,7 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
     assert note.startswith("runtime.profile: there is no trace: ") and words in note
     assert record["metrics"]["output_tokens"] == 72 and record["provenance"]["threads"] == 1
     assert (broken.path / storage.REQUESTS).exists() and (broken.path / storage.TELEMETRY).exists()
-    assert not (broken.path / storage.TRACE).exists()
+    assert not [path for path in broken.path.iterdir() if "trace" in path.name]
     assert not leftovers(tmp_path)
 
 
