@@ -81,6 +81,7 @@ class BenchEngine(Protocol):
         """Release the engine."""
 
 
+@runtime_checkable
 class ProfiledEngine(BenchEngine, Protocol):
     """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
 

@@ -29,18 +29,22 @@ NAME_LENGTH = 100  # of one of them: a kernel's may have its whole template
 
 
 def refuse(config: dict[str, Any]) -> None:
-    """Raise BadInput, before an engine is built, if it is to be profiled and gives nothing to profile."""
+    """Raise BadInput, before an engine is built, if it is to be profiled and its class gives nothing to profile."""
     target = str(config["engine"]["_target_"])
-    if profile_wanted(config) and not hasattr(locate(target), "phases"):
-        name = (config.get("choices") or {}).get("engine") or target
-        raise BadInput(
-            f"runtime.profile=true is not honoured by engine={name}, which does not compute with torch in the worker "
-            "or does not tell its phases: use runtime.profile=false"
-        )
+    # What a function returns is known only when it is built, see `trace`.
+    if profile_wanted(config) and isinstance(kind := locate(target), type) and not hasattr(kind, "phases"):
+        raise _refusal((config.get("choices") or {}).get("engine") or target)
+
+
+def _refusal(name: str) -> BadInput:
+    return BadInput(
+        f"runtime.profile=true is not honoured by engine={name}, which does not compute with torch in the worker "
+        "or does not tell its phases: use runtime.profile=false"
+    )
 
 
 def trace(
-    engine: ProfiledEngine,
+    engine: BenchEngine,
     workload: Workload,
     arrival: Arrival,
     params: SamplingParams,
@@ -57,8 +61,11 @@ def trace(
         folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`.
 
     Raises:
+        BadInput: the engine is no ProfiledEngine.
         Exception: whatever engine, profiler or disk raise; neither file is there then.
     """
+    if not isinstance(engine, ProfiledEngine):
+        raise _refusal(engine.info.name)
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.startswith("cuda")

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from minivllm.bench import metrics, profile, validity
 from minivllm.bench.clock import Clock
@@ -21,7 +21,7 @@ from minivllm.bench.driver import (
     warm_up,
 )
 from minivllm.bench.energy import NullMeter, open_meter
-from minivllm.bench.engine import BenchEngine, ProfiledEngine
+from minivllm.bench.engine import BenchEngine
 from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
@@ -255,7 +255,7 @@ class Session:
         """Trace some steps of what was just measured, which the engine is fit for; see `profile.trace`."""
         config, seed = measurement.config, measurement.config["measure"].get("seed") or 0
         load = self._workload(config, seed), build(config["arrival"]), build(config["decoding"]), seed
-        profile.trace(cast("ProfiledEngine", self.engine), *load, self._device(), measurement.path)
+        profile.trace(self.engine, *load, self._device(), measurement.path)
 
     def _record(self, measurement: Measurement, **fields: Any) -> Record:
         """A record of an ok measurement, with what is known of every one."""

@@ -22,6 +22,7 @@ from minivllm.bench.ranges import phase_ranges
 from minivllm.bench.session import Session
 from minivllm.config import compose
 from minivllm.errors import BadInput
+from tests.bench.faulty import FaultyEngine
 
 PHASES = ["schedule", "prepare", "forward", "sample", "emit"]
 SMALL = ["quant=fp32", "measure.roofline=false", "workload.num_requests=3", "workload.input_len=8"]
@@ -208,6 +209,29 @@ def test_an_engine_without_phases_is_refused_before_it_is_built(
     with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine="):
         session.measure(measurement)
     profile.refuse({**measurement.config, "runtime": {"profile": False}})
+
+
+def make_engine(config: dict[str, Any], progress: Any = None, phases: bool = True) -> Any:
+    """A plug-in's function in place of a class."""
+    engine = FaultyEngine(config)
+    if phases:
+        return engine
+    names = [name for name in dir(engine) if not name.startswith("_") and name != "phases"]
+    return SimpleNamespace(**{name: getattr(engine, name) for name in names})
+
+
+@pytest.mark.parametrize("phases", [True, False])
+def test_an_engine_that_a_function_makes_is_judged_once_it_is_there(tmp_path: Path, phases: bool) -> None:
+    session, measurement = session_of(tmp_path, "workload.output_len=3")
+    measurement.config["engine"] = {"_target_": f"{__name__}.make_engine", "phases": phases}
+    session.measure(measurement)
+    if phases:
+        session.profile(measurement)
+    else:
+        with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine=faulty"):
+            session.profile(measurement)
+    assert (measurement.path / storage.TRACE).exists() == phases
+    session.close()
 
 
 def test_only_a_measurement_is_profiled() -> None:
