@@ -104,7 +104,8 @@ class Worker:
         except Exception as error:
             traceback.print_exception(error)
             sys.stderr.flush()
-            record.validity.notes.append(NO_TRACE.format(str(error) or type(error).__name__))
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]  # CUDA's are paragraphs
+            record.validity.notes.append(NO_TRACE.format(line))
             storage.write_json(measurement.path / storage.HANDOVER, record.to_dict())
 
     def _report(self, error: Exception, going_on: bool) -> int:

@@ -25,7 +25,7 @@ class FaultyEngine:
         fault: None, or what goes wrong: "refuse_build", "raise_build", "raise", "kill", "segfault",
             "hang", "allocate", "memory_error", "exit", "refuse_request", "raise_once" (only where
             the file `state` is missing), "empty" (no tokens), "profile_raise", "profile_kill",
-            "profile_hang" (these only once it is profiled).
+            "profile_hang" (these only once it is profiled), "paragraph" (an error of several lines).
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
         progress: told of loading once.
@@ -108,6 +108,8 @@ class FaultyEngine:
     def _go_wrong(self) -> None:
         if self.fault == "raise" or (self.fault == "raise_once" and self.first_life):
             raise RuntimeError("the engine broke")
+        if self.fault == "paragraph":
+            raise RuntimeError("\nCUDA error: the device broke\nCompile with a flag\nto see more\n")
         if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "segfault":

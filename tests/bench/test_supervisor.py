@@ -356,6 +356,7 @@ def test_what_is_profiled_has_a_worker_of_its_own(tmp_path: Path) -> None:
     ("fault", "words"),
     [
         ("profile_raise", "the engine broke"),
+        ("profile_paragraph", "CUDA error: the device broke"),
         ("profile_kill", "killed by SIGKILL"),
         ("profile_hang", "not done within measure.timeout_s"),
     ],
@@ -377,6 +378,7 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
     assert record["status"] == "ok" and record["error"] is None and record["validity"]["ok"]
     (note,) = (note for note in record["validity"]["notes"] if "runtime.profile" in note)
     assert note.startswith("runtime.profile: there is no trace: ") and words in note
+    assert "\n" not in note and "flag" not in note
     assert record["metrics"]["output_tokens"] == 72 and record["provenance"]["threads"] == 1
     assert (broken.path / storage.REQUESTS).exists() and (broken.path / storage.TELEMETRY).exists()
     assert not [path for path in broken.path.iterdir() if "trace" in path.name]
