@@ -90,5 +90,4 @@ class Judge:
         gc.collect()
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the peaks of a later measurement are its own
-        self._emit("finishing")
         return quality

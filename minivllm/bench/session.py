@@ -281,6 +281,7 @@ class Session:
         )
         record.validity.notes += info.warnings
         self._judge.fill(record, self.engine, reference)
+        self._emit("finishing")  # there is no load whose memory would be counted instead
         self._cold, self.usable = False, True
         return Result(record, [], [], (begin, time.monotonic()))
 

@@ -191,7 +191,8 @@ class Supervisor:
     def _hear(self, event: dict[str, Any]) -> Outcome | None:
         """Take in what the worker said; the outcome where that ended the measurement."""
         assert self._worker is not None
-        self._worker.telemetry.phase = event["event"]
+        if event["event"] not in ("done", "failed"):  # the last row is of what came before, counted or not
+            self._worker.telemetry.phase = event["event"]
         if event["event"] == "done":
             return self._completed(event)
         if event["event"] == "failed":

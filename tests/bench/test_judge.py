@@ -47,7 +47,7 @@ def test_it_is_measured_once_for_each_reference(tmp_path: Path) -> None:
     asked = len(engine.seen)
     judge.fill(second, engine, found)
     assert first.quality == second.quality and first.quality is not None
-    assert len(engine.seen) == asked and set(events) == {"quality", "finishing"}
+    assert len(engine.seen) == asked and set(events) == {"quality"}
     assert not engine.waiting and not engine.running
     unasked = make_record(measure={"quality": False})
     judge.fill(unasked, engine, None)

@@ -332,6 +332,8 @@ def test_a_worker_that_cannot_write_says_so(tmp_path: Path) -> None:
 
 def test_what_is_profiled_has_a_worker_of_its_own(tmp_path: Path) -> None:
     """The profiler stays in its process: no other measurement may be taken there."""
+    import pandas
+
     state = tmp_path / "state"
     config = make_config(
         engine={"state": str(state)}, runtime={"profile": True}, measure={"repeats": 2, "timeout_s": 600}
@@ -343,6 +345,8 @@ def test_what_is_profiled_has_a_worker_of_its_own(tmp_path: Path) -> None:
     assert len(set(state.read_text().split())) == 2
     assert events.index("measuring") < events.index("finishing") < events.index("profiling")
     for measurement in measurements:
+        phases = pandas.read_parquet(measurement.path / storage.TELEMETRY)["phase"].tolist()
+        assert phases[-1] == "profiling" and "done" not in phases  # no memory of it is the run's
         assert (measurement.path / storage.TRACE).exists() and (
             measurement.path / storage.OPERATIONS
         ).exists()
