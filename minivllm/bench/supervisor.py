@@ -116,7 +116,8 @@ class Supervisor:
 
         Raises:
             BadInput: see `lone`.
-            KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is left.
+            KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is left, unless only
+                its trace was to come.
         """
         self._current, self._verdict, self._failure, self._handed = measurement, None, None, None
         self._position += 1
@@ -125,6 +126,9 @@ class Supervisor:
                 self._dismiss()
             outcome = self._measured(measurement)
         except BaseException:
+            if self._worker is not None and self._handed is not None:
+                self._worker.end(0.0)
+                self._completed(self._handed, "interrupted")
             self._dismiss(0.0)
             _discard_unfinished(measurement)
             raise

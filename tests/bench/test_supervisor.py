@@ -389,16 +389,29 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
     assert not leftovers(tmp_path)
 
 
-def test_ctrl_c_while_profiling_leaves_nothing_of_the_measurement(tmp_path: Path) -> None:
-    (measurement,) = plan(tmp_path, make_config("profile_hang", runtime={"profile": True}))
+def test_ctrl_c_while_profiling_keeps_the_measurement(tmp_path: Path) -> None:
+    measurements = plan(tmp_path, make_config("profile_hang", runtime={"profile": True}), make_config())
+    events: list[tuple[str, str | None]] = []
+    pids: list[int] = []
 
     def interrupt(event: dict[str, Any]) -> None:
+        events.append((event["event"], event.get("status")))
         if event["event"] == "profiling":
+            (measurements[0].path / f".{storage.TRACE}.half.tmp").write_text("torn")
+            pids.extend(child.pid for child in psutil.Process().children())
             raise KeyboardInterrupt
 
+    import psutil
+
     with pytest.raises(KeyboardInterrupt):
-        supervisor.run([measurement], interrupt)
-    assert not measurement.path.exists() and not leftovers(tmp_path)
+        supervisor.run(measurements, interrupt)
+    record = record_of(measurements[0])
+    assert record["status"] == "ok" and record["metrics"]["output_tokens"] == 72
+    assert "runtime.profile: there is no trace: interrupted" in record["validity"]["notes"]
+    assert events[-1] == ("done", "ok")  # whoever follows is told of the record
+    assert not [path for path in measurements[0].path.iterdir() if "trace" in path.name]
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+    assert not measurements[1].path.exists() and not leftovers(tmp_path)
 
 
 def test_ctrl_c_keeps_what_is_done_and_drops_what_is_not(tmp_path: Path) -> None:
