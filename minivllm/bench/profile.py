@@ -75,9 +75,14 @@ def trace(
         engine.phases(),
         profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as seen,
     ):
-        steps = _run(engine, requests, request_params(params, requests, seed))
+        _run(engine, requests, request_params(params, requests, seed))
+    steps = engine.steps()
     engine.reset()
-    about = f"{steps} steps of {len(requests)} requests"
+    prompts = sum(step["num_prefill_tokens"] > 0 for step in steps)
+    about = (
+        f"{len(steps)} steps of {len(requests)} requests ({prompts} of them computed prompt tokens, "
+        f"{len(steps) - prompts} only decoded)"
+    )
     try:
         storage.write_text(folder / storage.OPERATIONS, operations(seen.key_averages(), about, on_gpu))
         storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
@@ -86,16 +91,15 @@ def trace(
         raise
 
 
-def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]) -> int:
-    """Serve requests until they have ended, or PROFILED_STEPS are over; returns the number of steps."""
+def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]) -> None:
+    """Serve requests until they have ended, or PROFILED_STEPS are over."""
     for request, own in zip(requests, params, strict=True):
         engine.submit(request.request_id, prompt_for(engine, request.prompt_token_ids), own)
     unfinished = {request.request_id for request in requests}
-    for step in range(PROFILED_STEPS):
+    for _ in range(PROFILED_STEPS):
         if not unfinished:
-            return step
+            break
         unfinished -= {o.request_id for o in engine.poll() if o.finish_reason is not None}
-    return PROFILED_STEPS
 
 
 def _export(seen: Any, path: Path) -> None:

@@ -25,7 +25,12 @@ from minivllm.errors import BadInput
 from tests.bench.faulty import FaultyEngine
 
 PHASES = ["schedule", "prepare", "forward", "sample", "emit"]
-SMALL = ["quant=fp32", "measure.roofline=false", "workload.num_requests=3", "workload.input_len=8"]
+SMALL = [
+    "quant=fp32",
+    "measure.roofline=false",
+    "workload.num_requests=3",
+    "workload.input_len=8",
+]
 
 
 def session_of(tmp_path: Path, *overrides: str) -> tuple[Session, Measurement]:
@@ -61,7 +66,9 @@ def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> Non
         any(f["ts"] <= event["ts"] <= f["ts"] + f["dur"] for f in forward) for event in products
     )
     table = (measurement.path / storage.OPERATIONS).read_text()
-    assert f"{len(result.steps)} steps of 3 requests" in table
+    assert (
+        f"{len(result.steps)} steps of 3 requests (1 of them computed prompt tokens, 5 only decoded)" in table
+    )
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) == profile.LONGEST and not any(f"`{name}`" in table for name in PHASES)
     times = [float(row[2]) for row in rows]
@@ -80,6 +87,16 @@ def test_a_trace_ends_after_a_number_of_steps(tmp_path: Path, monkeypatch: pytes
     )
     assert not session.engine.engine.has_unfinished  # type: ignore[attr-defined]
     session.profile(measurement)  # nothing is left of the requests
+    session.close()
+
+
+def test_a_trace_that_prompts_fill_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "PROFILED_STEPS", 2)
+    session, measurement = session_of(tmp_path, "workload.output_len=3", "batching.max_num_batched_tokens=8")
+    session.measure(measurement)
+    session.profile(measurement)
+    table = (measurement.path / storage.OPERATIONS).read_text()
+    assert "2 steps of 3 requests (2 of them computed prompt tokens, 0 only decoded)" in table
     session.close()
 
 
