@@ -27,6 +27,7 @@ from tests.bench.faulty import FaultyEngine
 PHASES = ["schedule", "prepare", "forward", "sample", "emit"]
 SMALL = [
     "quant=fp32",
+    "runtime.device=cpu",
     "measure.roofline=false",
     "workload.num_requests=3",
     "workload.input_len=8",
@@ -141,7 +142,7 @@ def test_a_trace_is_whole_or_absent(
 
 
 def test_the_engine_is_as_it_was() -> None:
-    with LLM("tiny", quant="fp32") as llm:
+    with LLM("tiny", quant="fp32", device="cpu") as llm:
         objects = (llm.engine, llm.engine.launcher)
         before = [set(vars(one)) for one in objects]
         with phase_ranges(llm.engine):
@@ -150,7 +151,7 @@ def test_the_engine_is_as_it_was() -> None:
 
 
 def test_overlapping_steps_have_their_phases_too() -> None:
-    with LLM("tiny", quant="fp32", overrides=["runtime.overlap=true"]) as llm:
+    with LLM("tiny", quant="fp32", device="cpu", overrides=["runtime.overlap=true"]) as llm:
         with phase_ranges(llm.engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
             llm.generate([[1, 2, 3]])
         names = [event.name for event in seen.events() if event.is_user_annotation]
