@@ -191,6 +191,11 @@ def make_plan(
     there = [cell for cell in cells if not cell.absent]
     plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
     plan.extend()
+    if config["sweep"]["dry_run"]:  # records that were put aside are read where they are: nothing is moved
+        for cell in there:
+            cell.measurements = [
+                replace(m, directory=str(storage.standing(m.path))) for m in cell.measurements
+            ]
     plan.look_up()
     return plan
 

@@ -120,6 +120,12 @@ def recover(directory: Path) -> None:
         aside.rename(directory)
 
 
+def standing(directory: Path) -> Path:
+    """Where the record is that `recover` would leave: in its place, or still put aside."""
+    aside = _aside(directory)
+    return aside if aside.exists() and not (directory / RECORD).exists() else directory
+
+
 def remove(directory: Path) -> None:
     """Remove a record directory; the record goes first, so that none is ever left without its files."""
     with suppress(OSError):

@@ -137,8 +137,10 @@ class _Search:
         return self._met(rate, measurement)
 
     def recall(self, rate: float, block: int) -> Sequence[bool]:
-        """As `measure`, from records alone. Raises _Unrecorded."""
+        """As `measure`, from records alone, where they are now. Raises _Unrecorded."""
         measurement = self._measurement(rate, block)
+        measurement = replace(measurement, directory=str(storage.standing(measurement.path)))
+        self.measurements[-1] = measurement
         if recorded_status(measurement) not in DONE:
             raise _Unrecorded(f"{measurement.arm}{self.duration(rate)}")
         return self._met(rate, measurement)

@@ -204,6 +204,15 @@ def test_dry_run_prints_the_plan_and_does_nothing(sweep: Cli, bench: Bench) -> N
     assert not Path("runs/other").exists()
 
 
+def test_dry_run_sees_a_record_that_was_put_aside(sweep: Cli, bench: Bench) -> None:
+    sweep(*SWEEP)
+    path = bench.jobs[0][0].path
+    storage.prepare(path, {})  # as a new measurement does that is then killed
+    before = sorted(Path("runs").rglob("*"))
+    assert "0 of 4 measurements to make" in sweep(*SWEEP, "sweep.dry_run=true").out
+    assert sorted(Path("runs").rglob("*")) == before and not (path / storage.RECORD).exists()
+
+
 def test_estimate_in_words() -> None:
     assert estimate([], {"a": 1.0}) == "nothing left to do"
     assert "unknown" in estimate(["b"], {"a": 1.0})

@@ -20,7 +20,7 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics import TTFT, request_rows
 from minivllm.bench.record import Record
 from minivllm.bench.simulated import SimulatedEngine
-from minivllm.bench.storage import write_record
+from minivllm.bench.storage import prepare, write_record
 from minivllm.bench.workloads import Smoke
 from minivllm.config import build, compose
 from minivllm.engine.params import SamplingParams
@@ -326,6 +326,8 @@ def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(
         "0 measurements recorded: how long one takes is unknown; next: arrival.rate=8: 8 s of arrivals\n"
     )
     assert cli(*command, "task.max_rates=2").code == 0
+    (folder, *_) = Path("runs/mine").glob("*-*/")
+    prepare(folder, {})  # as a new measurement does that is then killed
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
     dry = cli(*command, "sweep.dry_run=true")
     assert dry.code == 0 and "16 requests/s: 100.0 % of 60 requests meet" in dry.out, dry.err

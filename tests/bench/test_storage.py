@@ -145,10 +145,12 @@ def test_a_finished_record_stays_until_it_is_replaced(tmp_path: Path) -> None:
     (directory / storage.RECORD).write_text("old")
     storage.prepare(directory, {"a": 1})
     assert not (directory / storage.RECORD).exists()
+    assert (storage.standing(directory) / storage.RECORD).read_text() == "old"
     storage.recover(directory)  # the new measurement did not end
     assert (directory / storage.RECORD).read_text() == "old"
     storage.prepare(directory, {"a": 1})
     (directory / storage.RECORD).write_text("new")
+    assert storage.standing(directory) == directory
     storage.recover(directory)
     assert (directory / storage.RECORD).read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]
