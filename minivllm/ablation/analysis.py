@@ -99,7 +99,7 @@ class _Reading:
     cells: list[Cell]
     design: Design
     metric: Metric
-    left_out: int  # records of other ablations, code or devices
+    left_out: int  # records of other ablations, code or devices, and those that newer ones replace
 
     @cached_property
     def arms(self) -> dict[Chosen, Cell]:
@@ -362,7 +362,8 @@ class _Reading:
             )
         if self.left_out:
             notes.append(
-                f"{self.left_out} records of other ablations, other code or other devices are left out."
+                f"{self.left_out} records of other ablations, other code or other devices, or that were measured "
+                "again, are left out."
             )
         return notes
 

@@ -317,14 +317,14 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
     config = newest["config"]
     knob = rate_knob(config["arrival"])
     assert knob is not None
-    blocks: dict[float, list[Sequence[bool]]] = {}
+    blocks: dict[float, dict[Any, Sequence[bool]]] = {}  # of a rate by seed
     kept = [(place, record) for place, record in members if _alike(record, newest)]
-    for place, record in kept:
+    for place, record in sorted(kept, key=when):  # of a block that was measured again the newest counts
         if (seen := met(place, record, config["measure"]["slo"])) is not None:
-            blocks.setdefault(float(record["config"]["arrival"][knob]), []).append(seen)
+            blocks.setdefault(float(record["config"]["arrival"][knob]), {})[_block(record)] = seen
     if not blocks:
         return None
-    probes = tuple(Probe(rate, blocks[rate]) for rate in sorted(blocks))
+    probes = tuple(Probe(rate, [*blocks[rate].values()]) for rate in sorted(blocks))
     return Search(
         newest["sweep"],
         directory.name.removesuffix(f"-{newest['run_id']}"),
@@ -332,6 +332,11 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
         objectives(config["measure"]["slo"]),
         len(members) - len(kept),
     )
+
+
+def _block(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What tells the blocks of a rate apart: their seed, and the host."""
+    return record["config"]["measure"].get("seed"), (record.get("provenance") or {}).get("host")
 
 
 def _alike(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

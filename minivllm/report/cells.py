@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.bench.capacity import TASK as CAPACITY
 from minivllm.bench.capacity import UNITS as RATES
-from minivllm.bench.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME
+from minivllm.bench.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME, QUALITY_TASK
 from minivllm.bench.measurement import SIMULATED
 from minivllm.report.format import MISSING
 from minivllm.report.rows import Row, below, number, status_of
@@ -138,7 +138,8 @@ class Cell:
 def gather(rows: list[Row]) -> list[Cell]:
     """Cells in the order of their sweep's arms, labelled; the first is the baseline.
 
-    Records of different code or devices are never averaged: they are cells of their own.
+    Records of different code or devices are never averaged: they are cells of their own. Of a block that was
+    measured again, with a trace say, the newest record counts.
     """
     known: dict[tuple[str, ...], dict[str, set[str]]] = {}
     for row in rows:
@@ -158,15 +159,7 @@ def gather(rows: list[Row]) -> list[Cell]:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=_order):
         groups.setdefault(group(row), []).append(row)
-    cells = [
-        Cell(
-            key[0],
-            key[1],
-            key[2],
-            sorted(members, key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id")))),
-        )
-        for key, members in groups.items()
-    ]
+    cells = [Cell(key[0], key[1], key[2], _newest(members)) for key, members in groups.items()]
     cells.sort(key=lambda cell: cell.arm != "baseline")  # stable: a named baseline comes first
     _label(cells)
     return cells
@@ -186,6 +179,15 @@ def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
     if cell.first("choices.arrival") not in OPEN_LOOPS:
         return None
     return tuple(sorted(below((cell.ok or cell.rows)[0], "config.arrival").items()))
+
+
+def _newest(rows: list[Row]) -> list[Row]:
+    """One row a block and host, the newest, in their order; quality that was measured alone stands beside the speed."""
+    kept: dict[tuple[float, str, bool], Row] = {}
+    for row in sorted(rows, key=lambda r: str(r.get("provenance.started_at") or "")):
+        alone = row.get("config.task._target_") == QUALITY_TASK
+        kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), alone] = row
+    return sorted(kept.values(), key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id"))))
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -170,6 +170,18 @@ def test_records_of_another_design_are_left_out() -> None:
     assert any(f"{len(old)} records of other ablations" in note for note in found.notes)
 
 
+def test_of_a_block_that_was_measured_again_the_newest_counts() -> None:
+    """With a trace, say: another run_id, and all else alike."""
+    design = Design("leave_one_out", SIX)
+    old = earlier(ablation_rows(design, {"c": 0.5}))
+    for row in old:
+        row["run_id"] = f"z{row['run_id']}"
+    new = ablation_rows(design, {"c": 0.9})
+    found = analysed(old + new)
+    assert found.effects == analysed(new).effects and found.blocks == 8
+    assert any(f"{len(old)} records of other" in note and "measured again" in note for note in found.notes)
+
+
 def test_the_newest_record_says_what_is_analysed() -> None:
     """A sweep of the same name with one optimisation more and another metric; the arms that were there are reused."""
     few = earlier(ablation_rows(Design("add_one_in", {"c": ()}), {"c": 0.9}, seed=1))

@@ -222,7 +222,9 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
     criterion = Criterion(attainment=0.5, max_blocks=2)
     task = {"_target_": "minivllm.tasks.capacity.run", "attainment": 0.5, "confidence": 0.95, "tolerance": 0.05, "max_blocks": 2, "max_rates": 16}  # fmt: skip
 
-    def record(name: str, rate: float, ttfts: list[float], status: str = "ok", **parts: Any) -> Path:
+    def record(
+        name: str, rate: float, ttfts: list[float], status: str = "ok", seed: int = 0, **parts: Any
+    ) -> Path:
         engine = ScriptedEngine(ScriptedClock())
         traces = drive(
             engine, workload(*[(3, 1)] * len(ttfts)), Constant(1.0), SamplingParams(), engine.clock
@@ -231,7 +233,7 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         config = {
             "task": task,
             "arrival": {"rate": rate},
-            "measure": {"repeats": 1, "slo": {"ttft_ms": 50.0, "e2e_ms": None}},
+            "measure": {"repeats": 1, "slo": {"ttft_ms": 50.0, "e2e_ms": None}, "seed": seed},
         }
         made = Record(name, name, "s", name, 0, status, {**config, **parts})
         write_record(tmp_path / name, made, rows if status == "ok" else None)
@@ -239,7 +241,7 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
 
     places = [
         record("a", 2.0, [10.0, 50.0, 51.0]),
-        record("b", 2.0, [10.0] * 9),
+        record("b", 2.0, [10.0] * 9, seed=1),
         record("c", 4.0, [], status="timeout"),
         record("d", 8.0, [], status="oom"),
         record("e", 1.0, [1.0], task={"_target_": "minivllm.tasks.bench.run"}),

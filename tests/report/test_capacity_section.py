@@ -121,6 +121,18 @@ def test_records_of_other_code_or_devices_are_left_out(tmp_path: Path, changed: 
     assert (search.cell, search.left_out) == ("newcell", 1)
 
 
+def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) -> None:
+    old = measured(tmp_path, 1.0, 50, "old")
+    old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
+    again(tmp_path, old, "oldcell")
+    measured(tmp_path, 1.0, 0, "new")
+    measured(tmp_path, 1.0, 0, "new", seed=1)
+    (search,) = capacity.find(read_rows(tmp_path)[0])
+    assert [(row["blocks"], row["requests"], row["verdict"]) for row in search.found.rows()] == [
+        (2, 200, "holds")
+    ]
+
+
 def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
     """Its records are those of before where it found them: they are judged by what it asks for."""
     old = measured(tmp_path, 1.0, 50, "old", slo=200.0)

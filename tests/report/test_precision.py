@@ -133,6 +133,7 @@ def test_quality_alone_has_one_table_and_no_plot(tmp_path: Path) -> None:
 def test_speed_and_quality_measured_apart_are_one_row(tmp_path: Path) -> None:
     timed, alone = make_record("nf4"), judged("nf4")
     alone.run_id, alone.metrics = "other", Metrics()
+    alone.config["task"] = {"_target_": QUALITY_TASK}
     write(tmp_path / "runs", [timed, alone])
     text = rendered(tmp_path / "runs")
     assert text.count("15.62") == 1 and "62." in text

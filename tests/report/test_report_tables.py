@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minivllm.bench.identity import QUALITY_TASK
 from minivllm.bench.record import Ablation
 from minivllm.errors import BadInput
 from minivllm.report import build_report, read, summary_table
@@ -113,6 +114,17 @@ def test_a_knob_that_changes_no_number_is_no_column(tmp_path: Path) -> None:
         record.config["runtime"] = {"profile": bool(i), "threads": i + 1}
     columns = varying_columns(gather(read_rows(write(tmp_path / "runs", records))[0]))
     assert "config.runtime.threads" in columns and "config.runtime.profile" not in columns
+
+
+def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) -> None:
+    """With a trace, say. Another host's block is another one, and quality alone adds to the speed that is there."""
+    old, new, there, alone = (make_record(index=i, run_id=f"{9 - i}run") for i in range(4))
+    there.provenance = {**there.provenance, "host": "bench-2"}
+    alone.config["task"] = {"_target_": QUALITY_TASK}
+    for record in (old, new, there, alone):
+        record.cell_id = old.cell_id
+    (cell,) = gather(read_rows(write(tmp_path / "runs", [old, new, there, alone]))[0])
+    assert [row["run_id"] for row in cell.rows] == ["6run", "7run", "8run"]
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:
