@@ -25,7 +25,7 @@ mkdir -p "$OUT"
 failed=0
 
 run() { # run NAME COMMAND...: add to the log of the part, keep the records, go on after a failure
-    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code
+    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code before records
     shift
     echo "== $name: $*" | tee -a "$log"
     if [ "$left" -le 0 ]; then
@@ -33,18 +33,23 @@ run() { # run NAME COMMAND...: add to the log of the part, keep the records, go 
         failed=1
         return
     fi
-    timeout --foreground --signal=INT --kill-after=30 "$left" "$@" >"$OUT/.last" 2>&1
+    before=$(wc -c <"$log")
+    timeout --foreground --signal=INT --kill-after=30 "$left" "$@" >>"$log" 2>&1
     code=$?
-    tail -n 25 "$OUT/.last"
-    cat "$OUT/.last" >>"$log"
-    rm -f "$OUT/.last"
+    tail -c "+$((before + 1))" "$log" | tail -n 25
     if [ $code -ne 0 ]; then
         echo "   failed (exit code $code), see $log" | tee -a "$log"
         failed=1
     fi
-    if compgen -G 'runs/gpu-*' >/dev/null; then
-        tar -czf "$OUT/.records" --exclude='*.log' runs/gpu-* reports/gpu-* 2>/dev/null
-        mv "$OUT/.records" "$OUT/records.tar.gz"
+    shopt -s nullglob
+    records=(runs/gpu-* reports/gpu-*)
+    shopt -u nullglob
+    [ ${#records[@]} -gt 0 ] || return
+    if ! tar -czf "$OUT/.records" --exclude='*.log' "${records[@]}" 2>>"$log" ||
+        ! mv "$OUT/.records" "$OUT/records.tar.gz"; then
+        echo "   the records could not be archived, see $log" | tee -a "$log"
+        rm -f "$OUT/.records"
+        failed=1
     fi
 }
 
@@ -61,6 +66,7 @@ sweep() { # sweep NAME OVERRIDES...: the same with the workload `chat`
 
 for part in $PARTS; do
     end_s=$((SECONDS + PART_S))
+    : >"$OUT/$part.log"
     case $part in
     kernel-tests)
         run kernel-tests "$PYTHON" -m pytest -q -p no:cacheprovider tests/attention/test_triton.py \

@@ -56,13 +56,20 @@ def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
-    """Also where a command fails, and where the whole is killed with the last one still running."""
-    script = tmp_path / "copy" / "scripts" / "gpu_suite.sh"  # which works in the folder above it
+def copied(tmp_path: Path) -> Path:
+    """A copy of the script, which works in the folder above its own."""
+    script = tmp_path / "copy" / "scripts" / "gpu_suite.sh"
     script.parent.mkdir(parents=True)
     script.write_text(SUITE.read_text())
+    return script
+
+
+def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
+    """Also where a command fails, and where the whole is killed with the last one still running."""
+    script = copied(tmp_path)
     then = (
         "ls $OUT/records.tar.gz >> $OUT/seen 2>/dev/null\n"
+        "echo begun; cat $OUT/waits.log > $OUT/meanwhile\n"
         "case $* in *batch1*) exit 3;; esac\n"
         "mkdir -p runs/gpu-waits && echo {} > runs/gpu-waits/record.json; echo measured; echo $PYTHONPATH"
     )
@@ -74,8 +81,31 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
         assert "runs/gpu-waits/record.json" in archive.getnames()
     log = (out / "waits.log").read_text()
     assert "measured" in log and "failed (exit code 3)" in log
+    assert (out / "meanwhile").read_text().count("begun") == 2  # also of the command that is still running
     assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
-    assert sorted(path.name for path in out.iterdir()) == ["records.tar.gz", "seen", "waits.log"]
+    assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "records.tar.gz", "seen", "waits.log"]
+
+
+def test_an_archive_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    script, out = copied(tmp_path), tmp_path / "out"
+    (script.parents[1] / "runs" / "gpu-ceilings").mkdir(parents=True)
+    assert suite(tmp_path, "ceilings", script=script)[0] == 0  # also where there is no report
+    good = (out / "records.tar.gz").read_bytes()
+    failing = tmp_path / "bin" / "tar"
+    failing.parent.mkdir()
+    failing.write_text("#!/bin/sh\necho torn > $2\nexit 2\n")
+    failing.chmod(0o755)
+    path = f"{failing.parent}:{os.environ['PATH']}"
+    assert suite(tmp_path, "ceilings", script=script, PATH=path)[0] == 1
+    assert "could not be archived" in (out / "ceilings.log").read_text()
+    assert (out / "records.tar.gz").read_bytes() == good and not (out / ".records").exists()
+
+
+def test_a_part_that_runs_again_begins_its_log_anew(tmp_path: Path) -> None:
+    for then in ("echo first", "echo second"):
+        suite(tmp_path, "ceilings", then=then)
+    log = (tmp_path / "out" / "ceilings.log").read_text()
+    assert "second" in log and "first" not in log and log.count("== ceilings") == 1
 
 
 def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
