@@ -177,13 +177,13 @@ def _groups() -> str:
         "ablation": "what is each optimisation worth? added with a plus: +ablation=leave_one_out",
         "optimisations": "the list that an ablation is about",
     }
+    # The loader's own get_group_options copies all that it has read, for each group.
     loader = GlobalHydra.instance().config_loader()
+    files = loader.repository
     names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
     lines = []
     for name in names:
-        options = sorted(
-            loader.get_group_options(name), key=lambda option: (option != first.get(name), option)
-        )
+        options = sorted(files.get_group_options(name), key=lambda option: (option != first.get(name), option))
         indent = " " * 14
         lines.append(f"  {name + ' ':<12}{about.get(name, '')}".rstrip())
         lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)

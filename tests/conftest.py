@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run in numpy where there is no GPU
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models here are too small for threads to help
+
+# Test processes side by side: the lock of a device lies in the folder for temporary files, and none waits for another's.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{worker}-")
 
 # A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of Ctrl-C need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -32,8 +32,8 @@ class NF4(Quantizer):
     Args:
         dtype: of activations.
         block_size: weights that share a scale: 64, 128, ... 4096.
-        double_quant: store the scales in eight bits too. On CPUs with AVX512-BF16 the kernel wants them in
-            bfloat16, so there the rounding of double quantisation is kept but not its saving.
+        double_quant: store the scales in eight bits too. The C++ kernels, and bitsandbytes' for AVX512-BF16,
+            want them in bfloat16: there the rounding of double quantisation is kept but not its saving.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
         kernel: "triton" for products with few rows, "bitsandbytes", or "auto": Triton's on a GPU, the C++ kernels on
