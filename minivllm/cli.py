@@ -183,7 +183,9 @@ def _groups() -> str:
     names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
     lines = []
     for name in names:
-        options = sorted(files.get_group_options(name), key=lambda option: (option != first.get(name), option))
+        options = sorted(
+            files.get_group_options(name), key=lambda option: (option != first.get(name), option)
+        )
         indent = " " * 14
         lines.append(f"  {name + ' ':<12}{about.get(name, '')}".rstrip())
         lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)
