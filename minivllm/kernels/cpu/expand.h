@@ -93,8 +93,8 @@ constexpr int64_t column_of(Format format, int half, int i) {
 template <Format format, typename Take>
 [[gnu::always_inline]] inline void convert(const uint8_t* from, int half, const Levels& levels, const Take& take) {
   const auto take_both = [&](int i, __m256i both) {  // bfloat16 side by side
-    take(i, (Vector)_mm256_slli_epi32(both, 16),
-         (Vector)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
+    take(i, (__m256)_mm256_slli_epi32(both, 16),
+         (__m256)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
   };
   if constexpr (format == Format::kBfloat16) {
     for (int i = 0; i < 4; ++i)
@@ -136,9 +136,9 @@ inline void expand(const Stored& stored, const Levels& levels, const char* next,
     for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2), to += 2 * kColumns) {
       if (p % kPairs == 0) ask(next, lines);
       for (int half = 0; half < 2; ++half)
-        convert<format()>(pair, half, levels, [&](int i, Vector first, Vector second) {
-          store(to + column_of(format, half, i), first);
-          store(to + kColumns + column_of(format, half, i), second);
+        convert<format()>(pair, half, levels, [&](int i, __m256 first, __m256 second) {
+          _mm256_storeu_ps(to + column_of(format, half, i), first);
+          _mm256_storeu_ps(to + kColumns + column_of(format, half, i), second);
         });
     }
   });
@@ -152,17 +152,18 @@ inline void multiply_stored(const Stored& stored, const Levels& levels, const Fa
                             bool clear, float* sums) {
   with_format(stored.format, [&](auto format) {
     for (int half = 0; half < 2; ++half) {
-      Vector held[4];
-      for (int i = 0; i < 4; ++i) held[i] = clear ? Vector{} : load(sums + column_of(format, half, i));
+      __m256 held[4];
+      for (int i = 0; i < 4; ++i)
+        held[i] = clear ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + column_of(format, half, i));
       const uint8_t* pair = stored.from;
       for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
         if (half == 0 && p % kPairs == 0) ask(next, lines);
-        convert<format()>(pair, half, levels, [&](int i, Vector first, Vector second) {
+        convert<format()>(pair, half, levels, [&](int i, __m256 first, __m256 second) {
           held[i] += x[2 * p] * first;
           held[i] += x[2 * p + 1] * second;
         });
       }
-      for (int i = 0; i < 4; ++i) store(sums + column_of(format, half, i), held[i]);
+      for (int i = 0; i < 4; ++i) _mm256_storeu_ps(sums + column_of(format, half, i), held[i]);
     }
   });
 }

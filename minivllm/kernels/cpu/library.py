@@ -25,6 +25,7 @@ from minivllm.errors import BadInput
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
+# Hidden: functions that another library might replace are called through a table, and not in line.
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden"]
 
 
