@@ -11,6 +11,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -179,7 +180,7 @@ def _groups() -> str:
     }
     # The loader's own get_group_options copies all that it has read, for each group.
     loader = GlobalHydra.instance().config_loader()
-    files = loader.repository
+    files = cast(Any, loader).repository
     names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
     lines = []
     for name in names:
