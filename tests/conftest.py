@@ -23,7 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # models here are too small for t
 
 # Test processes side by side: the lock of a device lies in the folder for temporary files, and none waits for another's.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{worker}-")
+    own_folder = tempfile.TemporaryDirectory(prefix=f"{worker}-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = own_folder.name
 
 # A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of Ctrl-C need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
