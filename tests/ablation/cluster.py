@@ -48,12 +48,6 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     return {record["run_id"]: record for record in found}
 
 
-def planned(folder: Path) -> set[str]:
-    """The run_id of every measurement of the plan."""
-    plan = json.loads((folder / "runs" / NAME / "plan.json").read_text())
-    return {measurement["run_id"] for job in plan["jobs"] for measurement in job}
-
-
 def log(folder: Path) -> list[str]:
     """What the engines have noted so far."""
     path = folder / "engine.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -13,9 +14,12 @@ import pytest
 
 from tests.ablation import cluster
 
-DELAYS = ("0.001", "0.002", "0.003", "0.004")
-SWEEP = (f"engine.delay_s={','.join(DELAYS)}", "workload.num_requests=2,3,4,5")
-CELLS = 16
+DELAYS, REQUESTS = (0.001, 0.002, 0.003, 0.004), (2, 3, 4, 5)
+SWEEP = (
+    f"engine.delay_s={','.join(map(str, DELAYS))}",
+    f"workload.num_requests={','.join(map(str, REQUESTS))}",
+)
+CELLS = len(DELAYS) * len(REQUESTS)
 KILLS = 10
 
 
@@ -53,7 +57,9 @@ def test_killed_ten_times_and_nothing_is_lost_torn_or_measured_twice(tmp_path: P
     assert process.returncode == 0, out
 
     found = cluster.records(killed)
-    assert set(found) == cluster.planned(killed) and len(found) == CELLS
+    configs = [record["config"] for record in found.values()]
+    cells = [(config["engine"]["delay_s"], config["workload"]["num_requests"]) for config in configs]
+    assert sorted(cells) == list(itertools.product(DELAYS, REQUESTS))
     assert {record["status"] for record in found.values()} == {"ok"}
     assert 0 < len(seen) < CELLS  # some were finished before a kill, some after the last
     lines = cluster.log(killed)
