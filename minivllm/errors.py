@@ -13,5 +13,10 @@ class BadInput(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs the first line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class NotInstalled(BadInput):
     """What is asked for needs a package or a program that is not there; the line says how to get it."""

@@ -130,11 +130,8 @@ def test_commands_compose(page: Path) -> None:
         with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             sweep = product(OverridesParser.create(config_loader=loader).parse_overrides(overrides))
-        seen: set[str] = set()
-        for arm in sweep.arms:  # until each value has been in one: all together they take minutes
-            if not seen or not seen.issuperset(arm.overrides):
-                seen.update(arm.overrides)
-                assert config.compose([*arm.overrides, *sweep.settings])["choices"]
+        for arm in sweep.arms:
+            assert config.compose([*arm.overrides, *sweep.settings])["choices"]
 
 
 def test_commands_are_found(tmp_path: Path) -> None:

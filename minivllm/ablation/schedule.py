@@ -193,11 +193,14 @@ def make_plan(
     plan.extend()
     if config["sweep"]["dry_run"]:  # records that were put aside are read where they are: nothing is moved
         for cell in there:
-            cell.measurements = [
-                replace(m, directory=str(storage.standing(m.path))) for m in cell.measurements
-            ]
+            cell.measurements = [standing(measurement) for measurement in cell.measurements]
     plan.look_up()
     return plan
+
+
+def standing(measurement: Measurement) -> Measurement:
+    """The measurement with the folder that its record lies in now, also where it was put aside."""
+    return replace(measurement, directory=str(storage.standing(measurement.path)))
 
 
 def recorded_status(measurement: Measurement) -> str | None:

@@ -317,7 +317,7 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
     config = newest["config"]
     knob = rate_knob(config["arrival"])
     assert knob is not None
-    blocks: dict[float, dict[Any, Sequence[bool]]] = {}  # of a rate by seed
+    blocks: dict[float, dict[Any, Sequence[bool]]] = {}  # of a rate, by block
     kept = [(place, record) for place, record in members if _alike(record, newest)]
     for place, record in sorted(kept, key=when):  # of a block that was measured again the newest counts
         if (seen := met(place, record, config["measure"]["slo"])) is not None:

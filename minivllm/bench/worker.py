@@ -25,7 +25,7 @@ from minivllm.bench.identity import profile_wanted
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.record import Record
 from minivllm.bench.session import Session
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 
 PR_SET_PDEATHSIG = 1
 OOM_PHRASES = (
@@ -104,8 +104,7 @@ class Worker:
         except Exception as error:
             traceback.print_exception(error)
             sys.stderr.flush()
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]  # CUDA's are paragraphs
-            record.validity.notes.append(NO_TRACE.format(line))
+            record.validity.notes.append(NO_TRACE.format(first_line(error)))
             storage.write_json(measurement.path / storage.HANDOVER, record.to_dict())
 
     def _report(self, error: Exception, going_on: bool) -> int:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 from minivllm.models.layers import Attention
 from minivllm.models.moe import MoE
 from minivllm.quant.fp8 import FP8Linear
@@ -200,7 +200,7 @@ def compile_layers(engine: Engine) -> None:
     except (TorchDynamoException, InductorError) as error:
         kinds = sorted({type(module).__name__ for module in layers.modules() if not any(module.children())})
         raise BadInput(
-            f"runtime.compile=true: {str(error).strip().splitlines()[0]} (in {', '.join(kinds)}); use another quant, "
+            f"runtime.compile=true: {first_line(error)} (in {', '.join(kinds)}); use another quant, "
             "or runtime.compile=false"
         ) from error
     compiler.compile_s = time.perf_counter() - begin

@@ -20,6 +20,7 @@ from minivllm.engine.params import SamplingParams
 from minivllm.engine.runner import Runner, fill_in
 from minivllm.engine.sampler import Picks, SamplerCounters, draw
 from minivllm.engine.step import ScheduledRequest, StepBatch
+from minivllm.errors import first_line
 
 # Runs a function that always reads and writes the same tensors; what it returned, and how to do the same again.
 Capture = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]]
@@ -52,7 +53,7 @@ class Graph:
 
 def why_failed(error: RuntimeError) -> str:
     """One line about a graph that could not be recorded; torch explains at length."""
-    return f"recording failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    return f"recording failed: {first_line(error)}"
 
 
 class GraphKeeper:

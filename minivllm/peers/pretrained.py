@@ -13,7 +13,7 @@ from torch import nn
 from minivllm.assembly import select_device
 from minivllm.bench.engine import EngineInfo
 from minivllm.bench.roofline import model_costs
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 from minivllm.models.config import ModelConfig
 from minivllm.models.source import Source, resolve
 from minivllm.models.weights import RandomWeights
@@ -119,7 +119,7 @@ def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrai
         else:
             model = _random(transformers, source, device, options, node.get("seed") or 0)
     except (ImportError, ValueError) as error:
-        line = str(error).strip().splitlines()[0]
+        line = first_line(error)
         raise BadInput(
             f"transformers cannot load this model with attn_implementation={attn_implementation}: {line}"
         ) from error

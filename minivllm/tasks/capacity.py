@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.ablation.preview import progress
-from minivllm.ablation.schedule import recorded_status
+from minivllm.ablation.schedule import recorded_status, standing
 from minivllm.bench import identity, storage
 from minivllm.bench.capacity import UNITS, Capacity, Probe, criterion_of, met, objectives, rate_knob, search
 from minivllm.bench.display import Display
@@ -138,9 +138,7 @@ class _Search:
 
     def recall(self, rate: float, block: int) -> Sequence[bool]:
         """As `measure`, from records alone, where they are now. Raises _Unrecorded."""
-        measurement = self._measurement(rate, block)
-        measurement = replace(measurement, directory=str(storage.standing(measurement.path)))
-        self.measurements[-1] = measurement
+        measurement = self.measurements[-1] = standing(self._measurement(rate, block))
         if recorded_status(measurement) not in DONE:
             raise _Unrecorded(f"{measurement.arm}{self.duration(rate)}")
         return self._met(rate, measurement)

@@ -56,6 +56,11 @@ def test_killed_ten_times_and_nothing_is_lost_torn_or_measured_twice(tmp_path: P
     out, _ = process.communicate()
     assert process.returncode == 0, out
 
+    again, _ = cluster.start(killed, *SWEEP, "sweep.dry_run=true", temporary=temporary).communicate()
+    assert (
+        f"0 of {CELLS} measurements to make" in again
+    )  # each run_id is the one that an undisturbed sweep asks for
+
     found = cluster.records(killed)
     configs = [record["config"] for record in found.values()]
     cells = [(config["engine"]["delay_s"], config["workload"]["num_requests"]) for config in configs]

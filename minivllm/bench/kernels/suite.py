@@ -9,7 +9,7 @@ from minivllm.bench.kernels import attention, linear, mixture, sampling, small
 from minivllm.bench.kernels.case import Setting
 from minivllm.bench.kernels.timing import measure
 from minivllm.bench.record import Roofline
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 
 PARTS = {
     "products": linear,
@@ -40,5 +40,4 @@ def rows(
                 yield {"part_of": name, **row, "from_memory": setting.is_from_memory(case)}
         # Out of memory, no such kernel, or a package that is not installed: the other parts go on.
         except (RuntimeError, MemoryError, BadInput) as error:
-            line = (str(error) or type(error).__name__).strip().splitlines()[0]
-            yield {"part_of": name, "kernel": name, "ok": False, "error": line}
+            yield {"part_of": name, "kernel": name, "ok": False, "error": first_line(error)}

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
@@ -75,7 +75,7 @@ def using(wanted: str, device: torch.device) -> Iterator[str | None]:
                 raise RuntimeError(f"the device is {device.type}")
             _active = load()
         except (RuntimeError, OSError, ImportError) as error:
-            reason = f"the C++ kernels for CPUs are not used: {str(error).strip().splitlines()[0]}"
+            reason = f"the C++ kernels for CPUs are not used: {first_line(error)}"
             if wanted == "on":
                 raise BadInput(f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto") from None
     try:

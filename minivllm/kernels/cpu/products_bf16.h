@@ -47,7 +47,7 @@ inline void multiply_into(const Factor* x, int64_t stride, const Factor* panel, 
 inline void multiply_rows(int64_t rows, const Factor* x, int64_t stride, const Factor* panel, int64_t pairs,
                           const char* next, int64_t lines, bool clear, float* sums) {
   with_rows<kRows>(rows, [&](auto count) {
-    switch (lines / 16) {
+    switch (lines / kPairs) {
       case 0: return multiply_into<count(), 0>(x, stride, panel, pairs, next, clear, sums);
       case 1: return multiply_into<count(), 1>(x, stride, panel, pairs, next, clear, sums);
       case 2: return multiply_into<count(), 2>(x, stride, panel, pairs, next, clear, sums);
