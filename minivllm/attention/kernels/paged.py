@@ -82,6 +82,7 @@ def _finish(
     )
 
 
+_LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
 # Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
@@ -107,8 +108,8 @@ def _attend(
     q_head_stride,
     table_stride,
     partial_rows,
-    scale,
-    soft_cap,
+    scale,  # of scores, in units of log2(e); with a cap, in units of the cap
+    soft_cap,  # in units of log2(e)
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -151,11 +152,11 @@ def _attend(
         if FORMAT:
             scores *= tl.load(key_scales + at, mask=exists, other=0.0)[None, :]
         if CAPPED:
-            scores = soft_cap * tanh(scores / soft_cap)
-        seen = exists[None, :] & (n[None, :] <= position[:, None])
+            scores = soft_cap * tanh(scores)
+        seen = n[None, :] <= position[:, None]  # none of them beyond `high`
         if WINDOW:
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # log2(e)
+        scores = tl.where(seen, scores, float("-inf"))
         weights, decay, maximum, total = _weigh(scores, maximum, total)
         value = tl.load(
             values + at[:, None] * HEAD_DIM + d[None, :], mask=exists[:, None] & inside[None, :], other=0
@@ -310,8 +311,8 @@ def attend(
         q.stride(1),
         block_table.stride(0),
         rows,
-        spec.scale,
-        spec.soft_cap or 0.0,
+        spec.scale / spec.soft_cap if spec.soft_cap else spec.scale * _LOG2_E,
+        (spec.soft_cap or 0.0) * _LOG2_E,
         BLOCK_SIZE=kv.layout.block_size,
         WINDOW=spec.window or 0,
         CAPPED=spec.soft_cap is not None,
