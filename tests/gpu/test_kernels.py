@@ -23,6 +23,7 @@ from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
+from tests.quant.test_products import stored
 
 pytestmark = pytest.mark.gpu
 SPECS = {
@@ -124,12 +125,9 @@ def test_products_are_within_twice_the_error_of_the_converted_weight(
     torch.manual_seed(0)
     method = make()  # not sooner: without bitsandbytes NF4 alone is an error
     layer = method.pack((torch.randn(*shape, device="cuda") * 0.02).to(method.dtype), None)
-    # What the layer makes of the identity, above the kernel's rows, is its weight.
-    weight = torch.cat(
-        [layer(part) for part in torch.eye(shape[1], device="cuda").to(method.dtype).split(512)]
-    )
+    weight = stored(layer)
     x = torch.randn(rows, shape[1], device="cuda").to(method.dtype)
-    exact = x.double() @ weight.double()
-    plain, out = x @ weight, layer(x)
+    exact = x.double() @ weight.t()
+    plain, out = x @ weight.to(method.dtype).t(), layer(x)
     errors = [float((y.double() - exact).norm() / exact.norm()) for y in (out, plain)]
     assert errors[0] <= 2 * errors[1] + 1e-4, errors

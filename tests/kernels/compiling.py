@@ -2,12 +2,15 @@
 
     python tests/kernels/compiling.py [COMPUTE_CAPABILITY ...]
 
-Prints a line a kernel: registers are not told by the compiler's metadata, shared memory in bytes is.
+Prints a line a kernel: its constants, shared memory in bytes, and how many instructions its longest loop has.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +32,7 @@ KINDS = {
     "slots": "*i64",
     "codes": "*u8",
 }
+ALIGNED = ("inputs", "outputs", "q_stride", "q_head_stride", "stride", "width")
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
 
 
@@ -58,15 +62,37 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
             tile = {"BLOCK_M": rows, "BLOCK_K": 128}
             outputs = {"BLOCK_N": 64}
             yield products._int8, {**floats, "weight": "*i8"}, {**tile, **outputs}, {"num_stages": 3}
+            yield products._int4, {**floats, "weight": "*u8"}, {**tile, "GROUP": 128}, {"num_stages": 3}
+        pairs = {"pairs": "*i64" if dtype is torch.float32 else "*i32"}
+        for rows in (8, 16, 32, 64):
+            tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype]}
             for nested in (0, 256):
                 scales = {"scales": "*u8" if nested else "*fp32"}
-                constants = {**tile, **outputs, "GROUP": 64, "NESTED": nested}
-                yield products._nf4, {**floats, **scales}, constants, {"num_stages": 1}
-            yield products._int4, {**floats, "weight": "*u8"}, {**tile, "GROUP": 128}, {"num_stages": 3}
-        summed = {"SCALED": True, "BIASED": True, "BLOCK": 1024}
+                constants = {**tile, "GROUP": 64, "NESTED": nested}
+                options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
+                yield products._nf4, {**floats, **scales, **pairs}, constants, options
+        summed = {"SCALED": True, "BIASED": True, "PARTS": 16, "BLOCK": 256}
         yield products._add, {**floats, "scale": f"*{name}"}, summed, {}
         yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
         yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+
+
+def longest_loop(binary: bytes) -> int:
+    """Instructions from the target of a branch backwards to the branch, those of loops within it included."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    count, longest, labels = 0, 0, dict[str, int]()
+    for line in lines:
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/", line):
+            count += 1
+            if (branch := re.search(r"BRA.*\((\.L_x_\d+)\)", line)) and branch[1] in labels:
+                longest = max(longest, count - labels[branch[1]])
+    return longest
 
 
 def main(capabilities: list[int]) -> None:
@@ -75,10 +101,19 @@ def main(capabilities: list[int]) -> None:
         for kernel, kinds, constants, options in kernels():
             known = {**KINDS, **kinds, **dict.fromkeys(constants, "constexpr")}
             signature = {name: known.get(name, "i32") for name in kernel.arg_names}
-            source = ASTSource(kernel, signature=signature, constexprs=constants)
+            attributes = {
+                (param.num,): [
+                    ["tt.divisibility", 16]
+                ]  # as specialised for almost all shapes and every tensor
+                for param in kernel.params
+                if (signature[param.name][0] == "*" or param.name in ALIGNED)
+                and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
+            }
+            source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
             made = triton.compile(source, target=target, options=options)
             assert made.metadata.shared <= SHARED_MEMORY[capability], (kernel, constants)
-            print(capability, kernel.__name__, signature.get("x", ""), constants, made.metadata.shared)
+            loop = longest_loop(made.asm["cubin"])
+            print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, loop)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 At few rows a product costs the time to read its weight. So a program reads a tile of the weight once, widens it in
 registers and multiplies it with all rows at once. Inputs are cut into so many parts that programs fill the GPU, as a
 weight has few rows of output; how many depends on the weight alone, so a row's result does not depend on the number
-of rows beside it (but for the width of the tile, 16, 32 or 64 rows). The parts are added in a fixed order.
+of rows beside it (but for the width of the tile, 8 to 64 rows). The parts are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from minivllm.kernels.common import INTERPRETED, dot, narrow
+from minivllm.quant.kernels.lookup import STRETCH, look_up
 
 MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
-_PROGRAMS = 512  # about four for each processor of a large GPU
+_WARPS = 2048  # about 16 for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
 _BLOCK_K = 128  # inputs of a step
+_NF4_BLOCK_K = 64  # the smallest block of weights with a scale of its own
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 @triton.jit
@@ -58,17 +61,8 @@ def _int8(
 
 
 @triton.jit
-def _nf4_tile(codes, levels, scales, dtype: tl.constexpr, GROUPS: tl.constexpr):
-    """Half bytes [outputs, n] and scales [outputs, GROUPS] to weights [n, outputs]."""
-    BLOCK_N: tl.constexpr = codes.shape[0]
-    WIDTH: tl.constexpr = codes.shape[1]
-    wide = tl.reshape(tl.load(levels + codes), [BLOCK_N, GROUPS, WIDTH // GROUPS]) * scales[:, :, None]
-    return tl.trans(narrow(tl.reshape(wide, [BLOCK_N, WIDTH]), dtype))
-
-
-@triton.jit
 def _nf4(
-    x,  # [rows, inputs]
+    pairs,  # [rows, inputs / 2]: two inputs, of `dtype`, as one integer
     codes,  # uint8 [outputs, inputs / 2], the first of two inputs in the high half
     levels,  # float32 [16]
     scales,  # float32 [outputs * inputs / GROUP]; uint8 if NESTED
@@ -80,45 +74,40 @@ def _nf4(
     outputs,
     inputs,
     steps,
+    dtype: tl.constexpr,
     GROUP: tl.constexpr,
     NESTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """bitsandbytes' layout. Even and odd inputs are two products, so that half bytes need not be interleaved."""
+    """bitsandbytes' layout. Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
+    within one block of the weight, so its scales multiply sums. The weight is the left factor: the tensor cores take
+    that one from registers, and 8 rows at a time of the right."""
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    dtype: tl.constexpr = x.dtype.element_ty
-    HALF: tl.constexpr = BLOCK_K // 2
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    word: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint32
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     half = inputs // 2
-    row = n[:, None].to(tl.int64)
-    there = (n < outputs)[:, None]
-    for step in range(0, steps):
-        at = tl.program_id(1) * steps + step
-        k, j = at * BLOCK_K + tl.arange(0, BLOCK_K), at * HALF + tl.arange(0, HALF)
-        g = at * BLOCK_K + tl.arange(0, GROUPS) * GROUP
-        block = row * (inputs // GROUP) + (g // GROUP)[None, :]
-        held = there & (g < inputs)[None, :]
+    row, there = n.to(tl.int64), n < outputs
+    begin = tl.program_id(1) * steps
+    for step in range(begin, tl.minimum(begin + steps, inputs // BLOCK_K)):
+        j = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+        block = row * (inputs // GROUP) + step * BLOCK_K // GROUP
         if NESTED:
-            code = tl.load(scales + block, mask=held, other=0).to(tl.int32)
-            scale = tl.load(nested_levels + code) * tl.load(
-                nested_scales + block // NESTED, mask=held, other=0.0
-            )
-            scale += tl.load(offset)
+            code = tl.load(scales + block, mask=there, other=0).to(tl.int32)
+            scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
+            scale = tl.load(nested_levels + code) * scale + tl.load(offset)
         else:
-            scale = tl.load(scales + block, mask=held, other=0.0)
-        packed = tl.load(codes + row * half + j[None, :], mask=there & (j < half)[None, :], other=0).to(
-            tl.int32
-        )
-        a = tl.load(
-            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & (k < inputs)[None, :], other=0.0
-        )
-        even, odd = tl.split(tl.reshape(a, [BLOCK_M, HALF, 2]))
-        acc = dot(even, _nf4_tile(packed >> 4, levels, scale, dtype, GROUPS), acc)
-        acc = dot(odd, _nf4_tile(packed & 15, levels, scale, dtype, GROUPS), acc)
-    _store(partial, acc, rows, outputs, m, n)
+            scale = tl.load(scales + block, mask=there, other=0.0)
+        packed = tl.load(codes + row[:, None] * half + j[None, :], mask=there[:, None], other=0)
+        even, odd = look_up(packed, levels, dtype)
+        pair = tl.load(pairs + m[None, :] * half + j[:, None], mask=(m < rows)[None, :], other=0)
+        first = pair.to(word).to(dtype, bitcast=True)
+        second = (pair >> BITS).to(word).to(dtype, bitcast=True)
+        part = dot(even, first, tl.zeros([BLOCK_N, BLOCK_M], tl.float32))
+        acc += dot(odd, second, part) * scale[:, None]
+    _store(partial, tl.trans(acc) * (1 / STRETCH), rows, outputs, m, n)
 
 
 @triton.jit
@@ -181,14 +170,17 @@ def _add(
     parts,
     SCALED: tl.constexpr,
     BIASED: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add the parts, always from the first to the last; then scale and bias of each output."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Add the parts, in an order that depends on their number alone; then scale and bias of each output.
+
+    All are fetched at once: one after the other would cost the time to fetch for each.
+    """
+    i, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTS)
     inside = i < size
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(0, parts):
-        total += tl.load(partial + part * size + i, mask=inside, other=0.0)
+    there = (part < parts)[:, None] & inside[None, :]
+    total = tl.sum(tl.load(partial + part[:, None] * size + i[None, :], mask=there, other=0.0), 0)
     dtype: tl.constexpr = out.dtype.element_ty
     if SCALED:
         total *= tl.load(scale + i % outputs, mask=inside, other=0.0).to(tl.float32)
@@ -200,12 +192,12 @@ def _add(
 class _Launch:
     """The cut of one product: rows a tile, parts of the inputs, and where their results go."""
 
-    def __init__(self, x: Tensor, outputs: int) -> None:
+    def __init__(self, x: Tensor, outputs: int, block_k: int = _BLOCK_K, warps: int = 4) -> None:
         self.rows, inputs = x.shape
         self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
         self.block_m = max(16, triton.next_power_of_2(self.rows))
-        tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, _BLOCK_K)
-        wanted = 2 if INTERPRETED else max(1, _PROGRAMS // tiles)
+        tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
+        wanted = 2 if INTERPRETED else max(1, _WARPS // warps // tiles)
         each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
         self.grid = (tiles, triton.cdiv(steps, each))
         self.partial = torch.empty(self.grid[1], self.rows, outputs, dtype=torch.float32, device=x.device)
@@ -216,7 +208,7 @@ class _Launch:
         """The product: [rows, outputs] in the dtype of x."""
         out = torch.empty(self.rows, self.outputs, dtype=self.dtype, device=self.device)
         size = out.numel()
-        _add[(triton.cdiv(size, 1024),)](
+        _add[(triton.cdiv(size, 256),)](
             self.partial,
             out if scale is None else scale,
             out if bias is None else bias,
@@ -226,7 +218,8 @@ class _Launch:
             self.grid[1],
             SCALED=scale is not None,
             BIASED=bias is not None,
-            BLOCK=1024,
+            PARTS=triton.next_power_of_2(self.grid[1]),
+            BLOCK=256,
         )
         return out
 
@@ -277,10 +270,10 @@ def nf4_product(
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    cut = _Launch(x, shape[0])
+    cut = _Launch(x, shape[0], _NF4_BLOCK_K, warps=2)
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
     _nf4[cut.grid](
-        x.contiguous(),
+        x.contiguous().view(torch.int32 if x.itemsize == 2 else torch.int64),
         codes,
         levels,
         scales,
@@ -288,13 +281,16 @@ def nf4_product(
         nested_scales,
         offset,
         *cut.arguments,
+        dtype=_DTYPES[x.dtype],
         GROUP=group,
         NESTED=count,
-        BLOCK_M=cut.block_m,
+        BLOCK_M=8 if cut.rows <= 8 else cut.block_m,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
-        num_warps=4 if cut.block_m == 16 else 8,
-        num_stages=1,  # further stages would fetch every level through shared memory
+        BLOCK_K=_NF4_BLOCK_K,
+        num_warps=2
+        if cut.block_m <= 32
+        else 4,  # two are too few for Hopper's wider products, which gain nothing here
+        num_stages=4,
     )
     return cut.add(None, bias)
 

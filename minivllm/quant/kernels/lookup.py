@@ -1,0 +1,88 @@
+"""NF4's sixteen levels, looked up in registers.
+
+A table in memory costs a load a weight, and a kernel that loads faster than it computes has no loads to spare. NVIDIA's
+byte permutation, `prmt`, picks each of four bytes out of eight by three bits of its own: two of them and a choice by the
+fourth bit look four half bytes up, once for the upper bytes of 16-bit levels and once for the lower.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minivllm.kernels.common import INTERPRETED, narrow
+
+# Dettmers et al. 2023, appendix E.
+LEVELS = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+# Multiplied by this they lose least when rounded to bfloat16: 0.0006 of the weight, 0.0011 as they are, and 0.0016
+# where each weight is rounded after its scale.
+STRETCH = tl.constexpr(1.437)
+
+_HALF = """
+prmt.b32 negative, {0}, {1}, index; prmt.b32 positive, {2}, {3}, index; prmt.b32 mask, 0, 0x80808080, fourth;
+lop3.b32 low, positive, negative, mask, 0xE4;
+prmt.b32 negative, {4}, {5}, index; prmt.b32 positive, {6}, {7}, index;
+lop3.b32 high, positive, negative, mask, 0xE4;
+"""
+
+
+def program(dtype: torch.dtype) -> str:
+    """PTX: four bytes in $4 to the stretched levels of their high halves, in $0 and $1, and low halves, in $2 and $3.
+
+    Args:
+        dtype: of the levels, 16 bits wide.
+    """
+    bits = (torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value).to(dtype).view(torch.int16).tolist()
+    words = [
+        sum((bits[first + i] >> shift & 0xFF) << 8 * i for i in range(4))
+        for shift in (0, 8)
+        for first in (0, 4, 8, 12)
+    ]
+    look_up = _HALF.format(*(f"0x{word:08x}" for word in words))
+    # `index` is three bits of each half byte. `fourth` picks, as the fourth is set, one of bytes 4 to 7 and its sign, or
+    # one of bytes 0 to 3: all ones or all zeros. 0xE4 takes from its first input where the third has ones, else from
+    # the second.
+    return f"""{{
+.reg .b32 index, fourth, negative, positive, mask, low, high;
+and.b32 index, $4, 0x77777777;
+shr.u32 fourth, $4, 1;
+lop3.b32 fourth, $4, fourth, 0x88888888, 0xE4;
+{look_up}
+prmt.b32 $0, low, high, 0x7351; prmt.b32 $2, low, high, 0x6240;
+shr.u32 index, index, 16;
+shr.u32 fourth, fourth, 16;
+{look_up}
+prmt.b32 $1, low, high, 0x7351; prmt.b32 $3, low, high, 0x6240;
+}}"""
+
+
+_BFLOAT16 = tl.constexpr(program(torch.bfloat16))
+_FLOAT16 = tl.constexpr(program(torch.float16))
+_REGISTERS = tl.constexpr("=r,=r,=r,=r,r")
+_PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
+
+
+@triton.jit
+def look_up(codes, levels, dtype: tl.constexpr):
+    """uint8 of two codes each to the levels, times STRETCH, of the codes in their high and in their low halves.
+
+    `levels` is the table, float32, for all that is no NVIDIA GPU or has 32 bits.
+    """
+    if _PTX and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            _BFLOAT16, _REGISTERS, [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif _PTX and dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            _FLOAT16, _REGISTERS, [codes], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    else:
+        first = tl.load(levels + (codes >> 4).to(tl.int32)) * STRETCH
+        second = tl.load(levels + (codes & 15).to(tl.int32)) * STRETCH
+        return narrow(first, dtype), narrow(second, dtype)
