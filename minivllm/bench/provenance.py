@@ -126,9 +126,12 @@ def usable_cores() -> int:
 
 
 def thread_count(runtime: dict[str, Any]) -> int:
-    """`runtime.threads`, or all physical cores that the process may use."""
+    """`runtime.threads`, or $OMP_NUM_THREADS as torch reads it, or all physical cores that the process may use."""
     if runtime.get("threads"):
         return int(runtime["threads"])
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # "4,2" is of nested loops
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
     return max(1, min(psutil.cpu_count(logical=False) or 1, usable_cores()))
 
 

@@ -56,10 +56,15 @@ def test_a_gpu_is_named_only_where_the_run_is_on_it(
 
 
 def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert 1 <= thread_count({"threads": None}) <= usable_cores()
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
     assert thread_count({}) == 4
+    assert thread_count({"threads": 6}) == 6
+    for told, count in {"3": 3, "3,1": 3, "": 4, "0": 4, "all": 4}.items():
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert thread_count({"threads": None}) == count
     assert thread_count({"threads": 6}) == 6
 
 
