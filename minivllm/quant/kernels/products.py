@@ -23,6 +23,9 @@ _BLOCK_K = 128  # inputs of a step
 _NF4_BLOCK_K = 64  # the smallest block of weights with a scale of its own
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
+# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
+_VARYING = ["rows", "steps"]
+
 
 @triton.jit
 def _store(partial, acc, rows, outputs, m, n):
@@ -31,7 +34,7 @@ def _store(partial, acc, rows, outputs, m, n):
     tl.store(partial + at, acc, mask=(m < rows)[:, None] & (n < outputs)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _int8(
     x,  # [rows, inputs]
     weight,  # int8 [outputs, inputs]
@@ -60,7 +63,7 @@ def _int8(
     _store(partial, acc, rows, outputs, m, n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _nf4(
     pairs,  # [rows, inputs / 2]: two inputs, of `dtype`, as one integer
     codes,  # uint8 [outputs, inputs / 2], the first of two inputs in the high half
@@ -121,7 +124,7 @@ def _int4_tile(codes, pair, held, dtype: tl.constexpr, GROUPS: tl.constexpr):
     return narrow(tl.reshape(wide * scale[:, None, :] + zero[:, None, :], [INPUTS, WIDTH]), dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _int4(
     x,  # [rows, inputs]
     weight,  # uint8 [outputs / 64, inputs, 32]: output r of 64 in the low half of byte r, output r + 32 in its high half
@@ -159,7 +162,7 @@ def _int4(
     _store(partial, high, rows, outputs, m, n + 32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _add(
     partial,
     scale,
