@@ -39,6 +39,7 @@ FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and
 def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Kernel, types that differ from KINDS, constants, and how it is launched."""
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        wide = dtype is torch.float32  # takes long to compile and is not for speed: few rows stand for many
         floats = dict.fromkeys(FLOATS.split(), f"*{name}")
         for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
             cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
@@ -58,13 +59,13 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
             yield paged._combine, floats, {**heads, "BLOCK_M": 16}, {}
             written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
             yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
-        for rows in (16, 64):
+        for rows in (16,) if wide else (16, 64):
             tile = {"BLOCK_M": rows, "BLOCK_K": 128}
             outputs = {"BLOCK_N": 64}
             yield products._int8, {**floats, "weight": "*i8"}, {**tile, **outputs}, {"num_stages": 3}
             yield products._int4, {**floats, "weight": "*u8"}, {**tile, "GROUP": 128}, {"num_stages": 3}
-        pairs = {"pairs": "*i64" if dtype is torch.float32 else "*i32"}
-        for rows in (8, 16, 32, 64):
+        pairs = {"pairs": "*i64" if wide else "*i32"}
+        for rows in (8,) if wide else (8, 16, 32, 64):
             tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype]}
             for nested in (0, 256):
                 scales = {"scales": "*u8" if nested else "*fp32"}
