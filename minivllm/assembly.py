@@ -89,6 +89,10 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         loaded = build(config["model"], offered, quant=quant, device=device)
         if missing is not None:
             loaded.warnings.append(missing)
+        if takes_triton("runtime.linear_kernel", config["runtime"]["linear_kernel"], "torch", device):
+            from minivllm.quant.kernels.streamed import stream  # imports Triton
+
+            stream(loaded.model)
         if level == "batch":
             make_batch_invariant(loaded, device)
         if fused:

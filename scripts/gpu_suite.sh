@@ -98,7 +98,7 @@ for part in $PARTS; do
             runtime.cuda_graphs=false,true runtime.overlap=false,true
         ;;
     table)
-        cells gpu-batch1 model=qwen3,qwen3_8b arrival=concurrency arrival.concurrency=1 \
+        cells gpu-batch1 model=qwen3,qwen3_8b runtime.linear_kernel=torch,triton arrival=concurrency arrival.concurrency=1 \
             workload.num_requests=4 workload.input_len=128 workload.output_len=256
         sweep gpu-256-requests model=qwen3 engine=minivllm,transformers_continuous sweep.skip_absent=true \
             workload.num_requests=256 batching.max_num_seqs=256 \

@@ -30,7 +30,7 @@ from minivllm.models.kernels.grouped import GroupedMoE
 from minivllm.models.weights import Progress
 
 
-def _kernel_name(module: nn.Module) -> str | None:
+def kernel_name(module: nn.Module) -> str | None:
     """How a linear layer is computed; None for any other module."""
     name = type(module).__name__
     if not name.endswith("Linear") or any(module.children()):
@@ -69,7 +69,7 @@ class MinivllmEngine(Adapter):
         self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
         self._compiled = [m for m in self.engine.loaded.model.modules() if isinstance(m, CompiledPart)]
         self._grouped = sum(isinstance(m, GroupedMoE) for m in self.engine.loaded.model.modules())
-        kinds = Counter(map(_kernel_name, self.engine.loaded.model.modules()))
+        kinds = Counter(map(kernel_name, self.engine.loaded.model.modules()))
         self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
         self.info = self._describe(time.monotonic() - begin)
 

@@ -19,6 +19,7 @@ class RuntimeOptions(Options):
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
+    linear_kernel: Literal["torch", "triton"] = "torch"
     moe: Literal["auto", "grouped", "loop"] = "auto"
     overlap: bool = False
     cuda_graphs: bool | Literal["auto"] = "auto"

@@ -82,7 +82,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
         if self.products is not None and x.shape[0] <= self.products.MOST_ROWS:
-            product: Tensor = self.products.int8_product(x, self.weight, self.scale, self.bias)
+            product: Tensor = self.products.whole_product(x, self.weight, self.scale, self.bias)
             return product
         if self.has_kernel and x.shape[0] <= _KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x, self.weight, self.scale)

@@ -23,7 +23,7 @@ from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
-from tests.quant.test_products import stored
+from tests.quant.test_products import Streamed, stored
 
 pytestmark = pytest.mark.gpu
 SPECS = {
@@ -109,6 +109,7 @@ def test_kernels_of_others_are_given_what_they_need(
 @pytest.mark.parametrize(
     "make",
     [
+        Streamed,
         partial(Int8, kernel="triton"),
         partial(NF4, kernel="triton"),
         partial(NF4, double_quant=False, kernel="triton"),
@@ -116,7 +117,7 @@ def test_kernels_of_others_are_given_what_they_need(
         partial(Int4, kernel="triton"),
         partial(Int4, "float16", kernel="triton"),
     ],
-    ids=["int8", "nf4", "nf4 plain scales", "nf4 fp16", "int4", "int4 fp16"],
+    ids=["plain", "int8", "nf4", "nf4 plain scales", "nf4 fp16", "int4", "int4 fp16"],
 )
 @torch.inference_mode()
 def test_products_are_within_twice_the_error_of_the_converted_weight(

@@ -62,7 +62,9 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
         for rows in (16,) if wide else (16, 64):
             tile = {"BLOCK_M": rows, "BLOCK_K": 128}
             outputs = {"BLOCK_N": 64}
-            yield products._int8, {**floats, "weight": "*i8"}, {**tile, **outputs}, {"num_stages": 3}
+            for stored in ("i8", name):
+                whole = {**floats, "weight": f"*{stored}"}
+                yield products._whole, whole, {**tile, **outputs}, {"num_stages": 3}
             yield products._int4, {**floats, "weight": "*u8"}, {**tile, "GROUP": 128}, {"num_stages": 3}
         pairs = {"pairs": "*i64" if wide else "*i32"}
         for rows in (8,) if wide else (8, 16, 32, 64):

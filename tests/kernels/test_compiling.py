@@ -27,7 +27,7 @@ def test_every_kernel_compiles(capability: str, tmp_path: Path) -> None:
         "_attend",
         "_combine",
         "_write",
-        "_int8",
+        "_whole",
         "_nf4",
         "_int4",
         "_add",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
+from minivllm.bench.engines import MinivllmEngine
+from minivllm.config import compose
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.kernels.cpu import library
+from minivllm.quant import plain
 from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4, Int4Linear
 from minivllm.quant.int8 import Int8, Int8Linear
-from minivllm.quant.kernels import products
+from minivllm.quant.kernels import products, streamed
+from minivllm.quant.kernels.streamed import StreamedLinear
 from minivllm.quant.nf4 import NF4, NF4Linear, single_scales
+from minivllm.quant.plain import PlainLinear
 from tests.reference import make_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Streamed(Quantizer):
+    """Plain layers with runtime.linear_kernel=triton."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return StreamedLinear(weight, bias)
+
+
 METHODS = {
+    "plain": Streamed,
     "int8": lambda dtype: Int8(dtype, kernel="triton"),
     "int4": lambda dtype: Int4(dtype, group_size=32, kernel="triton"),
     "nf4": lambda dtype: NF4(dtype, kernel="triton"),
@@ -31,6 +47,8 @@ METHODS = {
 
 def stored(layer: nn.Module) -> Tensor:
     """The weight [out, in] that the layer's bytes stand for, in float64."""
+    if isinstance(layer, PlainLinear):
+        return layer.weight.double()
     if isinstance(layer, Int8Linear):
         return layer.weight.double() * layer.scale.double()[:, None]
     if isinstance(layer, Int4Linear):
@@ -67,13 +85,16 @@ def test_error_is_at_most_twice_that_of_the_converted_weight(name: str, dtype: s
         assert errors[0] <= 2 * errors[1] + 1e-6, (rows, errors)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
 @torch.inference_mode()
 def test_the_kernel_runs_up_to_its_rows_and_no_further(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    for kernel in ("int8_product", "int4_product", "nf4_product"):
+    for holder, kernel in (
+        (streamed, "whole_product"),
+        *((products, f"{kind}_product") for kind in ("whole", "int4", "nf4")),
+    ):
         monkeypatch.setattr(
-            products, kernel, lambda x, *rest: ran.append(x.shape[0]) or x.new_zeros(x.shape[0], 64)
+            holder, kernel, lambda x, *rest: ran.append(x.shape[0]) or x.new_zeros(x.shape[0], 64)
         )
     layer = METHODS[name]("bfloat16").pack(torch.randn(64, 128).bfloat16().to(DEVICE), None)
     for rows in (1, products.MOST_ROWS, products.MOST_ROWS + 1):
@@ -105,6 +126,26 @@ def test_tokens_are_those_of_the_other_kernel(quant: str, other: str, tmp_path: 
             results.append(llm.generate([[5, 6, 7], [9]], params))
     tokens = [[o.outputs[0].token_ids for o in result] for result in results]
     assert tokens[0] == tokens[1]
+
+
+def test_plain_layers_take_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_can_pack", lambda dtype: False)  # oneDNN's order is on CPUs alone
+    make_checkpoint(tmp_path, "llama", hidden_size=64, num_hidden_layers=1)
+    knobs = [
+        "model=hf",
+        f"model.path={tmp_path}",
+        "quant=fp32",
+        "cache.num_blocks=20",
+        "runtime.cpu_kernels=off",
+    ]
+    seen, logits = [], []
+    for kernel in ("torch", "triton"):
+        config = compose([*knobs, f"runtime.device={DEVICE.type}", f"runtime.linear_kernel={kernel}"])
+        with closing(MinivllmEngine(config)) as engine:
+            seen.append(engine.liveness()["quant"]["kernels"])
+            logits.append(engine.engine.logits([5, 6, 7]))
+    assert [text.split(" ", 1)[1] for text in seen] == ["PlainLinear", "StreamedLinear"]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=1e-4)
 
 
 def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

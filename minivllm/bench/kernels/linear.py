@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
+from minivllm.bench.engines import kernel_name
 from minivllm.bench.kernels.case import ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4
@@ -43,8 +44,8 @@ def _products(setting: Setting, name: str, shape: tuple[int, int], form: str) ->
     weight = setting.random(*shape) / shape[1] ** 0.5
     ours = _layers(setting, weight, form, own=True)
     theirs = _layers(setting, weight, form, own=False)
-    kernel = f"{type(ours[0]).__name__}{' with Triton' * (setting.triton and form != 'bf16')}"
-    has_own = kernel != type(theirs[0]).__name__
+    kernel, other = kernel_name(ours[0]), kernel_name(theirs[0])
+    assert kernel is not None and other is not None
     stored = sum(t.nbytes for t in (*ours[0].parameters(), *ours[0].buffers()))
     for rows in setting.rows:
         x = setting.random(len(ours), rows, shape[1])
@@ -53,7 +54,7 @@ def _products(setting: Setting, name: str, shape: tuple[int, int], form: str) ->
             f"{name} {shape[0]} x {shape[1]}",
             rows,
             Side(kernel, _caller(ours, x)),
-            Side(type(theirs[0]).__name__, _caller(theirs, x)) if has_own else None,
+            Side(other, _caller(theirs, x)) if kernel != other else None,
             bytes=stored + ITEM * rows * sum(shape),
             operations=2.0 * rows * shape[0] * shape[1],
             copies=len(ours),
@@ -82,4 +83,9 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
         return [make(method) for _ in range(copies)]
     method = METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
     with setting.own():
-        return [make(method) for _ in range(copies)]
+        layers = nn.ModuleList(make(method) for _ in range(copies))
+    if setting.triton:
+        from minivllm.quant.kernels.streamed import stream  # imports Triton
+
+        stream(layers)
+    return list(layers)

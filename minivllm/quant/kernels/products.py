@@ -1,4 +1,4 @@
-"""Products of few rows with quantised weights, which are read as they are stored: int8, NF4 and int4.
+"""Products of few rows with weights that are read as they are stored: in 16 bits, int8, NF4 and int4.
 
 At few rows a product costs the time to read its weight. So a program reads a tile of the weight once, widens it in
 registers and multiplies it with all rows at once. Inputs are cut into so many parts that programs fill the GPU, as a
@@ -35,9 +35,9 @@ def _store(partial, acc, rows, outputs, m, n):
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def _int8(
+def _whole(
     x,  # [rows, inputs]
-    weight,  # int8 [outputs, inputs]
+    weight,  # int8, or of the dtype of x: [outputs, inputs]
     partial,
     rows,
     outputs,
@@ -59,7 +59,9 @@ def _int8(
             x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
         )
         b = tl.load(row + k[:, None], mask=inside[:, None] & (n < outputs)[None, :], other=0)
-        acc = dot(a, narrow(b.to(tl.float32), dtype), acc)
+        if b.dtype == tl.int8:
+            b = narrow(b.to(tl.float32), dtype)
+        acc = dot(a, b, acc)
     _store(partial, acc, rows, outputs, m, n)
 
 
@@ -227,17 +229,18 @@ class _Launch:
         return out
 
 
-def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """(x Q^T) * scale + bias.
+def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """(x W^T) * scale + bias for a weight of a number each.
 
     Args:
-        x: [rows, inputs], at most 64 rows; weight: int8 [outputs, inputs]; scale: [outputs]; bias: [outputs] or None.
+        x: [rows, inputs], at most 64 rows; weight: int8, or of the dtype of x: [outputs, inputs].
+        scale, bias: [outputs] or None.
 
     Returns:
         [rows, outputs] in the dtype of x.
     """
     cut = _Launch(x, weight.shape[0])
-    _int8[cut.grid](
+    _whole[cut.grid](
         x.contiguous(),
         weight,
         *cut.arguments,

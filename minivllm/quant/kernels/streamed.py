@@ -1,0 +1,25 @@
+"""Plain linear layers whose products with few rows go through Triton's kernel: runtime.linear_kernel=triton."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from minivllm.quant.kernels.products import MOST_ROWS, whole_product
+from minivllm.quant.plain import PlainLinear
+
+
+class StreamedLinear(PlainLinear):
+    """PlainLinear, whose weight is read once and multiplied with up to 64 rows as it arrives; more go to torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        return (
+            whole_product(x, self.weight, None, self.bias) if x.shape[0] <= MOST_ROWS else super().forward(x)
+        )
+
+
+def stream(model: nn.Module) -> None:
+    """Put StreamedLinear in the place of every PlainLinear below `model`; weights stay where they are."""
+    for name, module in list(model.named_modules()):
+        if type(module) is PlainLinear:
+            model.set_submodule(name, StreamedLinear(module.weight, module.bias))
