@@ -84,12 +84,13 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         knob: "off" if compiles else config["runtime"][knob] for knob in ("cpu_kernels", "fused_kernels")
     }
     fused = takes_triton("runtime.fused_kernels", kernels["fused_kernels"], "off", device)
+    streams = takes_triton("runtime.linear_kernel", config["runtime"]["linear_kernel"], "torch", device)
     with library.using(kernels["cpu_kernels"], device) as missing:
         offered = {"progress": progress, "moe": config["runtime"]["moe"]}
         loaded = build(config["model"], offered, quant=quant, device=device)
         if missing is not None:
             loaded.warnings.append(missing)
-        if takes_triton("runtime.linear_kernel", config["runtime"]["linear_kernel"], "torch", device):
+        if streams:
             from minivllm.quant.kernels.streamed import stream  # imports Triton
 
             stream(loaded.model)

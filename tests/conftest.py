@@ -19,7 +19,8 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run in numpy where there is no GPU
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # models here are too small for threads to help
+for name in ("OMP_NUM_THREADS", "MINIVLLM_THREADS"):  # models here are too small for threads to help
+    os.environ.setdefault(name, "1")
 
 # Test processes side by side: the lock of a device lies in the folder for temporary files, and none waits for another's.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):

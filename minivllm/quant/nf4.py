@@ -93,7 +93,7 @@ class NF4Linear(nn.Module):
     """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does.
 
     With `triton`, products with few rows go through a kernel that reads the same layout; rows of the weight must be
-    whole blocks then, others go the old way.
+    whole blocks then, and the levels NF4's own, others go the old way.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class NF4Linear(nn.Module):
             self.nested_scales, self.nested_map = frozen(state.state2.absmax), frozen(state.state2.code)
         self.bias = None if bias is None else frozen(bias)
         self.library, self.state = library, state
-        self.products = triton_products() if triton and state.shape[1] % state.blocksize == 0 else None
+        self.products = triton_products() if triton and triton_products().takes_nf4(state) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""

@@ -56,10 +56,10 @@ def test_killed_ten_times_and_nothing_is_lost_torn_or_measured_twice(tmp_path: P
     out, _ = process.communicate()
     assert process.returncode == 0, out
 
-    again, _ = cluster.start(killed, *SWEEP, "sweep.dry_run=true", temporary=temporary).communicate()
-    assert (
-        f"0 of {CELLS} measurements to make" in again
-    )  # each run_id is the one that an undisturbed sweep asks for
+    # Each run_id is the one that an undisturbed sweep asks for.
+    process = cluster.start(killed, *SWEEP, "sweep.dry_run=true", temporary=temporary)
+    out_again, _ = process.communicate()
+    assert process.returncode == 0 and f"0 of {CELLS} measurements to make" in out_again
 
     found = cluster.records(killed)
     configs = [record["config"] for record in found.values()]

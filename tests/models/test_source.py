@@ -96,7 +96,7 @@ def test_a_hub_that_does_not_answer_costs_seconds(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(source_module, "_cached", lambda path: None)
     monkeypatch.setattr(source_module, "HUB_TIMEOUT_S", 0.2)
     answer = threading.Event()
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: answer.wait())
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: answer.wait(30))
     _, source = resolve(node(architecture=ARCHITECTURE), allow_random=True)
     answer.set()
     assert "TimeoutError" in source.warnings[0]

@@ -21,7 +21,7 @@ from minivllm.quant.int4 import Int4, Int4Linear
 from minivllm.quant.int8 import Int8, Int8Linear
 from minivllm.quant.kernels import products, streamed
 from minivllm.quant.kernels.streamed import StreamedLinear
-from minivllm.quant.nf4 import NF4, NF4Linear, single_scales
+from minivllm.quant.nf4 import NF4, NF4Linear, quantize, single_scales
 from minivllm.quant.plain import PlainLinear
 from tests.reference import make_checkpoint
 
@@ -70,7 +70,7 @@ def stored(layer: nn.Module) -> Tensor:
 def test_error_is_at_most_twice_that_of_the_converted_weight(name: str, dtype: str) -> None:
     torch.manual_seed(0)
     method: Quantizer = METHODS[name](dtype)
-    inputs = 512 if "large" in name else 192  # 192 is no multiple of the kernel's step
+    inputs = 512 if "large" in name else 192  # 192 is no multiple of 128, the step of most
     weight = (torch.randn(96, inputs) * 0.05).to(method.dtype).to(DEVICE)
     bias = torch.randn(96).to(method.dtype).to(DEVICE)
     layer = method.pack(weight, bias)
@@ -109,10 +109,16 @@ def test_it_is_taken_before_the_kernels_of_the_cpu(name: str) -> None:
     assert getattr(layer, "layout", layer).products is products
 
 
-def test_nf4_blocks_that_begin_within_a_row_go_the_old_way() -> None:
+def test_nf4_that_the_kernel_cannot_read_goes_the_old_way() -> None:
+    """Blocks that begin within a row, and levels other than those that it holds in registers."""
     layer = NF4("float32", kernel="triton").pack(torch.randn(32, 96, device=DEVICE), None)
     assert isinstance(layer, NF4Linear)
     assert layer.products is None
+    method = NF4("float32", kernel="triton")
+    codes, state = quantize(method.library, torch.randn(32, 128, device=DEVICE), 64, False)
+    assert getattr(method.linear(codes, state, None), "products", None) is products
+    state.code = state.code * 0.99
+    assert getattr(method.linear(codes, state, None), "products", None) is None
 
 
 @pytest.mark.parametrize(("quant", "other"), [("int8", "torch"), ("nf4", "bitsandbytes")])
@@ -134,7 +140,7 @@ def test_plain_layers_take_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     knobs = [
         "model=hf",
         f"model.path={tmp_path}",
-        "quant=fp32",
+        "quant=bf16",
         "cache.num_blocks=20",
         "runtime.cpu_kernels=off",
     ]
@@ -145,7 +151,7 @@ def test_plain_layers_take_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             seen.append(engine.liveness()["quant"]["kernels"])
             logits.append(engine.engine.logits([5, 6, 7]))
     assert [text.split(" ", 1)[1] for text in seen] == ["PlainLinear", "StreamedLinear"]
-    torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=1e-4)
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 0.01
 
 
 def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,5 +162,9 @@ def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: 
     layer = Int8().pack(weight, None)
     assert isinstance(layer, Int8Linear)
     assert layer.products is None
+    with pytest.raises(
+        BadInput, match=r"runtime.linear_kernel=triton needs a GPU.*runtime.linear_kernel=torch"
+    ):
+        LLM("tiny", device="cpu", overrides=["runtime.linear_kernel=triton"])
     with pytest.raises(BadInput, match="must be auto, triton or bitsandbytes"):
         NF4(kernel="fast").pack(weight, None)

@@ -8,13 +8,15 @@ of rows beside it (but for the width of the tile, 8 to 64 rows). The parts are a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from minivllm.kernels.common import INTERPRETED, dot, narrow
-from minivllm.quant.kernels.lookup import STRETCH, look_up
+from minivllm.quant.kernels.lookup import LEVELS, STRETCH, look_up
 
 MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
 _WARPS = 2048  # about 16 for each processor of a large GPU
@@ -164,7 +166,7 @@ def _int4(
     _store(partial, high, rows, outputs, m, n + 32)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["size", "parts"])  # else the order would depend on the rows
 def _add(
     partial,
     scale,
@@ -202,7 +204,7 @@ class _Launch:
         self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
         self.block_m = max(16, triton.next_power_of_2(self.rows))
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
-        wanted = 2 if INTERPRETED else max(1, _WARPS // warps // tiles)
+        wanted = 3 if INTERPRETED else max(1, _WARPS // warps // tiles)
         each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
         self.grid = (tiles, triton.cdiv(steps, each))
         self.partial = torch.empty(self.grid[1], self.rows, outputs, dtype=torch.float32, device=x.device)
@@ -252,6 +254,16 @@ def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor 
     return cut.add(scale, bias)
 
 
+def takes_nf4(state: Any) -> bool:
+    """Whether a weight's rows are whole blocks, its blocks whole steps, and its levels those that registers hold.
+
+    Args:
+        state: bitsandbytes' QuantState of the weight.
+    """
+    whole = state.shape[1] % state.blocksize == 0 and state.blocksize % _NF4_BLOCK_K == 0
+    return whole and torch.equal(state.code.cpu(), torch.tensor(LEVELS))
+
+
 def nf4_product(
     x: Tensor,
     codes: Tensor,
@@ -278,6 +290,7 @@ def nf4_product(
     """
     cut = _Launch(x, shape[0], _NF4_BLOCK_K, warps=2)
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
+    # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
     _nf4[cut.grid](
         x.contiguous().view(torch.int32 if x.itemsize == 2 else torch.int64),
         codes,
@@ -293,9 +306,7 @@ def nf4_product(
         BLOCK_M=8 if cut.rows <= 8 else cut.block_m,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=_NF4_BLOCK_K,
-        num_warps=2
-        if cut.block_m <= 32
-        else 4,  # two are too few for Hopper's wider products, which gain nothing here
+        num_warps=2 if cut.block_m <= 32 else 4,
         num_stages=4,
     )
     return cut.add(None, bias)

@@ -1,4 +1,4 @@
-"""Plain linear layers whose products with few rows go through Triton's kernel: runtime.linear_kernel=triton."""
+"""Linear layers in 16 bits whose products with few rows go through Triton's kernel: runtime.linear_kernel=triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StreamedLinear(PlainLinear):
 
 
 def stream(model: nn.Module) -> None:
-    """Put StreamedLinear in the place of every PlainLinear below `model`; weights stay where they are."""
+    """Put StreamedLinear in the place of every PlainLinear in 16 bits below `model`; weights stay where they are."""
     for name, module in list(model.named_modules()):
-        if type(module) is PlainLinear:
+        if type(module) is PlainLinear and module.weight.itemsize == 2:
             model.set_submodule(name, StreamedLinear(module.weight, module.bias))
