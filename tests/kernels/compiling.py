@@ -32,7 +32,6 @@ KINDS = {
     "slots": "*i64",
     "codes": "*u8",
 }
-ALIGNED = ("inputs", "outputs", "q_stride", "q_head_stride", "stride", "width")
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
 
 
@@ -104,12 +103,10 @@ def main(capabilities: list[int]) -> None:
         for kernel, kinds, constants, options in kernels():
             known = {**KINDS, **kinds, **dict.fromkeys(constants, "constexpr")}
             signature = {name: known.get(name, "i32") for name in kernel.arg_names}
-            attributes = {
-                (param.num,): [
-                    ["tt.divisibility", 16]
-                ]  # as specialised for almost all shapes and every tensor
+            attributes = {  # what does not vary is specialised, and of almost every model a multiple of 16
+                (param.num,): [["tt.divisibility", 16]]
                 for param in kernel.params
-                if (signature[param.name][0] == "*" or param.name in ALIGNED)
+                if signature[param.name].startswith(("*", "i32"))
                 and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
             }
             source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)

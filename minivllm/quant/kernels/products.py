@@ -199,10 +199,12 @@ def _add(
 class _Launch:
     """The cut of one product: rows a tile, parts of the inputs, and where their results go."""
 
-    def __init__(self, x: Tensor, outputs: int, block_k: int = _BLOCK_K, warps: int = 4) -> None:
+    def __init__(
+        self, x: Tensor, outputs: int, block_k: int = _BLOCK_K, warps: int = 4, least_rows: int = 16
+    ) -> None:
         self.rows, inputs = x.shape
         self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
-        self.block_m = max(16, triton.next_power_of_2(self.rows))
+        self.block_m = max(least_rows, triton.next_power_of_2(self.rows))
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
         wanted = 3 if INTERPRETED else max(1, _WARPS // warps // tiles)
         each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
@@ -288,7 +290,7 @@ def nf4_product(
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    cut = _Launch(x, shape[0], _NF4_BLOCK_K, warps=2)
+    cut = _Launch(x, shape[0], _NF4_BLOCK_K, warps=2, least_rows=8)
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
     # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
     _nf4[cut.grid](
@@ -303,7 +305,7 @@ def nf4_product(
         dtype=_DTYPES[x.dtype],
         GROUP=group,
         NESTED=count,
-        BLOCK_M=8 if cut.rows <= 8 else cut.block_m,
+        BLOCK_M=cut.block_m,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=_NF4_BLOCK_K,
         num_warps=2 if cut.block_m <= 32 else 4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from minivllm.quant.kernels.products import MOST_ROWS, whole_product
+from minivllm.quant.kernels import products
 from minivllm.quant.plain import PlainLinear
 
 
@@ -13,9 +13,9 @@ class StreamedLinear(PlainLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        return (
-            whole_product(x, self.weight, None, self.bias) if x.shape[0] <= MOST_ROWS else super().forward(x)
-        )
+        if x.shape[0] > products.MOST_ROWS:
+            return super().forward(x)
+        return products.whole_product(x, self.weight, None, self.bias)
 
 
 def stream(model: nn.Module) -> None:
