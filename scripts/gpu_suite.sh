@@ -73,8 +73,8 @@ for part in $PARTS; do
             tests/quant/test_products.py tests/models/test_fused.py tests/gpu/test_kernels.py
         ;;
     correctness)
-        run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_cuda.py tests/gpu/test_graphs.py \
-            tests/models tests/quant tests/attention/test_backends.py tests/engine
+        run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_device.py tests/gpu/test_cuda.py \
+            tests/gpu/test_graphs.py tests/models tests/quant tests/attention/test_backends.py tests/engine
         ;;
     ceilings)
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"

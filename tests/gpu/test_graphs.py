@@ -77,20 +77,25 @@ def test_attention_without_graphs_says_so(folder: Path) -> None:
         assert any("no CUDA graphs" in warning for warning in llm.engine.loaded.warnings)
 
 
-def test_a_decoding_step_waits_for_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("overlap", ["false", "true"])
+@pytest.mark.parametrize("graphs", ["false", "true"])
+def test_a_decoding_step_waits_for_nothing(folder: Path, graphs: str, overlap: str) -> None:
     """torch raises where the host waits for the device, but for the one event that brings the tokens."""
-    for graphs in ("false", "true"):
-        with load(folder, f"runtime.cuda_graphs={graphs}", "runtime.overlap=true") as llm:
-            engine = llm.engine
-            params = SamplingParams(max_tokens=40, temperature=0.8, seed=1, ignore_eos=True)
-            for index in range(3):
-                engine.add_request(str(index), [5 + index] * 20, params)
+    few = ["model.max_model_len=48", "batching.max_num_seqs=2"]
+    with load(folder, f"runtime.cuda_graphs={graphs}", f"runtime.overlap={overlap}", *few) as llm:
+        engine = llm.engine
+        params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True)
+        for index in range(2):
+            engine.add_request(str(index), [5 + index] * 20, params)
+        for _ in range(4):
+            engine.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             for _ in range(6):
                 engine.step()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                for _ in range(12):
-                    engine.step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            engine.abort_all()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert (engine.launcher.graphs is not None) == (graphs == "true")
+        if engine.launcher.graphs is not None:
+            assert engine.launcher.graphs.counters["graph_replays"] >= 6
+        engine.abort_all()
