@@ -3,8 +3,10 @@
 A plugin of pytest, in a process of its own. Tensors of "cuda:0" lie in host memory and are computed there, but as with a
 GPU they mix with no tensor of the host, a copy to the host that nobody waited for has not arrived, what waits for the
 device is an error where `torch.cuda.set_sync_debug_mode` has it so and while a graph is recorded, and a graph replays
-operations with the tensors that it was recorded with, never the Python code around them. Triton's kernels run in its
-interpreter, and only where they are asked for: it is slow.
+operations with the tensors that it was recorded with, never the Python code around them; what they make holds until
+another graph is replayed. Not so: what is recorded is carried out at once, and of operations that torch puts together
+from others only those of `WAITING` are known to wait. Triton's kernels run in its interpreter, and only where they are
+asked for: it is slow.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 CUDA = torch.device("cuda:0")
 MEMORY = 32 << 20  # bytes that are free
-WAITING = {"_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2"}
+WAITING = {
+    *("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "bincount", "multinomial"),
+    *("nonzero", "nonzero_numpy", "argwhere", "masked_select"),
+    *("_unique", "_unique2", "unique_consecutive", "unique_dim"),
+}
+# Operations that take a number of the host for one of their tensors; those on single elements do so too.
+TAKING_NUMBERS = {"fill_", "masked_fill", "masked_fill_", "where", "index_put_", "copy_"}
+POISON = 85  # in memory whose content is not to be relied on; every dtype has it
 aten = torch.ops.aten
 
 
@@ -32,7 +41,8 @@ class Device:
 
     late: list[Callable[[], object]] = []  # copies to the host on their way
     pinned: set[int] = set()  # addresses of pinned host memory
-    recording: list[Callable[[], object]] | None = None  # what a graph is to repeat
+    recording: CUDAGraph | None = None
+    graphs: list[CUDAGraph] = []
     refuses_waits = False
 
     @classmethod
@@ -45,11 +55,15 @@ class Device:
         cls.arrive()
 
     @classmethod
-    def arrive(cls) -> None:
+    def arrive(cls, before: list[Callable[[], object]] | None = None) -> None:
+        """All late copies are there, or those of them that were issued before an event."""
+        if cls.recording is not None:
+            raise RuntimeError("operation not permitted while a stream is capturing: synchronize")
+        arriving = [copy for copy in cls.late if before is None or copy in before]
         with _disable_current_modes():
-            for copy in cls.late:
+            for copy in arriving:
                 copy()
-        cls.late.clear()
+        cls.late = [copy for copy in cls.late if copy not in arriving]
 
 
 class OnGPU(Tensor):
@@ -121,11 +135,12 @@ class OnGPU(Tensor):
         for at, part in enumerate(parts):
             if isinstance(part, list):
                 parts[at] = torch.tensor(part, device=CUDA)
-            elif isinstance(part, Tensor) and not isinstance(part, OnGPU) and part.dim() == 0:
+            elif isinstance(part, Tensor) and part.dim() == 0 and part.dtype is not torch.bool:
                 parts[at] = part.item()
         tensors = [part if isinstance(part, Tensor) else None for part in parts]
-        if any(tensor is not None for tensor in tensors):
-            assert not any(part is None or part is Ellipsis or isinstance(part, int) for part in parts)
+        mixed = any(part is None or part is Ellipsis or isinstance(part, int) for part in parts)
+        if mixed and any(tensor is not None for tensor in tensors):
+            raise NotImplementedError(f"an index of tensors and of {parts}")
         cuts = tuple(slice(None) if isinstance(part, Tensor) else part for part in parts)
         return OnGPU(self.host[cuts]), [] if all(tensor is None for tensor in tensors) else tensors
 
@@ -138,25 +153,31 @@ class OnGPU(Tensor):
         if tensors:
             made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=self.dtype)
             aten.index_put_.default(view, tensors, made)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, OnGPU) or (isinstance(value, Tensor) and value.dim()):
             view.copy_(value)
         else:
+            if view.dim() == 0:  # torch fills a slice with a number, and copies one into a single element
+                Device.wait("a number into a single element")
             view.fill_(value)
 
 
 def dispatch(function: Any, args: Any, kwargs: Any) -> Any:
     """Compute on the host what concerns the GPU, and note it where a graph is recorded."""
     out = compute(function, args, kwargs)
-    leaves = tree_leaves((args, kwargs, out))
-    if Device.recording is None or not any(isinstance(leaf, OnGPU) for leaf in leaves):
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGPU)]
+    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, OnGPU)]
+    if Device.recording is None or not given + made:
         return out
 
     def again() -> None:
-        for old, new in zip(tree_leaves(out), tree_leaves(compute(function, args, kwargs)), strict=True):
-            if isinstance(old, OnGPU) and old.data_ptr() != new.data_ptr():
+        results = (leaf for leaf in tree_leaves(compute(function, args, kwargs)) if isinstance(leaf, OnGPU))
+        for old, new in zip(made, results, strict=True):
+            if old.data_ptr() != new.data_ptr():
                 old.host.copy_(new.host)
 
-    Device.recording.append(again)
+    known = {tensor.untyped_storage().data_ptr() for tensor in given}
+    Device.recording.operations.append(again)
+    Device.recording.own += [t for t in made if t.untyped_storage().data_ptr() not in known]
     return out
 
 
@@ -169,36 +190,24 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
     if name == "copy_" and isinstance(args[0], OnGPU) != isinstance(args[1], OnGPU):
         return copied(args[0], args[1], given.get("non_blocking", False))
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    here = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
-    if here:
-        indexes = name in ("index", "index_put", "index_put_") and isinstance(args[0], OnGPU)
-        indices = [index for index in args[1] if index is not None] if indexes else []
-        elsewhere = [t for t in tensors if not isinstance(t, OnGPU) and t.dim() > 0]
-        if any(tensor is not index for tensor in elsewhere for index in indices or [None]):
-            raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {tensors}")
-        if elsewhere:
-            Device.wait(f"{name} by indices of the host")
-        scalar = (
-            name != "index" and indexes and args[2].dim() == 0
-        )  # fills where a mask has it, without a wait
-        if name in WAITING or (not scalar and any(index.dtype is torch.bool for index in indices)):
-            Device.wait(name)
-        if name == "repeat_interleave" and given.get("output_size") is None:
-            Device.wait(name)
-    made_here = "device" in kwargs and is_gpu(kwargs["device"])
+    there = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
+    if there:
+        check(function, name, given, tensors)
+    device = kwargs.get("device")
+    made_there = bool(there) if device is None else is_gpu(device)
     if name in ("pin_memory", "_pin_memory"):
         out = args[0].clone()
-        Device.pinned.add(out.data_ptr())
+        Device.pinned.add(out.untyped_storage().data_ptr())
         return out
     pinned = given.get("pin_memory", False)
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-    plain_args, plain = tree_map(on_host, (args, kwargs | ({"device": "cpu"} if made_here else {})))
+    plain_args, plain = tree_map(on_host, (args, kwargs | ({} if device is None else {"device": "cpu"})))
     out = function(*plain_args, **plain)
     if pinned:
-        Device.pinned.add(out.data_ptr())
-    if not here and not made_here:
+        Device.pinned.add(out.untyped_storage().data_ptr())
+    if not made_there:
         return out
-    known = {id(tensor.host): tensor for tensor in here}  # what was changed in place stays itself
+    known = {id(tensor.host): tensor for tensor in there}  # what was changed in place stays itself
 
     def on_gpu(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -206,6 +215,27 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
         return known[id(value)] if id(value) in known else OnGPU(value)
 
     return tree_map(on_gpu, out)
+
+
+def check(function: Any, name: str, given: dict[str, Any], tensors: list[Tensor]) -> None:
+    """What a GPU refuses, and where the host waits for it, in an operation with a tensor of the GPU."""
+    indexed = name in ("index", "index_put", "index_put_") and isinstance(given["self"], OnGPU)
+    indices = [index for index in given["indices"] if index is not None] if indexed else []
+    of_host = [tensor for tensor in tensors if not isinstance(tensor, OnGPU)]
+    takes_numbers = torch.Tag.pointwise in function.tags or name in TAKING_NUMBERS
+    for tensor in of_host:
+        if all(tensor is not index for index in indices) and (tensor.dim() or not takes_numbers):
+            raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {tensors}")
+    if any(index is tensor for index in indices for tensor in of_host):
+        Device.wait(f"{name} by indices of the host")
+    # A mask says where a number of the host goes without a wait.
+    filled = (
+        name != "index" and indexed and not given["values"].dim() and not isinstance(given["values"], OnGPU)
+    )
+    by_mask = not filled and any(index.dtype is torch.bool for index in indices)
+    counted = name == "repeat_interleave" and given.get("output_size") is None
+    if name in WAITING or by_mask or counted or (name == "where" and len(given) == 1):
+        Device.wait(name)
 
 
 def on_host(value: Any) -> Any:
@@ -236,12 +266,13 @@ def moved(name: str, given: dict[str, Any]) -> Tensor:
 
 def copied(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
     """A copy between host and GPU: the host waits, or memory that it will read is not there yet."""
-    if not non_blocking:
-        if source.dim() or isinstance(source, OnGPU):
-            Device.wait(f"a copy from {source.device} to {target.device}")
+    of_host = target if isinstance(source, OnGPU) else source
+    pinned = of_host.untyped_storage().data_ptr() in Device.pinned
+    if not non_blocking or (Device.recording is not None and not pinned):
+        Device.wait(f"a copy from {source.device} to {target.device}")
     elif isinstance(source, OnGPU):
         data = source.host.clone()
-        target.fill_(85)  # what is read too soon is wrong, whatever lay there
+        target.fill_(POISON)
         Device.late.append(lambda: target.copy_(data))
         return target
     on_host(target).copy_(on_host(source))
@@ -256,14 +287,16 @@ class Everywhere(TorchDispatchMode):
 
 
 class Event:
-    """Reached at once, but what was to arrive before it arrives when somebody waits."""
+    """What was issued before it was recorded is done once somebody has waited for it."""
 
-    def __init__(self, **_: Any) -> None: ...
+    def __init__(self, **_: Any) -> None:
+        self.before: list[Callable[[], object]] = []
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None:
+        self.before = list(Device.late)
 
     def synchronize(self) -> None:
-        Device.arrive()
+        Device.arrive(self.before)
 
 
 class Stream:
@@ -274,24 +307,37 @@ class Stream:
     def wait_stream(self, other: Stream) -> None: ...
 
     def synchronize(self) -> None:
-        Device.arrive()
+        Device.wait("synchronize")
 
 
 class CUDAGraph:
     """What was recorded."""
 
+    def __init__(self) -> None:
+        self.operations: list[Callable[[], object]] = []
+        self.own: list[OnGPU] = []  # tensors of the memory that all graphs share
+
+    def forget(self) -> None:
+        """The memory was taken for something else."""
+        for tensor in self.own:
+            tensor.host.fill_(POISON)
+
     def replay(self) -> None:
+        for graph in Device.graphs:
+            graph.forget()
         for operation in self.operations:
             operation()
 
 
 @contextlib.contextmanager
 def graph(into: CUDAGraph, **_: Any) -> Iterator[None]:
-    Device.recording = into.operations = []
+    Device.recording = into
     try:
         yield
     finally:
         Device.recording = None
+    Device.graphs.append(into)
+    into.forget()
 
 
 def pretend() -> None:
@@ -337,9 +383,13 @@ def pretend() -> None:
         def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
             if not is_gpu(device):
                 return make(*args, device=device, **kwargs)
+            fresh = make(*args, **kwargs)
             if make is tensor:
-                return make(*args, **kwargs).to(CUDA)
-            return OnGPU(make(*args, **kwargs))
+                return fresh.to(CUDA)
+            out = OnGPU(fresh.clone())
+            if Device.recording is not None:
+                Device.recording.operations.append(lambda: out.host.copy_(fresh))
+            return out
 
         return made
 
@@ -363,7 +413,7 @@ def pretend() -> None:
 
         run()
         if Device.recording is not None:
-            Device.recording.append(run)
+            Device.recording.operations.append(run)
 
     interpreter.GridExecutor.__call__ = launch
 
