@@ -131,10 +131,21 @@ def test_tokens_are_those_of_the_other_kernel(quant: str, other: str, tmp_path: 
     assert tokens[0] == tokens[1]
 
 
-def test_plain_layers_take_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "knob"),
+    [
+        ("llama", "runtime.determinism=off"),
+        ("llama", "runtime.determinism=batch"),
+        ("qwen3_moe", "runtime.moe=loop"),
+    ],
+)
+def test_plain_layers_take_it_too(
+    family: str, knob: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plain, "_can_pack", lambda dtype: False)  # oneDNN's order is on CPUs alone
-    make_checkpoint(tmp_path, "llama", hidden_size=64, num_hidden_layers=1)
+    make_checkpoint(tmp_path, family, hidden_size=64, num_hidden_layers=1)
     knobs = [
+        knob,
         "model=hf",
         f"model.path={tmp_path}",
         "quant=bf16",
