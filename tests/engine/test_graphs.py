@@ -169,20 +169,26 @@ def test_replayed_steps_give_the_same_tokens(engines: tuple[Engine, Engine], ask
 def test_decoding_is_replayed_and_recorded_once(engines: tuple[Engine, Engine]) -> None:
     keeper = engines[1].launcher.graphs
     assert keeper is not None
-    asked = [
-        Asked([3 + i] * (1 + 3 * i), params, comes=i % 3)
-        for i, params in enumerate([GREEDY, DRAWN, GREEDY, SamplingParams(max_tokens=9, logprobs=1)] * 2)
+    loads = [
+        [Asked([3 + i] * (1 + 5 * i), params, comes=i % 3) for i, params in enumerate(kinds * 2)]
+        for kinds in (
+            [GREEDY] * 4,
+            [GREEDY, DRAWN] * 2,
+            [GREEDY, DRAWN, GREEDY, SamplingParams(max_tokens=9, logprobs=1)],
+        )
     ]
-    tokens = serve(engines[0], asked)
+    tokens = [serve(engines[0], asked) for asked in loads]
     before = dict(keeper.counters)
-    assert serve(engines[1], asked) == tokens
+    assert [serve(engines[1], asked) for asked in loads] == tokens
     replays = keeper.counters["graph_replays"] - before["graph_replays"]
-    assert replays >= 5
+    assert replays >= 15
     counts = keeper.counters["graph_captures"]
     assert counts == len(keeper.graphs)
     assert {key.kind for key in keeper.graphs} == {"greedy", "drawn", "logits"}
-    assert len({key.blocks for key in keeper.graphs}) > 1 and len({key.requests for key in keeper.graphs}) > 1
-    assert serve(engines[1], asked) == tokens
+    assert len({key.requests for key in keeper.graphs}) > 1
+    if engines[1].cache.layout.eviction is None:  # else all may hold less than the narrowest graph reads
+        assert len({key.blocks for key in keeper.graphs}) > 1
+    assert [serve(engines[1], asked) for asked in loads] == tokens
     assert keeper.counters["graph_captures"] == counts, "what was recorded is recorded again"
 
 
