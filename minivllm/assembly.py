@@ -9,7 +9,7 @@ import torch
 from minivllm.config import build
 from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
-from minivllm.engine.determinism import deterministic_kernels, make_batch_invariant
+from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
@@ -94,6 +94,8 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             from minivllm.quant.kernels.streamed import stream  # imports Triton
 
             stream(loaded.model)
+        if level != "off":
+            keep_deterministic(loaded.model)
         if level == "batch":
             make_batch_invariant(loaded, device)
         if fused:

@@ -135,7 +135,8 @@ class LLM:
             One output a prompt, in order.
 
         Raises:
-            BadInput: a prompt cannot be served; nothing is generated then.
+            BadInput: a prompt cannot be served, or its masks leave no token; nothing is returned then.
+            Exception: what a `token_mask` raises. Other requests go on.
         """
         batch = self._as_batch(prompts)
         if isinstance(params, Sequence):
@@ -171,6 +172,8 @@ class LLM:
                 self._step()
                 for request_id in list(unfinished):
                     for output in self._take(request_id):
+                        if output.request.error is not None:
+                            raise output.request.error
                         self._collect(output, *owners[request_id], started)
                         if output.finish_reason is not None:
                             unfinished.discard(request_id)
@@ -239,14 +242,20 @@ class LLM:
                 "a beam search knows its tokens at its end and cannot be streamed: decoding.beam_width must be 1, "
                 "or use generate"
             )
-        return self._stream(self._submit(self.encode(prompt), params))
+        pieces = self._stream(self._submit(self.encode(prompt), params))
+        next(pieces)
+        return pieces
 
     def _stream(self, request: Request) -> Generator[StreamPiece]:
+        """The pieces of a request, after an empty one: an iterator that was never begun would not end the request."""
         try:
+            yield StreamPiece(None, "", None)
             while request.state is not RequestState.DONE or self._outputs[request.request_id]:
                 if not self._outputs[request.request_id]:
                     self._step()
                 for output in self._take(request.request_id):
+                    if request.error is not None:
+                        raise request.error
                     yield StreamPiece(output.token_id, output.text, output.finish_reason, output.logprobs)
         finally:
             self._forget(request.request_id)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,51 @@ def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:
     stream.close()
     assert plain.engine.cache.pool.num_used == 0
     assert not plain.engine.has_unfinished
+
+
+def test_a_stream_that_is_never_read_leaves_nothing(plain: LLM) -> None:
+    pieces = plain.stream([1, 2, 3])
+    assert plain.engine.has_unfinished
+    del pieces
+    assert not plain.engine.has_unfinished and not plain._outputs
+    with pytest.raises(BadInput, match="empty prompt"):
+        plain.stream([])
+
+
+@pytest.mark.parametrize("beam_width", [1, 2])
+def test_what_a_mask_raises_ends_its_own_request_alone(plain: LLM, beam_width: int) -> None:
+    def mask(prompt: Sequence[int], output: Sequence[int]) -> range:
+        if len(output) == 2:
+            raise ZeroDivisionError("mine")
+        return range(100)
+
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    expected = plain.generate([[4, 5, 6]], params)[0].outputs[0].token_ids
+    good = plain.stream([4, 5, 6], params)
+    first = next(good).token_id
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        plain.generate([[7, 8]], replace(params, token_mask=mask, beam_width=beam_width))
+    assert [first, *(piece.token_id for piece in good)] == expected
+    if beam_width == 1:
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            list(plain.stream([7, 8], replace(params, token_mask=mask)))
+    assert not plain.engine.has_unfinished and not plain.engine.cache.pool.num_used
+
+
+def test_samples_that_have_not_started_end_with_all(plain: LLM) -> None:
+    engine = plain.engine
+    engine.add_request("a", [1, 2, 4], SamplingParams(max_tokens=4, n=3))
+    engine.abort_all()
+    assert not engine.has_unfinished and not engine._requests
+
+
+def test_a_sample_never_takes_the_id_of_a_request(plain: LLM) -> None:
+    engine = plain.engine
+    engine.add_request("a.1", [1], SamplingParams(max_tokens=4))
+    with pytest.raises(BadInput, match="is being served, and a sample of a would"):
+        engine.add_request("a", [1], SamplingParams(max_tokens=4, n=2))
+    assert list(engine._requests) == ["a.1"]
+    engine.abort_all()
 
 
 def test_streams_and_batches_may_interleave(plain: LLM) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -76,6 +79,11 @@ class KVCache:
         else:
             self.host = zeros(rows, torch.uint8, torch.device("cpu"))
         self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
+        if self.disk is not None:
+            weakref.finalize(
+                self, self.disk.close
+            )  # also where the engine is refused, or dropped without close()
+        self._moves: deque[Callable[[], None]] = deque()  # what a transfer still has to do
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
 
@@ -98,22 +106,31 @@ class KVCache:
             part.index_copy_(0, slots, rows)
 
     def transfer(self, moves: Transfers) -> None:
-        """Move blocks between device, host and disk and within the device, in the order that Transfers names."""
-        rows = self.host.numpy()
-        for slot, record in moves.spills:
-            assert self.disk is not None
-            self.disk.write(record, memoryview(rows[slot].tobytes()))
+        """Move blocks between device, host and disk and within the device, in the order that Transfers names.
+
+        What a call could not do (memory ran out, somebody interrupted it) the next one does first: the pool counts on it.
+        """
+        self._moves += [partial(self._spill, *pair) for pair in moves.spills]
         for pairs, move in (
             (moves.saves, self._save),
             (moves.copies, self._copy),
             (moves.loads, self._load),
         ):
             if pairs:
-                for some in torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths))):
-                    move(*some.unbind(1))
-        for record, slot in moves.reads:
-            assert self.disk is not None
-            self.disk.read(record, slot, memoryview(rows[slot]))
+                pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths)))
+                self._moves += [partial(move, *piece.unbind(1)) for piece in pieces]
+        self._moves += [partial(self._read, *pair) for pair in moves.reads]
+        while self._moves:
+            self._moves[0]()
+            self._moves.popleft()
+
+    def _spill(self, slot: int, record: int) -> None:
+        assert self.disk is not None
+        self.disk.write(record, memoryview(self.host.numpy()[slot].tobytes()))
+
+    def _read(self, record: int, slot: int) -> None:
+        assert self.disk is not None
+        self.disk.read(record, slot, memoryview(self.host.numpy()[slot]))
 
     def _save(self, blocks: Tensor, slots: Tensor) -> None:
         blocks = blocks.to(self.parts[0][0].device)

@@ -307,9 +307,14 @@ class CacheManager:
 
     def fork(self, parent: Request, child: Request, num_tokens: int | None = None) -> None:
         """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` computed tokens (None:
-        all of them); whoever writes first gets a copy."""
+        all of them); whoever writes first gets a copy. Where what they share has been evicted in part, `child`
+        computes its own."""
         computed = parent.num_computed_tokens
-        computed = computed if num_tokens is None else min(computed, num_tokens)
+        if num_tokens is not None and num_tokens < computed:
+            computed = 0 if parent.num_evicted_tokens else num_tokens
+        if not computed:
+            child.num_computed_tokens = 0
+            return
         blocks = parent.block_table.blocks[: self.blocks_for(computed - parent.num_evicted_tokens)]
         for block in blocks:
             self.pool.share(block)

@@ -177,6 +177,8 @@ class Dynamic(Static):
         """When the first to come has waited long enough; None if the batch is full."""
         if not waiting or len(waiting) >= self.max_num_seqs:
             return None
+        if sum(1 + len(request.siblings) for request in waiting) >= self.max_num_seqs:
+            return None
         return min(request.arrival_s for request in waiting) + self.max_wait_ms / 1000
 
 

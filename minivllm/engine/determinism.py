@@ -8,25 +8,40 @@ batch  a request's tokens depend on nothing but the request: not on its neighbou
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.models.layers import MLP
 from minivllm.models.loading import LoadedModel
 
 ROWS = 16  # of every matrix product at the level "batch"
 
 
+_ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of engines that want deterministic kernels
+
+
 def deterministic_kernels(only: bool) -> None:
-    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole process."""
+    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole process, as long as an engine
+    is there that asked for it (`keep_deterministic`)."""
     if only:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(only)
+    elif _ASKED:
+        gc.collect()  # those of engines that are gone
+    torch.use_deterministic_algorithms(only or bool(_ASKED))
     # Everything here is written before it is read. (The stubs do not know the attribute.)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def keep_deterministic(model: nn.Module) -> None:
+    """No engine that is built beside this model's switches back."""
+    _ASKED.add(model)
 
 
 class BatchInvariantLinear(nn.Module):
@@ -50,9 +65,15 @@ class BatchInvariantLinear(nn.Module):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
+def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """An elementwise function, row by row: torch splits all numbers over its threads, and the last of a thread's share, which
+    fill no vector, are computed in another way."""
+    return lambda x: torch.stack([function(row) for row in x])
+
+
 @torch.inference_mode()
 def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
-    """Put every linear layer of the model behind fixed shapes.
+    """Put every linear layer of the model behind fixed shapes, and every activation on a CPU.
 
     Raises:
         BadInput: a row of a layer depends on its place or on the other rows even so (LLM.int8 looks for outliers in
@@ -66,6 +87,9 @@ def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
                 "the others of its step; use another quant, or runtime.determinism=run"
             )
         loaded.model.set_submodule(name, BatchInvariantLinear(inner))
+    for module in loaded.model.modules():
+        if isinstance(module, MLP) and device.type == "cpu":
+            module.activation = by_rows(module.activation)
 
 
 def _are_rows_independent(linear: nn.Module, x: Tensor) -> bool:

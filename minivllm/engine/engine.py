@@ -161,6 +161,12 @@ class Engine:
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
         request = self.intake.request(request_id, prompt_token_ids, params)
+        for sibling in request.siblings:
+            if sibling.request_id in self._requests:
+                raise BadInput(
+                    f"request {sibling.request_id} is being served, and a sample of {request_id} would have "
+                    "its id; choose another id"
+                )
         self.scheduler.add(request)
         if request.fellows:
             self._requests[request_id], self._searches[request_id] = request, BeamSearch([*request.fellows])
@@ -189,8 +195,7 @@ class Engine:
         """
         begin = time.perf_counter()
         plan = self.scheduler.plan()
-        if plan.transfers:
-            self.kv.transfer(plan.transfers)
+        self.kv.transfer(plan.transfers)
         outputs = [told for request in plan.shed for told in self._forget(request)]
         before = self._flight
         if not plan.scheduled and before is None:
@@ -264,6 +269,11 @@ class Engine:
             searches[beam.fellows[0]].take(beam, found, self.scheduler)
         outputs: list[TokenOutput] = []
         for request, search in searches.items():
+            if (error := next((beam.error for beam in search.beams if beam.error), None)) is not None:
+                request.error = error
+                self._finish(request, "error")
+                outputs.append(TokenOutput(request, None, "", "error"))
+                continue
             if not search.ready:
                 continue
             self.launcher.counters.beam_rounds += 1
@@ -276,7 +286,10 @@ class Engine:
         return outputs
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
-        """Add a sampled token to its request and end the request if that was the last one."""
+        """Add a sampled token to its request and end the request if that was the last one, or its mask failed."""
+        if request.error is not None:
+            self._finish(request, "error")
+            return TokenOutput(request, None, "", "error")
         reason = request.append(token_id)
         text = ""
         detokenizer = self._detokenizers.get(request.request_id)
@@ -388,8 +401,8 @@ class Engine:
 
     def abort_all(self) -> None:
         """End every request; the cache is empty afterwards."""
-        for request in list(self._requests.values()):
-            self._finish(request, "abort")
+        for request_id in list(self._requests):
+            self.abort(request_id)
         self._tell_late()
 
     def close(self) -> None:

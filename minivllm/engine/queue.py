@@ -37,8 +37,6 @@ class WaitingQueue:
 
     def peek(self) -> Request:
         """The most urgent request. Raises IndexError if none waits."""
-        while self._heap[0] not in self._requests:
-            heapq.heappop(self._heap)
         return self._requests[self._heap[0]]
 
     def in_order(self) -> Iterator[Request]:
@@ -57,3 +55,5 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Let a request go, wherever it stands. Raises KeyError if it does not wait."""
         del self._requests[request.rank]
+        while self._heap and self._heap[0] not in self._requests:
+            heapq.heappop(self._heap)

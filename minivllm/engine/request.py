@@ -64,6 +64,7 @@ class Request:
         "block_scores",
         "block_table",
         "disk_ticket",
+        "error",
         "fellows",
         "finish_reason",
         "host_slots",
@@ -127,6 +128,7 @@ class Request:
         self.block_scores: list[float] = []  # attention that its blocks got, where eviction goes by it
         self.num_preemptions = 0
         self.finish_reason: str | None = None
+        self.error: Exception | None = None  # of its own mask, which ends it with the reason "error"
         # One entry for each prompt token after the first: token id -> natural log of its probability.
         self.prompt_logprobs: list[dict[int, float]] | None = None if params.prompt_logprobs is None else []
 

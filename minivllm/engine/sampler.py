@@ -67,10 +67,8 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
     """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, masks, no early end.
 
     Returns:
-        How many rows have a bias, a penalty or a mask.
-
-    Raises:
-        BadInput: a request's mask allows no token.
+        How many rows have a bias, a penalty or a mask. A request whose mask raises, or allows no token, has its `error`
+        set: the others of the step know nothing of it.
     """
     adjusted = 0
     for row, request in enumerate(requests):
@@ -93,12 +91,16 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
             counts = torch.bincount(output, minlength=logits.shape[1])
             logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
         if params.masks:
-            _apply_masks(logits[row], request)
+            try:
+                _apply_masks(logits[row], request)
+            except Exception as error:
+                request.error = error
     return adjusted
 
 
 def _apply_masks(logits: Tensor, request: Request) -> None:
-    """Leave [vocab] logits of allowed tokens only."""
+    """Leave [vocab] logits of allowed tokens only. Raises what the request's `token_mask` does, or BadInput where no token is
+    left."""
     allowed: list[Any] = [request.params.allowed_token_ids]
     if request.params.token_mask is not None:
         prompt = request.token_ids[: request.num_prompt_tokens]
@@ -116,7 +118,7 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
     if logits.max() == -math.inf:
         raise BadInput(
             f"request {request.request_id}: its masks allow no token after {request.num_output_tokens} generated "
-            "ones; let them allow an end-of-sequence token"
+            "ones; let them allow one that ends the output, and one that does not before min_tokens"
         )
 
 

@@ -27,8 +27,8 @@ class Scheduler:
     resumption after preemption.
 
     Waiting requests are ordered by when they are due, one `aging_s` later for each step of priority: by their
-    deadline, or where they have none by their arrival plus `aging_s`. Since that never changes while they wait
-    and newcomers are always due later, nothing starves.
+    deadline or their arrival plus `aging_s`, whichever is sooner. Since that never changes while they wait
+    and whoever comes late enough is due later, nothing starves.
 
     Args:
         policy: who may join, and the token budget of a step.
@@ -104,9 +104,9 @@ class Scheduler:
                 f"batching.max_num_seqs={self.policy.max_num_seqs}: lower n or beam_width, or raise it"
             )
         if request.fellows and self.cache.layout.keeps:
-            # Beams share the prompt's full blocks at least, even if they are computed again.
-            shared = request.num_prompt_tokens // self.cache.block_size
-            blocks = shared + samples * (self.cache.blocks_for(longest) - shared)
+            # Beams share the prompt's full blocks at least, even if they are computed again, unless some are evicted.
+            shared = request.num_prompt_tokens // self.cache.block_size if held == longest else 0
+            blocks = shared + samples * (self.cache.blocks_for(held) - shared)
             if blocks > self.cache.pool.num_usable:
                 raise BadInput(
                     f"request {request.request_id} may need {blocks} cache blocks for its {samples} beams, and there "

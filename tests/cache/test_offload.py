@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +53,45 @@ def make_llm(checkpoint: Path, *overrides: str, batching: str = "sequential") ->
 
 def serve(llm: LLM) -> list[list[int]]:
     return [result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("method", ["_save", "_load", "_spill"])
+def test_what_a_failed_step_did_not_move_is_moved_by_the_next(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    with make_llm(checkpoint) as llm:
+        expected = serve(llm)
+    with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
+        original = getattr(llm.engine.kv, method)
+
+        failed = []
+
+        def fails(*args: Any) -> None:
+            if not failed:
+                failed.append(True)
+                raise MemoryError("once")
+            original(*args)
+
+        serve(llm)
+        monkeypatch.setattr(llm.engine.kv, method, fails)
+        with pytest.raises(MemoryError):
+            serve(llm)
+        assert serve(llm) == expected
+        assert llm.engine.cache.counters.blocks_restored
+
+
+def test_a_cache_that_is_dropped_leaves_no_thread(checkpoint: Path) -> None:
+    def threads() -> int:
+        gc.collect()
+        return sum(thread.name == "kv-offload" for thread in threading.enumerate())
+
+    before = threads()
+    llm = make_llm(checkpoint, HOST, DISK)
+    assert threads() == before + 1
+    del llm
+    with pytest.raises(BadInput):
+        make_llm(checkpoint, HOST, DISK, "attention=flash")
+    assert threads() == before
 
 
 def settled(llm: LLM) -> None:

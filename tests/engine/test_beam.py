@@ -311,3 +311,24 @@ def test_the_harness_gets_the_best_beam_at_the_end(plain: LLM, qwen3: tuple[Path
     config["decoding"] |= {"beam_width": 1, "n": 2}
     with pytest.raises(BadInput, match="one completion a request"):
         MinivllmEngine(config)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_eviction_and_preemption_of_beams(qwen3: tuple[Path, Any], preemption: str) -> None:
+    knobs = [
+        "cache.eviction=streaming",
+        "cache.eviction_budget=24",
+        "cache.eviction_sinks=4",
+        "cache.eviction_window=8",
+    ]
+    params = SamplingParams(max_tokens=60, beam_width=3, ignore_eos=True)
+    said, preempted = [], []
+    for blocks in (200, 24):
+        sizes = ["cache.block_size=4", f"cache.num_blocks={blocks}", f"batching.preemption={preemption}"]
+        with LLM(str(qwen3[0]), device="cpu", quant="fp32", overrides=[*sizes, *knobs]) as llm:
+            said.append(
+                [out.outputs[0].token_ids for out in llm.generate([[5 + i, 6, 7] for i in range(5)], params)]
+            )
+            preempted.append(llm.engine.scheduler.num_preemptions)
+    assert said[0] == said[1]
+    assert preempted[0] == 0 < preempted[1]

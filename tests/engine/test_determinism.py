@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from minivllm import LLM, SamplingParams
+from minivllm.engine.determinism import by_rows
 from minivllm.errors import BadInput
 from tests.reference import make_checkpoint
 
@@ -133,3 +135,22 @@ def test_the_level_run_asks_torch_for_deterministic_kernels(checkpoint: Path) ->
             assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_activations_do_not_depend_on_how_numbers_are_split_over_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for width in (688, 1000):  # of which plain silu has one row or two otherwise
+            x = torch.randn(301, width, generator=torch.Generator().manual_seed(0))
+            pieces = [by_rows(F.silu)(piece) for piece in x.split(16)]
+            assert torch.equal(by_rows(F.silu)(x), torch.cat(pieces))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_engine_beside_another_does_not_take_its_kernels(checkpoint: Path) -> None:
+    with make(checkpoint, level="run"), make(checkpoint, level="off"):
+        assert torch.are_deterministic_algorithms_enabled()
+    with make(checkpoint, level="off"):
+        assert not torch.are_deterministic_algorithms_enabled()

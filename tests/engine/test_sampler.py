@@ -237,12 +237,22 @@ def test_a_token_mask_is_asked_before_each_token() -> None:
     assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1, tokens_drawn=1)
 
 
-def test_a_mask_that_allows_nothing_is_an_error() -> None:
+def test_a_mask_that_allows_nothing_is_an_error_of_its_request_alone() -> None:
     params = SamplingParams(allowed_token_ids=(1, 2), token_mask=lambda prompt, output: [3])
-    with pytest.raises(BadInput, match="allow no token after 0 generated ones"):
-        sample(torch.zeros(1, 8), [request(params)])
-    with pytest.raises(IndexError, match="out of bounds"):
-        sample(torch.zeros(1, 8), [request(SamplingParams(token_mask=lambda prompt, output: [8]))])
+    wrong = [request(params), request(SamplingParams(token_mask=lambda prompt, output: [8]))]
+    right = request(SamplingParams(allowed_token_ids=(5,)))
+    assert sample(torch.zeros(3, 8), [wrong[0], right, wrong[1]])[1].token_id == 5
+    assert right.error is None
+    assert isinstance(wrong[0].error, BadInput) and "allow no token after 0 generated ones" in str(
+        wrong[0].error
+    )
+    assert isinstance(wrong[1].error, IndexError)
+
+
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
+def test_what_logits_are_divided_by_is_finite(name: str) -> None:
+    with pytest.raises(BadInput, match=rf"decoding.{name}=inf must be .* finite"):
+        SamplingParams(**{name: math.inf})
 
 
 def test_biases_may_be_keyed_by_text_as_json_does() -> None:

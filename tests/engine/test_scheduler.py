@@ -124,11 +124,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add_beams(self, prompt: list[int], output: int, width: int, deadline_ms: float | None) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.keeps
-        needed = -(-longest // size)
+        held = scheduler.cache.footprint(longest)
+        needed = -(-held // size)
         if self.policy.on_full.name == "reserve":
             needed *= width
         elif keeps:
-            needed += (width - 1) * (needed - len(prompt) // size)
+            needed += (width - 1) * (needed - (len(prompt) // size if held == longest else 0))
         if (
             needed > scheduler.cache.pool.num_usable
             or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
@@ -299,6 +300,18 @@ def test_dynamic_waits_for_a_full_batch_but_not_for_long() -> None:
     full.add([0] * 3, 2)
     full.add([0] * 3, 2)
     assert names(full.scheduler.plan().scheduled) == ["0.0", "1.0"]
+    alone = make(Dynamic(max_num_seqs=2, max_wait_ms=1e6), blocks=32)
+    alone.add([0] * 3, 2, n=2)
+    assert names(alone.scheduler.plan().scheduled) == ["0.0"]
+
+
+def test_requests_that_have_left_are_not_kept_in_line() -> None:
+    machine = make(Static(max_num_seqs=2), blocks=32)
+    for _ in range(6):
+        machine.add([0] * 3, 2)
+    while machine.scheduler.has_unfinished:
+        machine.step()
+    assert not machine.scheduler.waiting._heap
 
 
 def test_the_more_urgent_priority_is_served_first_until_the_other_has_waited_long_enough() -> None:
