@@ -111,12 +111,16 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) ->
         return None
 
 
-def _milliseconds(step: dict[str, Any]) -> float:
-    return sum(step.get(phase) or 0.0 for phase in PHASES)
+def _seconds(steps: Sequence[dict[str, Any]]) -> float:
+    return sum(step.get(phase) or 0.0 for step in steps for phase in PHASES) / 1000
 
 
 def usage(
-    costs: dict[str, Any], steps: Sequence[dict[str, Any]], probes: Roofline, cache_bytes: int | None = None
+    costs: dict[str, Any],
+    steps: Sequence[dict[str, Any]],
+    probes: Roofline,
+    cache_bytes: int | None = None,
+    overlapped: bool = False,
 ) -> Roofline:
     """MBU and MFU of a window's steps against the probed limits.
 
@@ -125,6 +129,8 @@ def usage(
         steps: `BenchEngine.steps()`.
         probes: bandwidth and matrix rate, from `probe`.
         cache_bytes: size of the last-level cache.
+        overlapped: steps were launched before the one before them had ended. Then a step's phases hold the wait for
+            that one instead of its own, so no kind of step has a time.
 
     Returns:
         The record's `roofline`; what cannot be computed is None.
@@ -137,7 +143,7 @@ def usage(
     if decode:
         result.decode_bytes = sum(_bytes(costs, step) for step in decode)
         result.decode_flops = sum(_flops(costs, step) for step in decode)
-        result.decode_s = sum(map(_milliseconds, decode)) / 1000
+        result.decode_s = None if overlapped else _seconds(decode)
         if result.decode_s and probes.bandwidth_bytes_per_s:
             result.mbu = result.decode_bytes / result.decode_s / probes.bandwidth_bytes_per_s
         if cache_bytes is not None:
@@ -145,7 +151,7 @@ def usage(
     if prefill:
         result.prefill_bytes = sum(_bytes(costs, step) for step in prefill)
         result.prefill_flops = sum(_flops(costs, step) for step in prefill)
-        result.prefill_s = sum(map(_milliseconds, prefill)) / 1000
+        result.prefill_s = None if overlapped else _seconds(prefill)
         if result.prefill_s and probes.matrix_flops_per_s:
             result.mfu = result.prefill_flops / result.prefill_s / probes.matrix_flops_per_s
     return result

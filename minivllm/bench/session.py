@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from minivllm.bench import metrics, profile, validity
@@ -215,7 +216,9 @@ class Session:
         self._emit("finishing")
         self._refuse_late(traces)
 
-        info, steps = engine.info, engine.steps()
+        info, steps, liveness = engine.info, engine.steps(), engine.liveness()
+        overlapped = validity.overlap_steps(liveness) > 0
+        reached = partial(usage, info.model, steps, cache_bytes=self._cache_bytes(), overlapped=overlapped)
         max_running = full_batch(info.max_num_seqs, arrival, workload.num_talks)
         record = self._record(
             measurement,
@@ -226,13 +229,13 @@ class Session:
             metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
             memory=self._memory(steps),
             energy=energy,
-            roofline=usage(info.model, steps, self._limits, self._cache_bytes()),
+            roofline=reached(self._limits),
             breakdown=breakdown(steps),
-            liveness=engine.liveness(),
+            liveness=liveness,
         )
         if exceeds(record.roofline):
             self._probe_again()
-            record.roofline = usage(info.model, steps, self._limits, self._cache_bytes())
+            record.roofline = reached(self._limits)
         record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)
         record.validity = validity.check(
             traces,

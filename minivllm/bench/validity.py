@@ -60,6 +60,7 @@ def check(
         *_limit_notes(roofline or Roofline()),
         *_energy_notes(energy, metrics),
         *_recordings(liveness or {}),
+        *_overlaps(liveness or {}),
     ]
     return Validity(not reasons, reasons, notes)
 
@@ -269,6 +270,20 @@ def _recordings(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[s
     """A CUDA graph that is recorded when it is first needed holds up the requests that need it."""
     if count := int(liveness.get("runtime", {}).get("graph_captures", 0)):
         yield f"{count} CUDA graph{'s were' if count > 1 else ' was'} recorded within the window, whose times include it"
+
+
+def overlap_steps(liveness: Mapping[str, Mapping[str, float | str]]) -> int:
+    """Steps of the window that were launched before the one before them had ended."""
+    return int(liveness.get("runtime", {}).get("overlap_steps", 0))
+
+
+def _overlaps(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
+    """The time of a kind of step is not known where a step's phases hold the wait for another."""
+    if count := overlap_steps(liveness):
+        yield (
+            f"{count} steps overlapped the step before, so no kind of step has a time of its own and there is no MBU "
+            "and no MFU: runtime.overlap=false gives them"
+        )
 
 
 def _examples(items: Sequence[str]) -> str:

@@ -211,7 +211,7 @@ def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
             f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
         )
     if "roofline.mbu" not in keys:
-        notes.append("MBU: no roofline was recorded (measure.roofline).")
+        notes.append("MBU: no roofline was recorded (measure.roofline, and no runtime.overlap).")
     return notes
 
 

@@ -96,6 +96,16 @@ def test_prefill_of_two_equal_prompts() -> None:
     assert result.prefill_flops == 1600 * 6 + 256 * 12 + 400 * 2
 
 
+def test_overlapping_steps_have_no_times() -> None:
+    """What is counted stays; a time that holds the wait for another step is not charged to anything."""
+    steps = [step(num_tokens=4, num_prefill_tokens=4, context_tokens=4), step(num_tokens=1, context_tokens=5)]
+    limits = Roofline(bandwidth_bytes_per_s=1.0, matrix_flops_per_s=1.0)
+    result = usage(COSTS, steps, limits, cache_bytes=1, overlapped=True)
+    assert result.mbu is result.mfu is result.decode_s is result.prefill_s is None
+    assert result.decode_bytes == 2000 + 128 * 5 and result.prefill_flops == 1600 * 4 + 256 * 10 + 400
+    assert not roofline.exceeds(result)
+
+
 def test_without_costs_there_is_nothing_to_say() -> None:
     result = usage({}, [step(num_tokens=1, context_tokens=1)], Roofline(bandwidth_bytes_per_s=1.0))
     assert result.mbu is None and result.bandwidth_bytes_per_s == 1.0

@@ -33,3 +33,27 @@ def test_limits_that_a_run_has_passed_are_measured_again(
     assert record.roofline.bandwidth_bytes_per_s == second.bandwidth_bytes_per_s
     assert any("measured again" in note for note in record.validity.notes)
     assert record.roofline.mbu is not None and (record.roofline.mbu < 1) is ok
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_where_steps_overlap_no_share_of_the_limits_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overlap: bool
+) -> None:
+    monkeypatch.setattr(session, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), []))
+    config = compose(
+        [
+            "workload.num_requests=2",
+            "workload.output_len=4",
+            "quant=fp32",
+            f"runtime.overlap={str(overlap).lower()}",
+        ]
+    )
+    directory = str(tmp_path / "sweep" / "cell-r")
+    record = (
+        session.Session(config, lambda event, **details: None)
+        .measure(Measurement("r", "c", "sweep", "a", 0, directory, config))
+        .record
+    )
+    assert record.validity.ok
+    assert (record.roofline.mbu is None) is (record.roofline.mfu is None) is overlap
+    assert any("steps overlapped" in note for note in record.validity.notes) is overlap

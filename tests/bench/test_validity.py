@@ -153,6 +153,14 @@ def test_faster_than_the_hardware() -> None:
     assert cached.ok and "fits the last-level cache" in cached.notes[0]
 
 
+def test_overlapping_steps_are_noted() -> None:
+    measurement = measured()
+    assert check(*measurement, liveness={"runtime": {"overlap_steps": 0.0}}).notes == []
+    validity = check(*measurement, liveness={"runtime": {"overlap_steps": 7.0}})
+    assert validity.ok and len(validity.notes) == 1
+    assert validity.notes[0].startswith("7 steps overlapped") and "runtime.overlap=false" in validity.notes[0]
+
+
 def test_a_driver_that_is_held_up_is_noted() -> None:
     traces, work, metrics = measured()
     for trace in traces:
