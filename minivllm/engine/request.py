@@ -24,7 +24,7 @@ def placeholder(row: int) -> int:
 
 
 class RequestState(StrEnum):
-    """Life of a request."""
+    """Life of a request. It waits until the first step that computes some of it, even if it has joined a batch."""
 
     WAITING = "waiting"
     PREFILL = "prefill"

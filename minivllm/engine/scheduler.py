@@ -129,7 +129,7 @@ class Scheduler:
         step = _Step(self.policy.max_num_batched_tokens)
         self._shed_overdue(step, now)
         self.cache.prefetch(self.waiting.front())
-        prefilling = [r for r in self.running if r.state is RequestState.PREFILL]
+        prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
         decoding = (
             [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)
         )
@@ -232,11 +232,13 @@ class Scheduler:
             self._latest = max(self._latest, request.rank[1])
             self.running[request] = None
             self._num_seqs += 1 + len(request.siblings)
-            self._changed(request, RequestState.PREFILL)
             if count:
                 self._schedule(request, count, step)
 
     def _schedule(self, request: Request, count: int, step: _Step) -> None:
+        # Not when it joins, as a whole batch may do so before there are tokens for all: then it still waits.
+        if request.state is not RequestState.DECODE and request.state is not RequestState.PREFILL:
+            self._changed(request, RequestState.PREFILL)
         prefill = count > 1 or request.state is RequestState.PREFILL
         part = ScheduledRequest(request, request.num_computed_tokens, count, prefill)
         step.scheduled.append(part)

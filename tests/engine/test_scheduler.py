@@ -280,6 +280,24 @@ def test_static_starts_a_batch_together_though_one_step_cannot_hold_its_prompts(
     assert len(machine.scheduler.running) == 3
 
 
+def test_a_request_starts_with_the_first_step_that_computes_some_of_it() -> None:
+    """Not when it joins the batch: what it waits from then on is waiting, too."""
+    machine = make(Static(max_num_seqs=3, max_num_batched_tokens=4), blocks=32)
+    events: list[object] = []
+    machine.scheduler.events.subscribe(events.append)
+    for _ in range(3):
+        machine.add([0] * 4, 6)
+    for time_s in (1.0, 2.0, 3.0, 4.0):
+        machine.clock.time_s = time_s
+        machine.step()
+    started = [
+        (event.request_id, event.time_s)
+        for event in events
+        if isinstance(event, StateChanged) and event.state is RequestState.PREFILL
+    ]
+    assert started == [("0.0", 1.0), ("1.0", 2.0), ("2.0", 3.0)]
+
+
 def test_grouping_by_length_puts_long_outputs_together() -> None:
     machine = make(Static(max_num_seqs=2, group_by_length=True), blocks=32)
     for output in (9, 2, 8, 3):
