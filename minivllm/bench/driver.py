@@ -96,7 +96,7 @@ def drive(
         BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
         RuntimeError: the engine answered for a request that is not in flight.
     """
-    return _Drive(engine, workload, arrival, params, clock, on_progress, seed).run()
+    return Drive(engine, workload, arrival, params, clock, on_progress, seed).run()
 
 
 def warm_up(
@@ -160,8 +160,8 @@ def request_params(
     ]
 
 
-class _Drive:
-    """One run of the loop; everything that can be made beforehand is made before the clock starts."""
+class Drive:
+    """One run of the loop (see `drive`); everything that can be made beforehand is made before the clock starts."""
 
     def __init__(
         self,

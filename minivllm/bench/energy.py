@@ -30,7 +30,7 @@ class NullMeter:
         """Note the start of the measured window."""
         self._began_s = time.monotonic()
 
-    def end_window(self, output_tokens: int | None = None, idle_watts: float | None = None) -> Energy:
+    def end_window(self, idle_watts: float | None = None) -> Energy:
         """The window's energy: nulls, with the reason."""
         began, self._began_s = self._began_s, None
         window = None if began is None else time.monotonic() - began
@@ -71,11 +71,10 @@ class CounterMeter(NullMeter):
         self._began_joules = self._read()
         super().begin_window()
 
-    def end_window(self, output_tokens: int | None = None, idle_watts: float | None = None) -> Energy:
+    def end_window(self, idle_watts: float | None = None) -> Energy:
         """Wait for the device, read the counter again, and make figures of the difference.
 
         Args:
-            output_tokens: tokens generated within the window, for joules per token.
             idle_watts: from `idle_watts()`, for the joules that the work alone took.
         """
         self._synchronise()
@@ -91,7 +90,6 @@ class CounterMeter(NullMeter):
             return energy
         energy.joules = joules
         energy.mean_watts = joules / energy.window_s
-        energy.joules_per_output_token = joules / output_tokens if output_tokens else None
         energy.idle_watts = idle_watts
         if idle_watts is not None:
             energy.joules_above_idle = joules - idle_watts * energy.window_s
@@ -108,6 +106,11 @@ class CounterMeter(NullMeter):
         if joules is None or ended is None or ended < joules:
             return None
         return (ended - joules) / (time.monotonic() - began)
+
+
+def per_token(energy: Energy, output_tokens: int) -> float | None:
+    """Joules a token: all of the window's, over the tokens that throughput and cost count (`Metrics.output_tokens`)."""
+    return None if energy.joules is None or not output_tokens else energy.joules / output_tokens
 
 
 class Rapl:

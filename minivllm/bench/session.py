@@ -14,14 +14,14 @@ from minivllm.bench import metrics, profile, validity
 from minivllm.bench.clock import Clock
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
+    Drive,
     Progress,
     RequestTrace,
-    drive,
     full_batch,
     prompt_for,
     warm_up,
 )
-from minivllm.bench.energy import NullMeter, open_meter
+from minivllm.bench.energy import NullMeter, open_meter, per_token
 from minivllm.bench.engine import BenchEngine
 from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
@@ -200,17 +200,19 @@ class Session:
         gc.collect()
 
         total = sum(request.max_tokens for request in workload.requests)
-        self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
-        # The mark is the kernel's and keeps what earlier measurements of this worker reached.
-        reset_own_peak_rss()
-        self._meter.begin_window()
         if virtual:
             gc.disable()  # objects by the million, none of them in a cycle
         try:
-            traces = drive(engine, workload, arrival, params, clock, self._ticker(total), seed=seed)
+            # Made before the window, whose energy the making of a thousand prompts is not.
+            load = Drive(engine, workload, arrival, params, clock, self._ticker(total), seed)
+            self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
+            # The mark is the kernel's and keeps what earlier measurements of this worker reached.
+            reset_own_peak_rss()
+            self._meter.begin_window()
+            traces = load.run()
         finally:
             gc.enable()
-        energy = self._meter.end_window(sum(len(trace.token_ids) for trace in traces), self._idle_watts)
+        energy = self._meter.end_window(self._idle_watts)
         if virtual:
             energy = Energy(reason=SIMULATED)
         self._emit("finishing")
@@ -236,6 +238,7 @@ class Session:
         if exceeds(record.roofline):
             self._probe_again()
             record.roofline = reached(self._limits)
+        energy.joules_per_output_token = per_token(energy, record.metrics.output_tokens)
         record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)
         record.validity = validity.check(
             traces,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minivllm.bench import energy as module
-from minivllm.bench.energy import open_meter
+from minivllm.bench.energy import open_meter, per_token
 from minivllm.bench.gpu import Gpu, NullGpu
 from tests.bench.fake_nvml import FakeNVML
 
@@ -39,10 +39,10 @@ def test_the_window_alone_is_counted(clock: Time) -> None:
     meter.begin_window()
     clock.now += 10
     nvml.energy_mj += 4_000_000
-    result = meter.end_window(output_tokens=2000, idle_watts=100.0)
+    result = meter.end_window(idle_watts=100.0)
     nvml.energy_mj += 9_000_000
     assert result.joules == pytest.approx(4000)
-    assert result.joules_per_output_token == pytest.approx(2)
+    assert per_token(result, 2000) == pytest.approx(2) and per_token(result, 0) is None
     assert result.mean_watts == pytest.approx(400)
     assert result.window_s == pytest.approx(10)
     assert (result.idle_watts, result.joules_above_idle) == (100.0, pytest.approx(3000))
@@ -56,7 +56,7 @@ def test_a_short_gpu_window_is_flagged(clock: Time) -> None:
     meter.begin_window()
     clock.now += 4.9
     nvml.energy_mj += 1000
-    result = meter.end_window(10)
+    result = meter.end_window()
     assert result.joules == pytest.approx(1)
     assert result.reason is not None and "4.9 s is below 5 s" in result.reason
 
@@ -80,8 +80,8 @@ def test_no_counter_is_null_with_the_reason(tmp_path: Path) -> None:
         (open_meter("cpu", NullGpu(), root=tmp_path), "no energy counter"),
     ):
         meter.begin_window()
-        result = meter.end_window(10, 5.0)
-        assert result.joules is None and result.joules_per_output_token is None and result.method is None
+        result = meter.end_window(5.0)
+        assert result.joules is None and per_token(result, 10) is None and result.method is None
         assert result.window_s is not None
         assert result.reason is not None and words in result.reason
         assert meter.idle_watts() is None
@@ -93,7 +93,7 @@ def test_a_counter_that_fails_midway(clock: Time) -> None:
     meter.begin_window()
     clock.now += 6
     nvml.broken = ("nvmlDeviceGetTotalEnergyConsumption",)
-    result = meter.end_window(10)
+    result = meter.end_window()
     assert result.joules is None and "could not be read" in str(result.reason)
 
 
@@ -118,10 +118,10 @@ def test_rapl_adds_packages_and_memory_and_unwraps(tmp_path: Path, clock: Time) 
     memory.write_text("6000000")
     core.write_text("99000000")
     whole.write_text("99000000")
-    result = meter.end_window(output_tokens=7)
+    result = meter.end_window()
     assert result.joules == pytest.approx(35)
     assert result.mean_watts == pytest.approx(17.5)
-    assert result.joules_per_output_token == pytest.approx(5)
+    assert per_token(result, 7) == pytest.approx(5)
     assert (result.method, result.reason) == ("rapl", None)  # a short window is no worry on a CPU
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minivllm.bench import session
+from minivllm.bench import driver, session
+from minivllm.bench.energy import CounterMeter
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.record import Roofline
 from minivllm.config import compose
@@ -57,3 +59,40 @@ def test_where_steps_overlap_no_share_of_the_limits_is_given(
     assert record.validity.ok
     assert (record.roofline.mbu is None) is (record.roofline.mfu is None) is overlap
     assert any("steps overlapped" in note for note in record.validity.notes) is overlap
+
+
+def test_energy_is_of_the_run_alone_and_of_tokens_that_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prompts are made before the window opens; tokens of a request that was shed are nobody's."""
+    happened: list[str] = []
+    make, run = driver.prompt_for, driver.Drive.run
+
+    def prompt_for(*args: Any) -> list[int]:
+        happened.append("prompt")
+        return make(*args)
+
+    def shed_one(self: driver.Drive) -> list[driver.RequestTrace]:
+        traces = run(self)
+        traces[0].finish_reason = "shed"
+        return traces
+
+    def read() -> float:
+        happened.append("read")
+        return 60.0 * happened.count("read")
+
+    monkeypatch.setattr(driver, "prompt_for", prompt_for)
+    monkeypatch.setattr(driver.Drive, "run", shed_one)
+    monkeypatch.setattr(CounterMeter, "idle_watts", lambda self: None)
+    monkeypatch.setattr(session, "open_meter", lambda *args: CounterMeter(read, "rapl"))
+    config = compose(["workload.num_requests=3", "workload.output_len=4", "measure.roofline=false"])
+    directory = str(tmp_path / "sweep" / "cell-r")
+    record = (
+        session.Session(config, lambda event, **details: None)
+        .measure(Measurement("r", "c", "sweep", "a", 0, directory, config))
+        .record
+    )
+    window = happened[happened.index("read") :]
+    assert window == ["read", "read"]
+    assert record.metrics.output_tokens == 8 and record.energy.joules == 60
+    assert record.energy.joules_per_output_token == 7.5
