@@ -122,7 +122,8 @@ class SimulatedEngine(Adapter):
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
 
     Raises:
-        BadInput: neither records nor a roofline are given, or they do not fit the configuration.
+        BadInput: neither records nor a roofline are given, or they do not fit the configuration; or
+            `cache.eviction` goes by attention scores.
     """
 
     def __init__(
@@ -159,6 +160,13 @@ class SimulatedEngine(Adapter):
             max_num_seqs=policy.max_num_seqs,
         )
         layout = policy.on_full.fit(layout)
+        if (eviction := layout.eviction) is not None:
+            if eviction.scored:
+                raise BadInput(
+                    f"cache.eviction={eviction.name} goes by attention scores, and nothing is computed in a simulation: "
+                    "use cache.eviction=streaming, or engine=minivllm"
+                )
+            eviction.check(model.windows)
         self.clock = VirtualClock()
         self.cache = CacheManager(layout)
         self.scheduler = Scheduler(policy, self.cache, EventBus(), self.clock.now)
@@ -229,10 +237,11 @@ class SimulatedEngine(Adapter):
         for part in scheduled:
             request, first, count, is_prefill = part
             end = first + count
-            context += end
+            held = end - request.num_evicted_tokens  # see ScheduledRequest.seq_len
+            context += held
             if is_prefill:
                 prefill += count
-                pairs += count * (first + end + 1) / 2
+                pairs += count * (2 * held - count + 1) / 2
                 if request.started_s is None:
                     request.started_s = start
                     request.output = EngineOutput(request.request_id, TOKEN, None, start)

@@ -253,6 +253,44 @@ def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> N
         real.close()
 
 
+def test_what_was_evicted_is_not_read() -> None:
+    knobs = (
+        "cache.block_size=16",
+        "cache.eviction_budget=64",
+        "cache.eviction_sinks=4",
+        "cache.eviction_window=16",
+    )
+    under_test = engine("cache.eviction=streaming", *knobs)
+    asked: list[tuple[int, int, float]] = []
+
+    class Asked(Planted):
+        def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+            asked.append((prefill, context, pairs))
+            return super().__call__(requests, tokens, prefill, context, pairs)
+
+    under_test.step_times = Asked()
+    drive(under_test, workload((200, 40)), Offline(), SamplingParams(), under_test.clock)
+    assert under_test.liveness()["cache"]["tokens_evicted"] > 0
+    assert (
+        max(context for _, context, _ in asked) == 64 == max(s["context_tokens"] for s in under_test.steps())
+    )
+    # A block of sinks and one of the window stay; then 32 more tokens, each with all before it.
+    assert asked[:2] == [(64, 64, 64 * 65 / 2), (32, 64, 32 * (33 + 64) / 2)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cache.eviction=h2o"], "goes by attention scores"),
+        (["cache.eviction=snapkv"], "goes by attention scores"),
+        (["cache.eviction=streaming", "model=gemma3_1b", "model.weights=random"], "sliding window of 512"),
+    ],
+)
+def test_eviction_that_cannot_be_simulated_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        engine("cache.eviction_budget=64", "cache.prefix_caching=false", *overrides)
+
+
 def test_it_says_what_it_needs() -> None:
     with pytest.raises(
         BadInput, match=r"set engine\.steps=RUNS .* or engine\.bandwidth_gb_s and engine\.tflops"
