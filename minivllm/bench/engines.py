@@ -102,6 +102,7 @@ class MinivllmEngine(Adapter):
                 str(engine.runner.device),
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
+                config.windows,
             ),
             compile_s=self._compile_s(),
             attention_backend=engine.runner.attention.name,

@@ -9,12 +9,14 @@ An engine says what a token costs it in `EngineInfo.model`, a dictionary with
     flops_per_token               operations of the matrix products of one token: 2 a parameter that it meets
     kv_bytes_per_token            bytes of keys and values that one token of context adds, all layers
     attention_flops_per_token_pair  operations of one query token against one token of context, all layers
+    window                        tokens that layers with a sliding window see (optional; None where there are none)
+    windowed_share                share of the layers that have one (optional; 0 where it is missing)
     dtype                         compute dtype, "bfloat16", "float16" or "float32"
     device                        "cpu" or "cuda..." (optional; "cpu" where it is missing)
 
 Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
 
-    decode bytes  = sum over pure decode steps of streamed_weight_bytes + kv_bytes_per_token * context_tokens
+    decode bytes  = sum over pure decode steps of streamed_weight_bytes + kv_bytes_per_token * tokens read
                     + expert_weight_bytes * the experts that the step ran
     MBU           = decode bytes / seconds of those steps / measured bandwidth
     prefill flops = sum over pure prefill steps of flops_per_token * tokens + attention flops of the causal pairs
@@ -26,6 +28,9 @@ kind of step (Williams, Waterman and Patterson 2009).
 A pure decode step computes one token of each of its requests and no prompt token; a pure prefill step
 computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine counts them
 (`experts_run` of a step). For one that does not, they are taken to be those of one token, a lower bound.
+
+Tokens read are `context_tokens`, the sum of the sequences' lengths, but in layers with a sliding window
+`window_tokens`, the sum of min(length, window); for an engine that does not count them at least min(sum, window).
 """
 
 from __future__ import annotations
@@ -57,6 +62,7 @@ def model_costs(
     device: str = "cpu",
     expert_bytes: int | None = None,
     kv_bytes_per_token: int | None = None,
+    windows: Sequence[int | None] = (),
 ) -> dict[str, Any]:
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
@@ -68,8 +74,10 @@ def model_costs(
         device: where it runs.
         expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
         kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
+        windows: of the layers (`ModelConfig.windows`).
     """
     layers, width = model["num_layers"], model["head_dim"]
+    windowed = [window for window in windows if window is not None]  # all the same
     if kv_bytes_per_token is None:
         kv_bytes_per_token = 2 * layers * model["num_kv_heads"] * width * BYTES[dtype]
     head = model["vocab_size"] * model["hidden_size"]
@@ -87,6 +95,8 @@ def model_costs(
         "kv_bytes_per_token": kv_bytes_per_token,
         # q·k and p·v are each a multiply and an add for every head and dimension.
         "attention_flops_per_token_pair": 4.0 * layers * model["num_heads"] * width,
+        "window": min(windowed, default=None),
+        "windowed_share": len(windowed) / layers,
         "dtype": dtype,
         "device": device,
     }
@@ -169,10 +179,27 @@ def higher(first: Roofline, second: Roofline) -> Roofline:
     return Roofline(max(bandwidths) or None, max(rates) or None, first.matrix_dtype)
 
 
+def in_windows(costs: dict[str, Any], everywhere: float, in_window: float) -> float:
+    """Mean over the layers of a count that is another one in those with a sliding window."""
+    return everywhere + costs.get("windowed_share", 0.0) * (in_window - everywhere)
+
+
+def causal_pairs(length: float, window: float) -> float:
+    """Pairs of a token and one that it sees, itself included, of a sequence's first `length` tokens."""
+    near = min(length, window)
+    return near * (near + 1) / 2 + (length - near) * window
+
+
+def _window_tokens(costs: dict[str, Any], step: dict[str, Any]) -> float:
+    least = min(step["context_tokens"], costs.get("window") or step["context_tokens"])
+    return float(step.get("window_tokens", least))
+
+
 def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
     """Bytes that a step has to move: the weights that it streams and the keys and values of its context."""
     one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
-    cached = costs["kv_bytes_per_token"] * step["context_tokens"]
+    context = step["context_tokens"]
+    cached = costs["kv_bytes_per_token"] * in_windows(costs, context, _window_tokens(costs, step))
     return float(costs["streamed_weight_bytes"] + cached + one * step.get("experts_run", least))
 
 
@@ -180,11 +207,15 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     """Operations of a step that only decodes or only prefills, from below where it does not count its own pairs.
 
     `context_tokens` is the sum of the sequences' lengths after the step. Requests of equal shares are
-    assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs.
+    assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs. Within a window no
+    token attends to more than its request has there.
     """
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
     each, length = tokens / requests, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
+    if (window := costs.get("window")) is not None:
+        near = requests * (causal_pairs(length, window) - causal_pairs(length - each, window))
+        pairs = in_windows(costs, pairs, min(near, each * _window_tokens(costs, step)))
     body = costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
     return body + costs["head_flops_per_row"] * requests
 

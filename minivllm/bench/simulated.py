@@ -12,6 +12,7 @@ from minivllm.bench.clock import VirtualClock
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.lazy_prompt import answer_positions, runs_of
 from minivllm.bench.liveness import Counters, scheduling_counters, since
+from minivllm.bench.roofline import causal_pairs, in_windows
 from minivllm.bench.step_times import RooflineTimes, StepTimes, architecture_costs, fit_records
 from minivllm.cache.manager import CacheManager
 from minivllm.config import build
@@ -19,6 +20,7 @@ from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -31,6 +33,19 @@ ROW = (
     *("start_s", "num_requests", "num_tokens", "num_prefill_tokens", "context_tokens", "waiting"),
     *("kv_blocks_used", "kv_blocks_total", "kv_slots_wasted", "kv_slots_allocated", "forward_ms"),
 )
+
+
+def _in_windows(
+    costs: dict[str, Any], scheduled: Sequence[ScheduledRequest], context: float, pairs: float
+) -> tuple[float, float]:
+    """Tokens of context that a step reads, and its prompts' pairs: means over layers with and without a window."""
+    window, near, near_pairs = costs["window"], 0, 0.0
+    for part in scheduled:
+        held = part.seq_len
+        near += min(held, window)
+        if part.prefill:
+            near_pairs += causal_pairs(held, window) - causal_pairs(held - part.num_tokens, window)
+    return in_windows(costs, context, near), in_windows(costs, pairs, near_pairs)
 
 
 class SimulatedTokens(Sequence[Any]):
@@ -151,6 +166,8 @@ class SimulatedEngine(Adapter):
                 "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to records of "
                 "this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
             )
+        # Records do not say what was near: what is fitted to them goes by the whole context.
+        self._windowed = costs if steps is None and costs["window"] is not None else None
         policy = build(config["batching"])
         longest = config["model"].get("max_model_len") or model.max_position_embeddings
         layout = cache.layout(
@@ -249,7 +266,10 @@ class SimulatedEngine(Adapter):
                 decoded += count
             if end == request.token_ids.length:
                 sampling.append(request)
-        milliseconds = self.step_times(len(scheduled), prefill + decoded, prefill, context, pairs)
+        read: float = context
+        if self._windowed is not None:
+            read, pairs = _in_windows(self._windowed, scheduled, context, pairs)
+        milliseconds = self.step_times(len(scheduled), prefill + decoded, prefill, read, pairs)
         if plan.transfers and self._host_ms_per_block:
             moved = len(plan.transfers.saves) + len(plan.transfers.loads)
             milliseconds += moved * self._host_ms_per_block

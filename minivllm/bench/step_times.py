@@ -43,14 +43,15 @@ STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "FP8": 1.0, "NF4": 0.53, "Int4": 
 class StepTimes(Protocol):
     """Predicts steps."""
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
         """Milliseconds of a step, and of the gap after it.
 
         Args:
             requests: in the step.
             tokens: computed in it.
             prefill: those of them that catch up on a prompt.
-            context: cached tokens that attention reads, over all requests.
+            context: cached tokens that attention reads, over all requests; by the roofline a mean over the layers,
+                as those with a sliding window read fewer (`pairs` too).
             pairs: of a prefill token and a token that it attends to.
         """
 
@@ -74,7 +75,7 @@ class FittedTimes:
     records: int
     error: float
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
         """See StepTimes."""
         fixed, each, above, started, token, early, read, pair = self.coefficients
         wide = requests - RIDGE if requests > RIDGE else 0
@@ -111,7 +112,7 @@ class RooflineTimes:
     flops: float
     overhead_ms: float
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
         """See StepTimes. A decoding token's pairs are its context."""
         costs = self.costs
         experts = min(costs["experts"], costs["experts_per_token"] * tokens)  # if no two tokens share one
@@ -159,6 +160,7 @@ def architecture_costs(
         expert_bytes=int(in_experts * stored),
         kv_bytes_per_token=config.num_layers
         * token_bytes(config.num_kv_heads, config.head_dim, BYTES[dtype], kv_dtype),
+        windows=config.windows,
     )
     return {**costs, "experts": experts}, streamed + idle
 

@@ -51,6 +51,7 @@ class StepTimed:
     num_tokens: int
     num_prefill_tokens: int
     context_tokens: int  # cached tokens read by attention, over the requests of the step
+    window_tokens: int  # those of them that layers with a sliding window read
     experts_run: int  # experts that got tokens, summed over the layers; 0 in a dense model
     waiting: int
     kv_blocks_used: int

@@ -23,13 +23,11 @@ class Flight:
     """A step that the device was given."""
 
     plan: StepPlan
-    context_tokens: int
+    seq_lens: list[int]  # of the requests, see ScheduledRequest
     prepared_s: float  # on the clock of time.perf_counter
     computed_s: float
     sampling: list[Request] = field(default_factory=list)  # each gets one of the picks
-    forks: list[tuple[Request, Request]] = field(
-        default_factory=list
-    )  # of those, which start here: (parent, child)
+    forks: list[tuple[Request, Request]] = field(default_factory=list)  # parent, and child that starts here
     picks: Picks | None = None
     beams: list[Request] = field(default_factory=list)
     continuations: list[list[tuple[float, int]]] = field(default_factory=list)  # of each beam
@@ -63,7 +61,7 @@ class Launcher:
         """
         key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
         scored = self.runner.eviction is not None
-        context = sum(part.seq_len for part in plan.scheduled)
+        seq_lens = [part.seq_len for part in plan.scheduled]
         result: Tensor | Picks
         if self.graphs is not None and key is not None:
             self.graphs.fill(key, plan.scheduled, pending)
@@ -73,7 +71,7 @@ class Launcher:
             batch = self.runner.prepare(plan.scheduled, pending=pending)
             prepared = time.perf_counter()
             result = self.forward(plan.scheduled, batch)
-        flight = Flight(plan, context, prepared, time.perf_counter())
+        flight = Flight(plan, seq_lens, prepared, time.perf_counter())
         sampling = [part.request for part in plan.scheduled if part.samples]
         # The next step of these needs what the host has to find out first: penalties go by the tokens themselves. Stop
         # tokens that may not come yet are masked row by row, and each mask is a wait.

@@ -72,6 +72,7 @@ class Pretrained:
                 size - idle * embedding.element_size(),
                 self.dtype,
                 str(self.device),
+                windows=config.windows,
             ),
             attention_backend=self.attn_implementation,
             warnings=list(self.source.warnings),

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from minivllm.bench import roofline
+from minivllm.bench.engines import MinivllmEngine
 from minivllm.bench.record import Roofline
 from minivllm.bench.roofline import best_seconds, last_level_cache, model_costs, probe, usage
+from minivllm.config import compose
+from minivllm.engine.params import SamplingParams
+from tests.reference import make_checkpoint
 
 MODEL = {
     "num_layers": 2,
@@ -73,6 +77,41 @@ def test_a_mixture_reads_the_experts_that_a_step_ran() -> None:
     assert usage(costs, counted, Roofline()).decode_bytes == 2 * 2320 + 5 * 420
     # An engine that does not count them: those of one token, so that the use is understated and never more.
     assert usage(costs, [step(num_tokens=2, context_tokens=0)], Roofline()).decode_bytes == 2320 + 2 * 420
+
+
+def test_layers_with_a_window_read_no_more_than_it() -> None:
+    """One of two layers sees 8 tokens: of requests of 3 and 27 tokens it reads 11, the other 30."""
+    costs = model_costs(MODEL, 1000, 2000, "bfloat16", windows=(8, None))
+    decode = step(num_tokens=2, num_requests=2, context_tokens=30, window_tokens=11)
+    result = usage(costs, [decode], Roofline())
+    assert result.decode_bytes == 2000 + 64 * (30 + 11)
+    assert result.decode_flops == 1600 * 2 + 128 * (30 + 11) + 400 * 2
+    # An engine that does not count them: of 30 tokens at least 8 are within some window.
+    uncounted = step(num_tokens=2, num_requests=2, context_tokens=30)
+    assert usage(costs, [uncounted], Roofline()).decode_bytes == 2000 + 64 * (30 + 8)
+    # Of a prompt of 10 tokens the last two see 8, of its next chunk of 4 all do.
+    chunks = [
+        step(num_tokens=10, num_prefill_tokens=10, context_tokens=10, window_tokens=8),
+        step(num_tokens=4, num_prefill_tokens=4, context_tokens=14, window_tokens=8),
+    ]
+    pairs = 14 * 15 / 2 + 8 * 9 / 2 + 6 * 8
+    assert usage(costs, chunks, Roofline()).prefill_flops == 1600 * 14 + 128 * pairs + 400 * 2
+
+
+def test_the_engine_counts_what_is_within_the_window(tmp_path: Path) -> None:
+    """Two layers of three see 7 tokens."""
+    make_checkpoint(tmp_path, "gemma3_text")
+    engine = MinivllmEngine(
+        compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", "runtime.device=cpu"])
+    )
+    for length in (3, 20):
+        engine.submit(str(length), list(range(5, 5 + length)), SamplingParams(max_tokens=3, ignore_eos=True))
+    while engine.engine.has_unfinished:
+        engine.poll()
+    counted = [(s["context_tokens"], s["window_tokens"]) for s in engine.steps()]
+    assert counted == [(3 + 20, 3 + 7), (4 + 21, 4 + 7), (5 + 22, 5 + 7)]
+    assert engine.info.model["window"] == 7 and engine.info.model["windowed_share"] == pytest.approx(2 / 3)
+    engine.close()
 
 
 def test_prefill_flops_and_mfu() -> None:

@@ -253,6 +253,19 @@ def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> N
         real.close()
 
 
+def test_layers_with_a_window_take_the_time_of_what_they_see() -> None:
+    """Of Gemma 3 1B's 26 layers 22 see 512 tokens."""
+    under_test = engine(
+        "model=gemma3_1b", "model.weights=random", "model.max_model_len=8192", "engine.overhead_ms=0"
+    )
+    costs = under_test.step_times.costs  # type: ignore[attr-defined]
+    drive(under_test, workload((4000, 3)), Offline(), SamplingParams(), under_test.clock)
+    last = under_test.steps()[-1]
+    assert last["context_tokens"] == 4002
+    read = costs["streamed_weight_bytes"] + costs["kv_bytes_per_token"] * (4 * 4002 + 22 * 512) / 26
+    assert last["forward_ms"] == pytest.approx(1e3 * read / 20e9)
+
+
 def test_what_was_evicted_is_not_read() -> None:
     knobs = (
         "cache.block_size=16",
