@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -77,8 +76,7 @@ def complete(
     """
     from minivllm.bench.validity import check_telemetry  # late: it takes numpy along
 
-    handover = measurement.path / storage.HANDOVER
-    record = json.loads(handover.read_text(encoding="utf-8"))
+    record = json.loads((measurement.path / storage.HANDOVER).read_text(encoding="utf-8"))
     memory, validity = record["memory"], record["validity"]
     if window is None:
         rows = []
@@ -100,7 +98,5 @@ def complete(
         record["error"] = asdict(Failure("Invalid", message))
     record["provenance"] = facts
     storage.write_parquet(measurement.path / storage.TELEMETRY, rows)
-    storage.write_json(measurement.path / storage.RECORD, record)
-    with contextlib.suppress(OSError):
-        handover.unlink()
+    storage.finish(measurement.path, record)
     return record["status"], message

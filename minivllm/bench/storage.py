@@ -166,7 +166,12 @@ def write_record(
     for name, rows in ((REQUESTS, requests), (STEPS, steps), (TELEMETRY, telemetry)):
         if rows is not None:
             write_parquet(directory / name, rows)
-    write_json(directory / RECORD, record.to_dict())
+    finish(directory, record.to_dict())
+
+
+def finish(directory: Path, record: dict[str, Any]) -> None:
+    """Write record.json, the last of a measurement's files, and remove what it takes the place of."""
+    write_json(directory / RECORD, record)
     with suppress(OSError):
         (directory / HANDOVER).unlink()
     remove(_aside(directory))

@@ -11,6 +11,8 @@ import pandas
 import pytest
 
 from minivllm.bench import storage
+from minivllm.bench.completion import complete
+from minivllm.bench.measurement import Measurement
 from minivllm.bench.record import Record
 
 
@@ -154,3 +156,16 @@ def test_a_finished_record_stays_until_it_is_replaced(tmp_path: Path) -> None:
     storage.recover(directory)
     assert (directory / storage.RECORD).read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]
+
+
+def test_what_a_worker_handed_over_replaces_the_record_that_was_put_aside(tmp_path: Path) -> None:
+    directory = tmp_path / "cell-1"
+    measurement = Measurement("r", "c", "s", "a", 0, str(directory), {"measure": {}})
+    for _ in range(2):
+        storage.prepare(directory, {})
+        storage.write_json(directory / storage.HANDOVER, measurement.record("ok").to_dict())
+        assert complete(measurement, {}, [], None) == ("ok", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]
+    storage.remove(directory)
+    storage.recover(directory)
+    assert not directory.exists()  # a record that somebody deletes does not come back as an older one
