@@ -115,7 +115,7 @@ def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold:
             matched.append((cell, partner))
             used.add((partner.cell_id, partner.arm))
     drafts = [_Draft(one, other, figure) for one, other in matched]
-    tests = sum(draft.problem is None for draft in drafts)
+    tests = sum(draft.problem is None and not draft.broken for draft in drafts)
     estimates = [draft.estimate(tests) for draft in drafts]
     corrected = statistics.holm([e.p_value if e else None for e in estimates])
     cells = [

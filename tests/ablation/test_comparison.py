@@ -101,6 +101,18 @@ def test_a_cell_that_fails_now_is_a_regression() -> None:
     assert turned.exit_code == 3 and "the first run has no" in turned.conclusion
 
 
+def test_a_cell_that_fails_now_takes_no_blocks_from_the_others() -> None:
+    """Four blocks of each run are enough for one test, and a cell without figures is not tested."""
+    before, after = quiet(run_rows(blocks=4)), quiet(run_rows(blocks=4, day=2))
+    arms = ("with a", "with b")
+    before, after = ([row for row in rows if row["arm"] in arms] for rows in (before, after))
+    for row in after:
+        if row["arm"] == "with b":
+            row["status"] = "oom"
+    found = compared(before, after)
+    assert {cell.cell_id: cell.verdict for cell in found.cells} == {"a": "none", "b": "failed"}
+
+
 def test_other_devices_are_not_comparable() -> None:
     after = run_rows(day=2)
     for row in after:
