@@ -282,7 +282,7 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     command = [f"--config-dir={user_dir / 'conf'}", "model=mine", "cache.block_size=8,16"]
     done = cli("-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine")
     assert done.code == 0 and ": done" in done.out
-    assert 3 <= max(blocks) + 1 <= 20 and sorted(blocks) == sorted([*range(max(blocks) + 1)] * 2)
+    assert 4 <= max(blocks) + 1 <= 20 and sorted(blocks) == sorted([*range(max(blocks) + 1)] * 2)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_holm_by_hand() -> None:
     assert holm([None]) == [None] and holm([]) == []
 
 
-@pytest.mark.parametrize("n", [6, 8, 12])
+@pytest.mark.parametrize("n", [statistics.FEWEST, 6, 8, 12])
 def test_intervals_contain_the_truth_as_often_as_they_say(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 999)
     rng = np.random.default_rng(n)
@@ -64,6 +64,15 @@ def test_intervals_contain_the_truth_as_often_as_they_say(n: int, monkeypatch: p
         assert found.low is not None and found.high is not None
         inside += found.low <= 0.9 <= found.high
     assert binomtest(inside, 300, 1 - ALPHA).pvalue > 1e-3
+
+
+def test_three_blocks_give_no_interval() -> None:
+    """Theirs would contain the truth in about 81 of 100 cases."""
+    x = np.random.default_rng(0).normal(0, 0.02, 4)
+    assert statistics.FEWEST == 4
+    assert paired(x[:3]).low is None and paired(x[:3]).width is None and paired(x).low is not None
+    assert two_sample(x, x[:3]).low is None and two_sample(x[:3], x).high is None
+    assert two_sample(x, x + 0.1).low is not None
 
 
 def test_two_samples() -> None:
