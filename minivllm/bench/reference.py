@@ -28,7 +28,7 @@ import numpy as np
 
 from minivllm.bench import storage
 from minivllm.bench.engine import LogitsEngine
-from minivllm.bench.identity import code_hash, digest, environment_hash
+from minivllm.bench.identity import code_hash, digest, engine_id, environment_hash
 from minivllm.bench.quality import (
     LOG_PROBS,
     Reference,
@@ -83,7 +83,13 @@ def reference_id(config: dict[str, Any]) -> str:
         words = _file_hash(tokenizer) if tokenizer and tokenizer.is_file() else None
         checkpoint = [source.fingerprint, words, model.get("max_model_len")]
     text = _file_hash(text_path(knobs))
-    return digest([checkpoint, {**knobs, "text": text}, code_hash(), environment_hash(device), device])
+    engine = engine_id({**_usual(knobs), "model": checkpoint})
+    return digest([engine, {**knobs, "text": text}, code_hash(), environment_hash(device), device])
+
+
+def _usual(knobs: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of default options, in the reference's precision and with a place for each prompt."""
+    return compose([f"quant={knobs['reference']}", f"batching.max_num_seqs={knobs['prompts']}"])
 
 
 def _file_hash(path: Path) -> str:
@@ -163,10 +169,10 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     from minivllm.bench.engines import MinivllmEngine  # imports torch, so only here
 
     knobs = config["quality"]
-    defaults = compose([f"quant={knobs['reference']}", f"batching.max_num_seqs={knobs['prompts']}"])
+    usual = _usual(knobs)
     where = {key: config["runtime"][key] for key in ("device", "threads")}
-    runtime = {**defaults["runtime"], **where}
-    engine = MinivllmEngine({**defaults, "model": config["model"], "runtime": runtime})
+    runtime = {**usual["runtime"], **where}
+    engine = MinivllmEngine({**usual, "model": config["model"], "runtime": runtime})
     refuse_random(engine.info.weights)
     window, stride = window_and_stride(knobs, engine.info.max_model_len)
     token_ids, num_bytes = _tokens(engine, knobs)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,22 @@ def test_the_address_is_of_the_content(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         ids.append(reference.reference_id(make_config(f"quality.text={tmp_path / name}")))
     assert base != ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(
+    ("group", "knob"), [("cache", "block_size"), ("attention", "_target_"), ("batching", "chunked_prefill")]
+)
+def test_other_defaults_are_another_reference(group: str, knob: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed with the default options, which lie in conf/ and not in the code."""
+    config = make_config()
+    base = reference.reference_id(config)
+
+    def edited(overrides: Sequence[str]) -> dict[str, Any]:
+        usual = compose(overrides)
+        return {**usual, group: {**usual[group], knob: "another"}}
+
+    monkeypatch.setattr(reference, "compose", edited)
+    assert reference.reference_id(config) != base
 
 
 def test_the_log_probabilities_are_capped(tmp_path: Path) -> None:
