@@ -16,6 +16,7 @@ from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.models.kernels.grouped import group_experts
 from minivllm.models.weights import Progress
+from minivllm.threads import thread_count
 
 
 def select_device(name: str) -> torch.device:
@@ -70,8 +71,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         BadInput: an option cannot be used with this model or on this machine.
     """
     device = select_device(config["runtime"]["device"])
-    if config["runtime"]["threads"] is not None:
-        torch.set_num_threads(config["runtime"]["threads"])
+    torch.set_num_threads(thread_count(config["runtime"]))
     policy = build(config["batching"])
     cache = build(config["cache"])
     level = config["runtime"]["determinism"]

@@ -73,6 +73,7 @@ TORCH_FREE = (
     "minivllm",
     "minivllm.cli",
     "minivllm.config",
+    "minivllm.threads",
     "minivllm.engine.scheduler",
     "minivllm.engine.params",
     "minivllm.cache.pool",

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from minivllm.bench.gpu import open_gpu
-from minivllm.errors import BadInput
+from minivllm.threads import thread_count, usable_cores, usual_threads
 
 PACKAGES = (
     "torch",
@@ -121,31 +121,6 @@ def cpu() -> dict[str, Any]:
     }
 
 
-def usable_cores() -> int:
-    """Logical cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def thread_count(runtime: dict[str, Any]) -> int:
-    """`runtime.threads`, or $MINIVLLM_THREADS, or all physical cores that the process may use.
-
-    Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ between launchers.
-    """
-    if wanted := runtime.get("threads") or _usual_threads():
-        return int(wanted)
-    return max(1, min(psutil.cpu_count(logical=False) or 1, usable_cores()))
-
-
-def _usual_threads() -> int | None:
-    """What the environment asks for where `runtime.threads` says nothing. Raises BadInput."""
-    told = os.environ.get("MINIVLLM_THREADS")
-    if not told:
-        return None
-    if not told.isdecimal() or not int(told):
-        raise BadInput(f"MINIVLLM_THREADS={told!r} must be a number of at least 1; or set runtime.threads")
-    return int(told)
-
-
 def environment(device: str, python: str | None = None) -> dict[str, Any]:
     """What the numbers depend on besides the code; hashed into the run id.
 
@@ -155,7 +130,7 @@ def environment(device: str, python: str | None = None) -> dict[str, Any]:
     """
     gpu = open_gpu(device).describe()
     facts = {"packages": packages(), "device": gpu.get("name") or cpu()["model"], "driver": gpu.get("driver")}
-    if threads := _usual_threads():
+    if threads := usual_threads():
         facts["threads"] = threads
     return facts if python is None else {**facts, "peer_packages": peer_packages(python)}
 

@@ -27,7 +27,6 @@ from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
 from minivllm.bench.measurement import Measurement
-from minivllm.bench.provenance import thread_count
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
 from minivllm.bench.roofline import exceeds, higher, last_level_cache, probe, usage
@@ -36,6 +35,7 @@ from minivllm.bench.workload import Workload
 from minivllm.config import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.threads import thread_count
 
 Rows = list[dict[str, Any]]
 
@@ -107,7 +107,8 @@ class Session:
     def _load(self) -> None:
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
-        if "torch" in sys.modules:  # engines without it must not pay for the import
+        # For classes of users, who may have set none; engines without torch must not pay for the import.
+        if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 

@@ -26,9 +26,10 @@ from minivllm.bench.device_lock import device_lock
 from minivllm.bench.gpu import NullGpu, open_gpu
 from minivllm.bench.identity import code_hash, engine_id, profile_wanted
 from minivllm.bench.measurement import Measurement
-from minivllm.bench.provenance import provenance, thread_count
+from minivllm.bench.provenance import provenance
 from minivllm.bench.telemetry import Telemetry
 from minivllm.errors import BadInput
+from minivllm.threads import thread_count
 
 Progress = Callable[[dict[str, Any]], None]
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed

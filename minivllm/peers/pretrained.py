@@ -18,6 +18,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.source import Source, resolve
 from minivllm.models.weights import RandomWeights
 from minivllm.peers.presence import INSTALL
+from minivllm.threads import thread_count
 
 
 @dataclass
@@ -102,8 +103,7 @@ def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrai
     """
     transformers = import_transformers(peer)
     device = select_device(config["runtime"]["device"])
-    if config["runtime"]["threads"] is not None:
-        torch.set_num_threads(config["runtime"]["threads"])
+    torch.set_num_threads(thread_count(config["runtime"]))
     node, dtype = config["model"], str(config["quant"]["dtype"])
     _, source = resolve(node, allow_random=False)
     sizes = ModelConfig.from_dict(source.config)

@@ -13,7 +13,6 @@ from typing import Any
 from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.gpu import open_gpu
-from minivllm.bench.provenance import thread_count
 from minivllm.bench.step_times import architecture_costs
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.tokenizer import Tokenizer
@@ -23,6 +22,7 @@ from minivllm.models.source import Source, resolve
 from minivllm.peers.child import Child
 from minivllm.peers.presence import require
 from minivllm.peers.tables import VLLM
+from minivllm.threads import thread_count
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 CPU_KV_CACHE_GB = 4.0

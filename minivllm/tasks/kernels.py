@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.bench import identity, storage
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.provenance import provenance, thread_count
+from minivllm.bench.provenance import provenance
 from minivllm.bench.record import portable
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import fresh_name
+from minivllm.threads import thread_count
 
 if TYPE_CHECKING:
     from minivllm.bench.kernels.case import Setting

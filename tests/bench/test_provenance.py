@@ -11,8 +11,7 @@ import pytest
 
 from minivllm.bench import gpu
 from minivllm.bench import provenance as module
-from minivllm.bench.provenance import environment, provenance, thread_count, usable_cores
-from minivllm.errors import BadInput
+from minivllm.bench.provenance import environment, provenance
 from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
@@ -56,23 +55,13 @@ def test_a_gpu_is_named_only_where_the_run_is_on_it(
     assert (environment(device)["device"] == "Fake H200") == named
 
 
-def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_threads_that_a_variable_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
-    assert 1 <= thread_count({"threads": None}) <= usable_cores()
-    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
-    monkeypatch.setattr(module, "usable_cores", lambda: 4)
-    assert thread_count({}) == 4
-    assert thread_count({"threads": 6}) == 6
     without = environment("cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as launchers set it
-    assert thread_count({}) == 4 and environment("cpu") == without
+    assert environment("cpu") == without
     monkeypatch.setenv("MINIVLLM_THREADS", "3")
-    assert thread_count({"threads": None}) == 3 and thread_count({"threads": 6}) == 6
     assert environment("cpu") == {**without, "threads": 3}
-    for wrong in ("0", "all"):
-        monkeypatch.setenv("MINIVLLM_THREADS", wrong)
-        with pytest.raises(BadInput, match=f"MINIVLLM_THREADS='{wrong}' must be a number"):
-            thread_count({})
 
 
 def test_uncommitted_changes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
