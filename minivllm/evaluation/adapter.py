@@ -313,7 +313,9 @@ class MiniVLLM(TemplateLM):
         until = [text for text in handle_stop_sequences(kwargs.pop("until"), eos=end) if text]
         kwargs.pop("do_sample")  # told by the temperature, now
         if kwargs.pop("num_beams", 1) != 1:
-            raise BadInput("generation_kwargs: num_beams must be 1: beam search is not built")
+            raise BadInput(
+                "generation_kwargs: num_beams must be 1: a beam ends at a token, and what ends an answer is text"
+            )
         for name in kwargs:
             if name not in GENERATION:
                 raise BadInput(f"generation_kwargs: the engine has no {name}; {nearest(name, GENERATION)}")

@@ -132,7 +132,7 @@ def test_sampling_goes_to_the_engine(pair: Pair) -> None:
     ("options", "complaint"),
     [
         ({"temprature": 1.0}, "did you mean temperature"),
-        ({"num_beams": 4}, "beam search is not built"),
+        ({"num_beams": 4}, "a beam ends at a token"),
         ({"max_gen_toks": 2048}, "leaves no room"),
         ({"top_p": 2.0}, "top_p"),
     ],
