@@ -107,8 +107,7 @@ class Session:
     def _load(self) -> None:
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
-        # For classes of users, who may have set none; engines without torch must not pay for the import.
-        if "torch" in sys.modules:
+        if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
