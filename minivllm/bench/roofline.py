@@ -184,10 +184,14 @@ def in_windows(costs: dict[str, Any], everywhere: float, in_window: float) -> fl
     return everywhere + costs.get("windowed_share", 0.0) * (in_window - everywhere)
 
 
-def causal_pairs(length: float, window: float) -> float:
-    """Pairs of a token and one that it sees, itself included, of a sequence's first `length` tokens."""
-    near = min(length, window)
-    return near * (near + 1) / 2 + (length - near) * window
+def causal_pairs(length: float, count: float, window: float) -> float:
+    """Pairs of one of the last `count` tokens of a sequence of `length` and a token that it sees, itself included."""
+
+    def of_first(tokens: float) -> float:
+        near = min(tokens, window)
+        return near * (near + 1) / 2 + (tokens - near) * window
+
+    return of_first(length) - of_first(length - count)
 
 
 def _window_tokens(costs: dict[str, Any], step: dict[str, Any]) -> float:
@@ -214,7 +218,7 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     each, length = tokens / requests, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
     if (window := costs.get("window")) is not None:
-        near = requests * (causal_pairs(length, window) - causal_pairs(length - each, window))
+        near = requests * causal_pairs(length, each, window)
         pairs = in_windows(costs, pairs, min(near, each * _window_tokens(costs, step)))
     body = costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
     return body + costs["head_flops_per_row"] * requests

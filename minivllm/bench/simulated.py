@@ -44,7 +44,7 @@ def _in_windows(
         held = part.seq_len
         near += min(held, window)
         if part.prefill:
-            near_pairs += causal_pairs(held, window) - causal_pairs(held - part.num_tokens, window)
+            near_pairs += causal_pairs(held, part.num_tokens, window)
     return in_windows(costs, context, near), in_windows(costs, pairs, near_pairs)
 
 

@@ -79,10 +79,8 @@ class KVCache:
         else:
             self.host = zeros(rows, torch.uint8, torch.device("cpu"))
         self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
-        if self.disk is not None:
-            weakref.finalize(
-                self, self.disk.close
-            )  # also where the engine is refused, or dropped without close()
+        if self.disk is not None:  # also where the engine is refused, or dropped without close()
+            weakref.finalize(self, self.disk.close)
         self._moves: deque[Callable[[], None]] = deque()  # what a transfer still has to do
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]

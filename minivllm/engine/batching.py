@@ -175,9 +175,9 @@ class Dynamic(Static):
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
         """When the first to come has waited long enough; None if the batch is full."""
-        if not waiting or len(waiting) >= self.max_num_seqs:
+        if len(waiting) >= self.max_num_seqs:  # so that a long line is not counted at every step
             return None
-        if sum(1 + len(request.siblings) for request in waiting) >= self.max_num_seqs:
+        if not waiting or sum(1 + len(request.siblings) for request in waiting) >= self.max_num_seqs:
             return None
         return min(request.arrival_s for request in waiting) + self.max_wait_ms / 1000
 

@@ -22,8 +22,6 @@ from minivllm.models.layers import MLP
 from minivllm.models.loading import LoadedModel
 
 ROWS = 16  # of every matrix product at the level "batch"
-
-
 _ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of engines that want deterministic kernels
 
 

@@ -271,8 +271,7 @@ class Engine:
         for request, search in searches.items():
             if (error := next((beam.error for beam in search.beams if beam.error), None)) is not None:
                 request.error = error
-                self._finish(request, "error")
-                outputs.append(TokenOutput(request, None, "", "error"))
+                outputs.append(self._fail(request))
                 continue
             if not search.ready:
                 continue
@@ -288,8 +287,7 @@ class Engine:
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
         """Add a sampled token to its request and end the request if that was the last one, or its mask failed."""
         if request.error is not None:
-            self._finish(request, "error")
-            return TokenOutput(request, None, "", "error")
+            return self._fail(request)
         reason = request.append(token_id)
         text = ""
         detokenizer = self._detokenizers.get(request.request_id)
@@ -302,6 +300,11 @@ class Engine:
         if reason is not None:
             self._finish(request, reason)
         return TokenOutput(request, token_id, text, reason, logprobs)
+
+    def _fail(self, request: Request) -> TokenOutput:
+        """End a request for its `error`."""
+        self._finish(request, "error")
+        return TokenOutput(request, None, "", "error")
 
     def _finish(self, request: Request, reason: str) -> None:
         self.scheduler.finish(request, reason)

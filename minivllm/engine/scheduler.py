@@ -237,7 +237,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, count: int, step: _Step) -> None:
         # Not when it joins, as a whole batch may do so before there are tokens for all: then it still waits.
-        if request.state is not RequestState.DECODE and request.state is not RequestState.PREFILL:
+        if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
             self._changed(request, RequestState.PREFILL)
         prefill = count > 1 or request.state is RequestState.PREFILL
         part = ScheduledRequest(request, request.num_computed_tokens, count, prefill)
