@@ -118,7 +118,7 @@ class CostPerMillion(Figure):
 
 
 class Bandwidth(Figure):
-    """Memory bandwidth as measured when the run began: the fastest of several plain reads of 1 GiB.
+    """Memory bandwidth as measured when the run began: the fastest of several reads of 1 GiB.
 
     Formula: bytes read / shortest time.
     Example: 1.07e9 bytes in 50 ms: 21.5 GB/s.

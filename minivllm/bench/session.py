@@ -29,7 +29,7 @@ from minivllm.bench.judge import Judge
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
-from minivllm.bench.roofline import exceeds, higher, last_level_cache, probe, usage
+from minivllm.bench.roofline import exceeds, last_level_cache, probe, raised, usage
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
@@ -137,10 +137,9 @@ class Session:
         self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
         self._idle_watts = self._meter.idle_watts()
 
-    def _probe_again(self) -> None:
+    def _probe_again(self, reached: Callable[[Roofline], Roofline]) -> None:
         """A run that passes the limits says that others used the machine while they were measured."""
-        again, _ = probe(self._device(), self._limits.matrix_dtype or "float32")
-        self._limits = higher(self._limits, again)
+        self._limits = raised(self._limits, self._device(), reached)
         self._notes.append(
             "the hardware's limits were measured again, after a run that had passed the first figures"
         )
@@ -236,7 +235,7 @@ class Session:
             liveness=liveness,
         )
         if exceeds(record.roofline):
-            self._probe_again()
+            self._probe_again(reached)
             record.roofline = reached(self._limits)
         energy.joules_per_output_token = per_token(energy, record.metrics.output_tokens)
         record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)

@@ -221,6 +221,31 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(
     assert seen == timed * 2
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_memory_is_also_read_as_the_kernels_read_weights(
+    monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    """A limit that an engine could pass would be none. Each read is timed once; the last one is the fastest here."""
+    import torch
+
+    seconds = iter([4.0, 3.0, 2.0, 1.0])
+    read = []
+
+    def timed(action: Any, synchronise: Any, calls: int) -> float:
+        read.append(action())
+        return next(seconds)
+
+    monkeypatch.setattr(roofline, "best_seconds", timed)
+    if not kernels:
+        monkeypatch.setattr(roofline, "_cpu_kernels", lambda device: None)
+    found = roofline._cpu_kernels("cpu")
+    own = found is not None and found.has_linear
+    assert roofline._bandwidth(torch, "cpu", 3 << 20, lambda: None) == (3 << 20) / (1.0 if own else 2.0)
+    assert len(read) == (4 if own else 3)
+    if own:
+        assert read[-1].shape == (1, (3 << 20) // 2048)  # 1024 inputs of two bytes for each output
+
+
 def test_calls_in_a_row_share_the_time_of_a_try() -> None:
     """What a launch and a wait take besides must not count: here each wait costs as much as five calls."""
     waits = []
