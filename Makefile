@@ -16,7 +16,7 @@ run: install
 	$(BIN)/python run.py
 
 test: install
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 check: install
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from minivllm.bench.identity import NEUTRAL_RUNTIME
 from minivllm.bench.records import read_records
 from minivllm.bench.roofline import BYTES, model_costs
 from minivllm.bench.storage import STEPS
+from minivllm.bench.validity import overlap_steps
 from minivllm.cache.manager import token_bytes
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -193,8 +194,8 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
     if steps < LEAST_STEPS:
         raise BadInput(
             f"engine.steps={place}: {used} of {len(records)} records there have the same "
-            f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps; at least {LEAST_STEPS} are needed: "
-            "measure a few cells of this model with engine=minivllm first"
+            f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps that did not overlap; at least {LEAST_STEPS} "
+            "are needed: measure a few cells of this model with engine=minivllm runtime.overlap=false first"
         )
     coefficients, error = fit(
         np.concatenate([features for features, _ in columns]), np.concatenate([times for _, times in columns])
@@ -214,7 +215,9 @@ def _identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(record: dict[str, Any]) -> bool:
-    return bool((record["config"].get("engine") or {}).get("_target_") == MEASURED)
+    """Whether its steps are those of this scheduler, each with a time of its own."""
+    own = (record["config"].get("engine") or {}).get("_target_") == MEASURED
+    return own and not overlap_steps(record.get("liveness") or {})
 
 
 def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:

@@ -442,6 +442,8 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a" / "failed", real, status="oom")
     write_run(tmp_path / "runs" / "a" / "other", compose(["quant=fp32"]))
     write_run(tmp_path / "runs" / "a" / "peer", compose(["engine=transformers"]))
+    # A step that was launched before the one before it had ended holds the wait for that one.
+    write_run(tmp_path / "runs" / "a" / "overlapped", real, liveness={"runtime": {"overlap_steps": 3}})
     # Batching and the length of the context may differ: a step costs the same.
     # So do steps of records that were profiled afterwards, or made when nothing could be.
     write_run(tmp_path / "runs" / "a" / "profiled", compose(["runtime.profile=true"]), seed=2)
@@ -455,10 +457,10 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     assert "1600 steps of 4 records" in fitted.describe() and "0.2 requests" in fitted.describe()
     with pytest.raises(
         BadInput,
-        match=r"0 of 6 records there have the same model, quant, attention, runtime and cache.kv_dtype",
+        match=r"0 of 7 records there have the same model, quant, attention, runtime and cache.kv_dtype",
     ):
         fit_records(str(tmp_path / "runs"), compose(["quant=nf4"]))
-    with pytest.raises(BadInput, match="0 of 6 records"):
+    with pytest.raises(BadInput, match="0 of 7 records"):
         fit_records(str(tmp_path / "runs"), compose(["cache.kv_dtype=int8"]))
     with pytest.raises(BadInput, match="no such file or folder"):
         fit_records(str(tmp_path / "none"), wanted)
