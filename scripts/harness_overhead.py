@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,12 @@ def event_cost(listen: Callable[[Any], None]) -> float:
     """Seconds to build and deliver one step's events: plan, blocks, timing."""
     bus = EventBus()
     bus.subscribe(listen)
+    timed: list[Any] = [1] * len(fields(StepTimed))
 
     def one_step() -> None:
         bus.emit(StepPlanned(0.0, 1, 1, 0, 0, 0))
         bus.emit(BlocksChanged(0.0, 1, 2))
-        bus.emit(StepTimed(0.0, 1, 1, 0, 9, 0, 1, 2, 7, 16, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
+        bus.emit(StepTimed(*timed))
 
     return per_call(one_step)
 
