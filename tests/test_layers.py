@@ -115,8 +115,8 @@ TORCH_FREE = (
 )
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3410
-MOST_ENGINE_LINES = 6150
+MOST_CORE_LINES = 3430
+MOST_ENGINE_LINES = 6200
 CORE = (
     "engine",
     "cache",
@@ -130,7 +130,7 @@ CORE = (
 ASIDE = {
     *(PACKAGE / "cache" / name for name in ("disk.py", "offload.py")),
     *(PACKAGE / "attention" / name for name in ("flash.py", "flex.py", "ragged.py", "torch_varlen.py")),
-    *(PACKAGE / "engine" / name for name in ("capture.py", "compiled.py", "graphs.py")),
+    *(PACKAGE / "engine" / name for name in ("capture.py", "chat_template.py", "compiled.py", "graphs.py")),
 }
 MOST_FILE_LINES = 420
 

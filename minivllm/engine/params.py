@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
@@ -13,6 +15,13 @@ from minivllm.errors import BadInput
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
 # or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
 TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
+
+
+def _token_ids(what: str, ids: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(token) for token in ids)
+    except TypeError:
+        raise BadInput(f"{what}={ids!r} must be token ids, whole numbers") from None
 
 
 @dataclass(frozen=True)
@@ -81,11 +90,11 @@ class SamplingParams:
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if (ids := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _token_ids(f"decoding.{name}", ids))
         if self.logit_bias is not None:
             try:  # JSON has no keys but strings
                 biases = {int(token): float(bias) for token, bias in self.logit_bias.items()}
@@ -101,6 +110,15 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise BadInput(f"decoding.{name}={value!r} must be a whole number")
+        for name in (
+            *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+            *("length_penalty", "deadline_ms"),
+        ):
+            value = getattr(self, name)
+            if not (value is None and name == "deadline_ms") and (
+                isinstance(value, bool) or not isinstance(value, Real)
+            ):
+                raise BadInput(f"decoding.{name}={value!r} must be a number")
         rules = (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or null"),
             (
@@ -126,7 +144,7 @@ class SamplingParams:
             ("beam_width", self.beam_width >= 1, "at least 1"),
             ("length_penalty", math.isfinite(self.length_penalty), "a finite number"),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
-            ("stop", all(self.stop), "non-empty strings"),
+            ("stop", all(isinstance(text, str) and text for text in self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or null"),
             (
                 "prompt_logprobs",

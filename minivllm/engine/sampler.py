@@ -17,6 +17,8 @@ from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 
 MASK32 = 0xFFFFFFFF
+# Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.
+APART = 0x9E3779B9
 
 
 @dataclass
@@ -56,7 +58,8 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
     Returns:
         float32 [R, K], above 0, the same on every device and in every batch.
     """
-    key = _mix(_mix((seeds & MASK32) ^ _mix((seeds >> 32) & MASK32)) ^ (positions & MASK32))
+    state = _mix((seeds & MASK32) ^ _mix((seeds >> 32) & MASK32))
+    key = _mix(_mix(state ^ (positions & MASK32)) ^ APART)
     bits = _mix(_mix(token_ids) ^ key[:, None])
     # Rounding may make the uniform number 1, whose noise is infinite: that token is just not drawn. It
     # cannot be 0, whose noise would draw a token of probability 0.
@@ -108,12 +111,16 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
     for ids in allowed:
         if ids is None:
             continue
-        if not isinstance(ids, Tensor):
-            ids = torch.tensor(list(ids), dtype=torch.int64)
+        ids = torch.as_tensor(ids if hasattr(ids, "shape") else list(ids)).cpu()
+        if ids.numel() == 0:
+            ids = ids.long()  # nothing has no type
+        if ids.dtype is not torch.bool and (ids.is_floating_point() or (ids < 0).any()):
+            raise BadInput(
+                f"request {request.request_id}: a mask of token ids holds what is none: {ids[:8].tolist()}"
+            )
         forbidden = torch.ones(len(logits), dtype=torch.bool)
-        forbidden[ids.cpu()] = (
-            False  # an id that does not exist is an error there, on a GPU it would be a crash
-        )
+        # An id that does not exist is an error here; on a GPU it would be a crash.
+        forbidden[ids if ids.dtype is torch.bool else ids.long()] = False
         logits.masked_fill_(forbidden.to(logits.device), -math.inf)
     if logits.max() == -math.inf:
         raise BadInput(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -59,6 +61,17 @@ def test_noise_is_exponential_and_depends_on_seed_position_and_token() -> None:
     )
     assert (torch.corrcoef(across.T) - torch.eye(3)).abs().max() < 0.03
     assert across.mean() == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", [0, 4266111, 4483634, 2**63 - 1])
+def test_no_seed_draws_the_number_of_each_position(seed: int) -> None:
+    """Where a seed's hash is small (0 for 0, 4258 and 296 for the next), positions and tokens must not cancel out."""
+    positions = torch.arange(64)
+    noise = exponential_noise(torch.full((64,), seed), positions, torch.arange(6144)[None])
+    drawn = noise.argmin(dim=1)
+    assert len({int(token) for token in drawn ^ positions}) > 50
+    square = noise[:, :64]
+    assert float(torch.corrcoef(torch.stack([square.flatten(), square.T.flatten()]))[0, 1]) < 0.1
 
 
 def test_noise_is_never_zero() -> None:
@@ -249,6 +262,27 @@ def test_a_mask_that_allows_nothing_is_an_error_of_its_request_alone() -> None:
     assert isinstance(wrong[1].error, IndexError)
 
 
+@pytest.mark.parametrize(
+    ("mask", "token"),
+    [
+        ([True, False, True, False], 2),
+        (np.array([True, True, False, False]), 1),
+        (np.array([0, 1]), 1),
+        ((2, 0), 2),
+    ],
+)
+def test_masks_are_ids_or_whether_each_may_come(mask: Any, token: int) -> None:
+    made = request(SamplingParams(token_mask=lambda prompt, output: mask))
+    assert sample(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), [made])[0].token_id == token
+
+
+@pytest.mark.parametrize("mask", [[-1], [1.5], torch.tensor([0.0, 1.0])])
+def test_what_is_no_token_id_is_an_error_of_its_request(mask: Any) -> None:
+    made = request(SamplingParams(token_mask=lambda prompt, output: mask))
+    sample(torch.zeros(1, 4), [made])
+    assert isinstance(made.error, BadInput) and "a mask of token ids holds what is none" in str(made.error)
+
+
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_what_logits_are_divided_by_is_finite(name: str) -> None:
     with pytest.raises(BadInput, match=rf"decoding.{name}=inf must be .* finite"):
@@ -296,6 +330,13 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"presence_penalty": 3.0},
         {"n": 0},
         {"stop": ("",)},
+        {"stop": [5]},
+        {"stop_token_ids": [3.0]},
+        {"stop_token_ids": ["a"]},
+        {"allowed_token_ids": [1.7]},
+        {"temperature": "0.5"},
+        {"top_p": None},
+        {"length_penalty": True},
         {"min_tokens": 20, "max_tokens": 10},
         {"beam_width": 0},
         {"beam_width": 2.0},
