@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -306,8 +307,8 @@ class LLM:
 
     @staticmethod
     def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            return [prompts]  # type: ignore[list-item]
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
+            return [prompts if isinstance(prompts, str) else list(prompts)]
         return list(prompts)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -253,6 +254,7 @@ def test_generation_ends_at_stop_tokens_and_the_end_of_the_context(plain: LLM) -
 def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
     assert tokens(plain, [[5, 6]], GREEDY)[0] == plain.generate([5, 6], GREEDY)[0].outputs[0].token_ids
     assert plain.generate([], GREEDY) == []
+    assert tokens(plain, np.array([5, 6]), GREEDY) == tokens(plain, [[5, 6]], GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +263,7 @@ def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
         ([[]], GREEDY, "empty prompt"),
         ([[5] * 256], GREEDY, "raise model.max_model_len"),
         ([[128]], GREEDY, r"must be in \[0, 128\)"),
+        ([[1.5, 2.5]], GREEDY, "must be whole numbers"),
         (["text"], GREEDY, "no tokenizer"),
         ([[5]], SamplingParams(stop=("x",)), "use stop_token_ids"),
         ([[5]], SamplingParams(stop_token_ids=(999_999,)), r"stop_token_ids must be in \[0, 128\)"),

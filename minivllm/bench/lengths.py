@@ -139,10 +139,10 @@ def _read(knob: str, path: Path) -> list[int]:
     """A length a line; blank lines are skipped."""
     lengths = []
     for number, line in enumerate(read_lines(f"{knob}.path", path), start=1):
-        if line.strip():
-            if not re.fullmatch("[0-9]{1,10}", line.strip()):
-                raise BadInput(f"{path}:{number}: {line.strip()!r:.40} is not a number of tokens")
-            lengths.append(_tokens(f"{path}:{number}", int(line)))
+        if said := line.strip():
+            if not re.fullmatch("[0-9]{1,10}", said):
+                raise BadInput(f"{path}:{number}: {said!r:.40} is not a number of tokens")
+            lengths.append(_tokens(f"{path}:{number}", int(said)))  # int() strips fewer kinds of space
     return lengths
 
 

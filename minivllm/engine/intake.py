@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Integral
 
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
@@ -91,5 +92,7 @@ class Intake:
 
     def check_ids(self, what: str, token_ids: Sequence[int]) -> None:
         """Raises BadInput unless the model knows all these ids."""
+        if not all(type(token) is int or isinstance(token, Integral) for token in token_ids):
+            raise BadInput(f"{what} must be whole numbers")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             raise BadInput(f"{what} must be in [0, {self.vocab_size})")

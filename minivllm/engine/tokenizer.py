@@ -31,6 +31,8 @@ class Tokenizer:
             raise BadInput(
                 f"{path} cannot be read as a tokenizer ({error}); save the checkpoint again"
             ) from error
+        self.fast.no_truncation()  # what a checkpoint was trained with is no part of what a prompt says
+        self.fast.no_padding()
         config_path = folder / "tokenizer_config.json"
         self.config: dict[str, Any] = (
             read_json(config_path, "repair or remove it") if config_path.is_file() else {}
@@ -50,8 +52,17 @@ class Tokenizer:
         return cls(folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, with whatever special tokens the tokenizer itself adds unless told not to."""
-        return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids, with whatever special tokens the tokenizer itself adds unless told not to.
+
+        Raises:
+            BadInput: half of a surrogate pair, which is no character.
+        """
+        try:
+            return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise BadInput(
+                f"the text {text[:40]!r} holds what is no character: it cannot be encoded"
+            ) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens; bytes that form no character become U+FFFD."""
@@ -76,21 +87,12 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from minivllm.engine.chat_template import render  # jinja2 is not needed without one
 
-        def raise_exception(message: str) -> None:
-            raise ValueError(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = raise_exception
         special = {name: self._special(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         try:
-            return environment.from_string(self.chat_template).render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **special, **variables
-            )
+            known = {"add_generation_prompt": add_generation_prompt, **special, **variables}
+            return render(self.chat_template, messages, **known)
         except Exception as error:  # a template is somebody else's program and may raise anything
             raise BadInput(f"the chat template refuses this conversation: {error}") from error
 

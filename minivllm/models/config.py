@@ -43,7 +43,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": _QWEN,
     "Qwen3ForCausalLM": _QWEN | {"head_dim": 128},
     "Qwen3MoeForCausalLM": _QWEN
-    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    | {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "MistralForCausalLM": _MISTRAL | {"sliding_window": 4096},
     "MixtralForCausalLM": _MISTRAL
     | {"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},

@@ -98,7 +98,8 @@ def _config(folder: Path) -> dict[str, Any]:
     generation = folder / "generation_config.json"
     if generation.exists():
         eos = read_json(generation, "repair or remove it").get("eos_token_id")
-        config["eos_token_id"] = config.get("eos_token_id") if eos is None else eos
+        if eos is not None:
+            config["eos_token_id"] = eos
     return config
 
 

@@ -277,7 +277,10 @@ class TransformersEngine(Adapter):
         A compiled step is compiled anew for another shape, so lengths are rounded up: a warm-up with shorter
         answers then uses the shape that is measured.
         """
-        length = min(-(-length // STATIC_CACHE_STEP) * STATIC_CACHE_STEP, self.info.max_model_len)
+        # Padding to one width may take more than any request's own length, and more than the model's longest.
+        length = max(
+            length, min(-(-length // STATIC_CACHE_STEP) * STATIC_CACHE_STEP, self.info.max_model_len)
+        )
         if self._cache is not None and (self._cache_rows, self._cache_length) == (rows, length):
             self._cache.reset()
             return self._cache

@@ -102,6 +102,7 @@ def test_empirical_lengths_are_drawn_from_their_values(tmp_path: Path) -> None:
 @given(st.binary(max_size=60))
 @example(b"9" * 5000)
 @example(b"\xc2\xb2")
+@example(b"\x1c0")  # a space to str.strip, and not to int
 def test_any_file_is_lengths_or_a_line_of_advice(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:

@@ -116,6 +116,39 @@ def test_chat_template(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.render_chat(messages, think=True)) == "[user]hi![assistant]"
 
 
+def test_chat_templates_are_rendered_as_by_transformers(tokenizer: Tokenizer) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": "é <b> & 'x'"}, {"role": "assistant", "content": "yes"}]
+    template = (
+        "{%- for m in messages %}{% if m.role == 'user' %}{{ m | tojson }}{% else %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}\n"
+        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% endif %}"
+        "{{ strftime_now('%Y') if strftime_now is defined }}"
+    )
+    chat = Tokenizer.__new__(Tokenizer)
+    chat.chat_template, chat.config = template, {}
+    (theirs,), _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True)
+    assert chat.chat_text(messages) == theirs
+
+
+def test_prompts_are_neither_cut_nor_padded(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """As by transformers, whatever tokenizer.json was saved with."""
+    tokenizer.fast.save(str(tmp_path / "tokenizer.json"))
+    fast = FastTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fast.enable_truncation(4)
+    fast.enable_padding(length=8)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    again = Tokenizer(tmp_path)
+    for text in ("ab", "abcdefghij"):
+        assert again.encode(text) == tokenizer.encode(text)
+
+
+def test_half_a_character_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(BadInput, match="no character"):
+        tokenizer.encode("a\ud800b")
+
+
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     assert Tokenizer.load(None) is None
     assert Tokenizer.load(tmp_path) is None

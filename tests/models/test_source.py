@@ -74,6 +74,15 @@ def test_generation_config_overrides_the_end_of_sequence(folder: Path) -> None:
     assert resolve(node(folder), False)[1].config["eos_token_id"] == 1
 
 
+def test_a_generation_config_without_an_end_leaves_that_of_a_part(folder: Path) -> None:
+    """Checkpoints of several modalities have it in `text_config`: null beside it would hide it."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"temperature": 1.0}')
+    assert "eos_token_id" not in resolve(node(folder), False)[1].config
+
+
 @pytest.mark.usefixtures("no_hub")
 def test_auto_falls_back_to_random_only_where_allowed() -> None:
     resolved, source = resolve(node(architecture=ARCHITECTURE), allow_random=True)

@@ -341,6 +341,17 @@ def test_a_static_cache_gives_the_same_tokens(folder: Path, ours: LLM) -> None:
         static.close()
 
 
+def test_a_static_cache_holds_a_batch_of_mixed_lengths(folder: Path) -> None:
+    """Padded to one width they take more than the context's length, which each of them fits."""
+    config = configuration(folder, "engine.mode=static_cache", "model.max_model_len=64")
+    static = build(config["engine"], config=config)
+    try:
+        traces = run(static, requests([list(range(5, 55)), [5, 6, 7, 8]], [4, 50], True))
+        assert [len(trace.token_ids) for trace in traces] == [4, 50]
+    finally:
+        static.close()
+
+
 def test_compiling_is_asked_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configuration(folder, "engine.mode=static_cache", "engine.compile=true", "engine.batch_size=1")
     compiling = build(config["engine"], config=config)

@@ -45,7 +45,7 @@ def relative_error(packed: nn.Module, weight: Tensor, bias: Tensor | None, x: Te
     with torch.inference_mode():
         out = packed(x)
     assert out.shape == wanted.shape
-    assert out.dtype == x.dtype
+    assert out.dtype == x.dtype and out.is_contiguous()
     return float((out.double() - wanted).norm() / wanted.norm())
 
 

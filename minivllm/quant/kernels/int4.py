@@ -185,7 +185,7 @@ class Int4Linear(nn.Module):
             starts = range(0, self.scales_and_zeros.shape[1], self.step)
             parts = [x @ self.transposed(start, start + self.step) for start in starts]
             out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        out = out[:, : self.shape[0]]
+        out = out[:, : self.shape[0]].contiguous()
         return out if self.bias is None else out.add_(self.bias)
 
     def transposed(self, begin: int, end: int) -> Tensor:
