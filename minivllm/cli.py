@@ -55,9 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough, as in `... --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        return _reader_is_gone()
     except BadInput as error:
         return _complain(error, debug)
     except Exception as error:
@@ -71,6 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = saved_mode
+
+
+def _reader_is_gone() -> int:
+    """The reader has seen enough, as in `... --help | head`: nothing more is printed, and nothing is complained of."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -89,6 +94,8 @@ def job(cfg: DictConfig) -> int:
     except SystemExit as error:  # of a plug-in, say; it must not end a sweep
         print(f"error: the task called exit({error.code})", file=sys.stderr)
         code = 1
+    except BrokenPipeError:
+        code = _reader_is_gone()
     except Exception:  # told here in full: Hydra would keep the first failure of a sweep and drop the rest
         traceback.print_exc()
         code = 1

@@ -22,12 +22,12 @@ from minivllm.ablation.findings import (
     Togetherness,
     Verdict,
 )
-from minivllm.ablation.metric import OTHERS, Metric, find_metric
+from minivllm.ablation.metric import OTHERS, Metric, figures, find_metric, zero_blocks
 from minivllm.bench.records import flatten
 from minivllm.report.cells import DEVICE, Cell, gather
 from minivllm.report.format import count
 from minivllm.report.liveness import liveness
-from minivllm.report.rows import Row, below, number, status_of
+from minivllm.report.rows import Row, below, status_of
 
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
 
@@ -129,7 +129,7 @@ class _Reading:
             noise=noise,
             interactions=interactions,
             attribution=self._attribution(metric),
-            blocks=0 if baseline is None else len(baseline.ok),
+            blocks=0 if baseline is None else len(baseline.timed),
             blocks_needed=statistics.blocks_needed(self.tests),
             notes=tuple(self._notes(effects, noise, interactions)),
         )
@@ -355,6 +355,11 @@ class _Reading:
                 notes.append(
                     f"{effect.name} did no work that its counters show, so what is measured is not its effect."
                 )
+        for cell in self.cells:
+            if zeros := zero_blocks(cell, self.metric):
+                notes.append(
+                    f"{cell.label}: {self.metric.name} is 0 in {count(zeros, 'block')}, and nothing can be divided by that."
+                )
         failed = sum(status_of(row) != "ok" for cell in self.cells for row in cell.rows)
         if failed:
             notes.append(
@@ -369,13 +374,11 @@ class _Reading:
 
 
 def _values(cell: Cell, metric: Metric) -> dict[Block, float]:
-    """Logarithms of the figure, by host and block; where it is zero or missing there is none."""
-    found = {}
-    for row in cell.ok:
-        value = number(row.get(metric.column))
-        if value is not None and value > 0:
-            found[str(row.get("provenance.host") or ""), int(row.get("block") or 0)] = math.log(value)
-    return found
+    """Logarithms of the figure, by host and block."""
+    return {
+        (str(row.get("provenance.host") or ""), int(row.get("block") or 0)): math.log(value)
+        for row, value in figures(cell, metric)
+    }
 
 
 def _band(noise: Effect | None) -> float:

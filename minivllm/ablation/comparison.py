@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from minivllm.ablation import statistics
-from minivllm.ablation.metric import Metric, find_metric
+from minivllm.ablation.metric import Metric, figures, find_metric, zero_blocks
 from minivllm.report.cells import Cell, gather, like_for_like
-from minivllm.report.rows import Row, number
+from minivllm.report.format import count
+from minivllm.report.rows import Row
 
 Verdict = Literal["slower", "faster", "none", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
@@ -162,7 +163,7 @@ class _Draft:
         )
         self.problem: str | None = None
         if not self.before:
-            self.problem = f"the first run has no {self.metric.name} of it ({self.first.status_text})"
+            self.problem = f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
         elif not like_for_like(self.first, self.second):
             self.problem = "other devices or other requests; compare runs of one machine"
 
@@ -197,13 +198,13 @@ class _Draft:
         if self.broken:
             verdict, reason = (
                 "failed",
-                f"the second run has no {self.metric.name} of it ({self.second.status_text})",
+                f"the second run has no {self.metric.name} of it ({_why(self.second, self.metric)})",
             )
         elif self.problem is not None:
             verdict, reason = "not comparable", self.problem
         elif estimate is not None and p_holm is not None and p_holm <= statistics.ALPHA:
             logarithm = math.log(estimate.ratio)
-            if abs(logarithm) > math.log1p(threshold):
+            if abs(estimate.ratio - 1) > threshold:
                 verdict = "faster" if logarithm * self.metric.better > 0 else "slower"
         return Compared(
             label=self.first.label,
@@ -223,9 +224,17 @@ class _Draft:
 
 
 def _logs(cell: Cell, metric: Metric) -> dict[Any, float]:
-    """Logarithms of the figure by block; where it is zero or missing there is none."""
-    values = {row.get("block"): number(row.get(metric.column)) for row in cell.ok}
-    return {block: math.log(value) for block, value in values.items() if value is not None and value > 0}
+    """Logarithms of the figure by block."""
+    return {row.get("block"): math.log(value) for row, value in figures(cell, metric)}
+
+
+def _why(cell: Cell, metric: Metric) -> str:
+    zeros = zero_blocks(cell, metric)
+    return (
+        f"it is 0 in {count(zeros, 'block')}, and nothing can be divided by that"
+        if zeros
+        else cell.status_text
+    )
 
 
 def _mean(logs: dict[Any, float]) -> float | None:
@@ -234,10 +243,10 @@ def _mean(logs: dict[Any, float]) -> float | None:
 
 def _took_turns(first: Cell, second: Cell) -> bool:
     """Whether block 0 of both came before block 1 of either, and so on, on one host."""
-    hosts = {row.get("provenance.host") for cell in (first, second) for row in cell.ok}
+    hosts = {row.get("provenance.host") for cell in (first, second) for row in cell.timed}
     starts: dict[int, list[datetime]] = {}
     for cell in (first, second):
-        for row in cell.ok:
+        for row in cell.timed:
             try:
                 begun = datetime.fromisoformat(str(row.get("provenance.started_at")))
             except ValueError:

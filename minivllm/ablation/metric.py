@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from minivllm.bench import metrics, record
 from minivllm.errors import BadInput
+from minivllm.report.cells import Cell
+from minivllm.report.rows import Row, number
 
 USUAL = "output_tokens_per_s"
 ENERGY = "energy.joules_per_output_token"
@@ -31,6 +33,25 @@ class Metric:
     def better(self) -> int:
         """Sign of the logarithm of a ratio that is an improvement."""
         return 1 if self.direction == "higher" else -1
+
+
+def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
+    """The figure of each block that has one; none of any where one is zero.
+
+    Ratios are compared, and what is divided by zero has none: to leave such a block out would flatter the others.
+    """
+    found = _recorded(cell, metric)
+    return [] if any(value <= 0 for _, value in found) else found
+
+
+def zero_blocks(cell: Cell, metric: Metric) -> int:
+    """Blocks whose figure is zero."""
+    return sum(value <= 0 for _, value in _recorded(cell, metric))
+
+
+def _recorded(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
+    values = ((row, number(row.get(metric.column))) for row in cell.timed)
+    return [(row, value) for row, value in values if value is not None]
 
 
 def find_metric(name: str) -> Metric:

@@ -17,6 +17,7 @@ from minivllm.bench import storage
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.bench.record import Record
+from minivllm.config import quoted
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
 
@@ -154,7 +155,7 @@ class Search:
             arms.append(Arm(" ".join(varied) or DEFAULT_ARM, own))
         new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
         if new:
-            sweep = Sweep(new, (*settings, f"sweep.name={self.name}"))
+            sweep = Sweep(new, (*settings, f"sweep.name={quoted(self.name)}"))
             cells = compose_arms(sweep, self.load, before=len(self.cells))
             warnings = check_arms(cells, skip_absent=False)
             self.cells |= {cell.arm: cell for cell in cells}

@@ -79,6 +79,16 @@ class Cell:
         return [row for row in self.rows if status_of(row) == "ok"]
 
     @cached_property
+    def timed(self) -> list[Row]:
+        """Those of them that are of the load: quality that was measured alone counts where there is nothing else."""
+        return [row for row in self.ok if not _alone(row)] or self.ok
+
+    @property
+    def blocks(self) -> str:
+        """How many blocks ended well, of how many."""
+        return f"{len(self.timed)}/{len(self.timed) + len(self.failed)}"
+
+    @cached_property
     def failed(self) -> list[Row]:
         """Rows that did not end well, invalid ones included."""
         return [row for row in self.rows if status_of(row) != "ok"]
@@ -106,7 +116,8 @@ class Cell:
 
     def stat(self, key: str) -> Stat | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
-        values = [v for v in (number(row.get(key)) for row in self.ok) if v is not None]
+        rows = self.ok if key.startswith("quality.") else self.timed
+        values = [v for v in (number(row.get(key)) for row in rows) if v is not None]
         if not values:
             return None
         return Stat(math.fsum(values) / len(values), min(values), max(values), len(values))
@@ -185,9 +196,12 @@ def _newest(rows: list[Row]) -> list[Row]:
     """One row a block and host, the newest, in their order; quality that was measured alone stands beside the speed."""
     kept: dict[tuple[float, str, bool], Row] = {}
     for row in sorted(rows, key=lambda r: str(r.get("provenance.started_at") or "")):
-        alone = row.get("config.task._target_") == QUALITY_TASK
-        kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), alone] = row
+        kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), _alone(row)] = row
     return sorted(kept.values(), key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id"))))
+
+
+def _alone(row: Row) -> bool:
+    return bool(row.get("config.task._target_") == QUALITY_TASK)
 
 
 def _order(row: Row) -> tuple[Any, ...]:

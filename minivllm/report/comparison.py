@@ -66,8 +66,8 @@ def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
     if not cells:
         return None
     figure, axes = canvas(height=bar_height(len(cells)))
-    margin = 1 + comparison.threshold
-    axes.axvspan(1 / margin, margin, color="#eeeeee", lw=0)
+    threshold = comparison.threshold
+    axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color="#eeeeee", lw=0)
     axes.axvline(1, color=FAINT, lw=1)
     for row, cell in enumerate(cells):
         colour = COLOURS.get(cell.verdict, GREY)

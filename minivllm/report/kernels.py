@@ -171,6 +171,7 @@ def _name(row: Row) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """The terminal's: what a line has room for. Intervals are in the files."""
+    from rich.markup import escape
     from rich.table import Column
 
     headings = ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output")
@@ -191,7 +192,7 @@ def table(record: dict[str, Any]) -> Table:
                 for heading, key, scale in zip(HEADINGS[5:8], medians, (MICRO, MICRO, 1.0), strict=True)
             )
         shown = (*HEADINGS[:3], *HEADINGS[5:8], "% of floor", "bound", "output")
-        made.add_row(*(texts[heading] for heading in shown))
+        made.add_row(*(escape(texts[heading]) for heading in shown))
     return made
 
 

@@ -71,7 +71,7 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
 
 
 def _knobs(cell: Cell, group: str) -> dict[str, str]:
-    knobs = below(cell.ok[0], f"config.{group}")
+    knobs = below(cell.timed[0], f"config.{group}")
     return {k: show(v) for k, v in knobs.items()} | {"": show(cell.first(f"choices.{group}"))}
 
 
@@ -88,7 +88,7 @@ def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[s
 
 def _counters(cell: Cell, group: str) -> dict[str, Any]:
     """Counters of a group: the mean over blocks for numbers, the first block's for words."""
-    counters = below(cell.ok[0], f"liveness.{group}")
+    counters = below(cell.timed[0], f"liveness.{group}")
     for name in counters:
         mean = cell.mean(f"liveness.{group}.{name}")
         counters[name] = round(mean, 9) if mean is not None else counters[name]

@@ -139,10 +139,13 @@ def summary_tables(cells: list[Cell]) -> list[Table]:
 
 
 def _quality_table(shown: list[Cell]) -> Table:
+    from rich.markup import escape
+
     columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
     table = rich_table(names, [(column.title, column.unit) for column in columns])
     for cell in shown:
-        table.add_row(*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns))
+        words = [*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns)]
+        table.add_row(*map(escape, words))
     return table
 
 

@@ -167,7 +167,12 @@ def csv_text(cells: list[Cell]) -> str:
             *cell.varying.values(),
             cell.status,
         ]
-        line += [len(cell.rows), len(cell.ok), cell.first("weights"), cell.first("workload_hash")]
+        line += [
+            len(cell.timed) + len(cell.failed),
+            len(cell.timed),
+            cell.first("weights"),
+            cell.first("workload_hash"),
+        ]
         line.append(cell.first("energy.reason"))
         for key in ("error.type", "error.message"):
             line.append(next((row[key] for row in cell.failed if row.get(key)), None))
@@ -191,7 +196,7 @@ def markdown_text(cells: list[Cell]) -> str:
         figures = [text(cell, column) for column in columns]
         if ratios:
             figures.insert(1, sig(ratios[index]))
-        lines.append([*names_of(cell, names), cell.status_text, f"{len(cell.ok)}/{len(cell.rows)}", *figures])
+        lines.append([*names_of(cell, names), cell.status_text, cell.blocks, *figures])
     return markdown_table([*names, "status"], head, lines)
 
 

@@ -126,7 +126,10 @@ class Chat:
                 raise BadInput(
                     f"/params {part}: write name=value with a name from {', '.join(sorted(known))}"
                 )
-            changes[name] = yaml.safe_load(value)
+            try:
+                changes[name] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise BadInput(f"/params {part}: {value!r} is no value") from None
         try:
             self.params = replace(self.params, **changes)
         except TypeError as error:

@@ -69,7 +69,7 @@ def run(config: dict[str, Any]) -> int:
     storage.write_json(root / name / storage.KERNELS, record)
     print_table(table(record), console)
     for line in findings(record):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, markup=False)
     print(f"record: {root / name / storage.KERNELS}")
     print(f"table and plot: {write(record, Path(config.get('reports_dir') or 'reports') / name)}")
     return 0 if record["status"] == "ok" else 1

@@ -90,6 +90,16 @@ def test_a_failed_block_costs_only_that_block() -> None:
     assert effects["c"].blocks == 8 and effects["a"].blocks == 9
 
 
+def test_an_arm_with_blocks_of_zero_is_not_judged_by_the_others() -> None:
+    rows = ablation_rows(Design("add_one_in", {"a": (), "b": ()}), {"a": 1.2, "b": 0.9})
+    for row in rows:
+        if row["arm"] == "with a" and row["block"] % 2:
+            row["metrics.output_tokens_per_s"] = 0.0
+    found = analysed(rows)
+    assert {name: e.verdict for name, e in by_name(found.effects).items()} == {"a": "failed", "b": "slower"}
+    assert any("output_tokens_per_s is 0 in 4 blocks" in note for note in found.notes)
+
+
 def test_too_few_blocks_say_how_many_are_needed() -> None:
     found = analysed(ablation_rows(Design("leave_one_out", SIX), {"c": 0.5}, blocks=7))
     assert {effect.verdict for effect in found.effects} == {"too few blocks"}

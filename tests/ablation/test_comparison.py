@@ -8,6 +8,7 @@ import pytest
 
 from minivllm.ablation.comparison import Comparison, compare
 from minivllm.ablation.design import Design
+from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
 from minivllm.report.rows import Row
 from tests.ablation.synthetic import ablation_rows
@@ -77,6 +78,45 @@ def test_blocks_measured_in_turn_are_paired() -> None:
     assert found.exit_code == 1
     apart = compared(before, run_rows(0.95, blocks=8, seed=1, day=2))
     assert {cell.method for cell in apart.cells} == {"two samples"} and apart.exit_code == 0
+
+
+def test_the_threshold_is_of_the_ratio_both_ways() -> None:
+    """-4.8 % is a change of less than 5 %, though its logarithm is more than that of 1.05."""
+    assert compared(quiet(run_rows()), quiet(run_rows(0.952, day=2)), threshold=0.05).exit_code == 0
+    assert compared(quiet(run_rows()), quiet(run_rows(0.945, day=2)), threshold=0.05).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "run_id", ["0", "z"]
+)  # before and behind the speed in the order of a block's records
+def test_quality_that_was_measured_alone_takes_no_block_away(run_id: str) -> None:
+    before, after = quiet(run_rows()), quiet(run_rows(0.9, day=2))
+    alone = [
+        row
+        | {
+            "run_id": run_id,
+            "config.task._target_": QUALITY_TASK,
+            "metrics.output_tokens_per_s": None,
+            "quality.perplexity": 15.0,
+        }
+        for row in before
+    ]
+    assert compared([*before, *alone], after) == compared(before, after)
+    assert compared(before, after).exit_code == 1
+
+
+def test_blocks_without_any_output_are_not_passed_over() -> None:
+    before, after = quiet(run_rows()), quiet(run_rows(day=2))
+    for row in after:
+        if row["block"] % 2 and row["arm"] == "with a":
+            row["metrics.output_tokens_per_s"] = 0.0
+    found = compared(before, after)
+    (lost,) = (cell for cell in found.cells if cell.verdict == "failed")
+    assert "it is 0 in 3 blocks" in lost.reason and found.exit_code == 1
+    turned = compared(after, before)
+    assert [cell.reason for cell in turned.cells if cell.verdict == "not comparable"] == [
+        "the first run has no output_tokens_per_s of it (it is 0 in 3 blocks, and nothing can be divided by that)"
+    ]
 
 
 def test_latency_grows_when_it_gets_worse() -> None:

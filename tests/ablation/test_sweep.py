@@ -177,6 +177,14 @@ def test_an_arm_that_cannot_be_composed_is_a_row(sweep: Cli, bench: Bench) -> No
     assert Path("reports/mine/index.html").exists()
 
 
+def test_what_does_not_matter_to_a_cell_does_not_double_its_invalid_row(sweep: Cli, bench: Bench) -> None:
+    for repeats in (1, 2):
+        sweep("-m", "quant=bf16,nf5", "sweep.name=mine", f"measure.repeats={repeats}")
+    assert [record["arm"] for record in read_records("runs/mine") if record["status"] == "invalid"] == [
+        "quant=nf5"
+    ]
+
+
 def test_an_arm_that_has_become_valid_loses_its_invalid_row(
     sweep: Cli, bench: Bench, plug_in: Callable[[str, str, str], None]
 ) -> None:

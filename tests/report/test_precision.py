@@ -66,6 +66,30 @@ def test_nothing_of_it_without_quality(tmp_path: Path) -> None:
     assert len(summary_tables(read(tmp_path / "runs").cells)) == 1
 
 
+def test_names_with_brackets_are_shown_whole(tmp_path: Path) -> None:
+    records = [judged("int8", block, 0) for block in range(2)]
+    for record, skip in zip(records, (["lm_head"], ["/x"]), strict=True):
+        record.cell_id = record.arm = f"quant.skip={skip}"
+        record.config["quant"]["skip"] = skip
+    text = rendered(write(tmp_path, records))
+    assert text.count("[lm_head]") == 2 and text.count("[/x]") == 2  # in both tables
+
+
+def test_quality_that_was_measured_alone_is_no_block_of_the_speed(tmp_path: Path) -> None:
+    """Nor are its memory and its counters those of the load."""
+    timed, alone = judged("int8", 0, 0), judged("int8", 0, 0)
+    alone.run_id = "0"
+    alone.config["task"] = {"_target_": QUALITY_TASK}
+    alone.metrics, alone.liveness = type(alone.metrics)(), {}
+    assert timed.memory.host_rss_peak is not None
+    alone.memory.host_rss_peak = 9 * timed.memory.host_rss_peak
+    (cell,) = read(write(tmp_path, [timed, alone])).cells
+    assert (len(cell.ok), cell.blocks) == (2, "1/1")
+    assert cell.mean("memory.host_rss_peak") == timed.memory.host_rss_peak
+    stat = cell.stat("quality.perplexity")
+    assert stat is not None and stat.n == 2
+
+
 def test_everything_side_by_side(tmp_path: Path) -> None:
     page, out = build(tmp_path, sweep_with_quality())
     lines = [line.strip("| ").split(" | ") for line in (out / "precision.md").read_text().splitlines()]

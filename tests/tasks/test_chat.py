@@ -85,6 +85,8 @@ def test_commands(talk: Callable[..., tuple[Chat, Screen]]) -> None:
     for wrong, complaint in (
         ("/params top_p=7", "top_p=7"),
         ("/params heat=1", "heat=1"),
+        ("/params stop=[a", "'[a' is no value"),
+        ("/params stop=[5]", "non-empty strings"),
         ("/what", "/what"),
     ):
         assert chat.handle(wrong)
