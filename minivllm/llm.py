@@ -307,8 +307,10 @@ class LLM:
 
     @staticmethod
     def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
-            return [prompts if isinstance(prompts, str) else list(prompts)]
+        if isinstance(prompts, str):
+            return [prompts]
+        if len(prompts) and isinstance(prompts[0], Integral):
+            return [list(prompts)]
         return list(prompts)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from minivllm.engine.events import StepTimed
 from minivllm.models.registry import supported_architectures
 from minivllm.models.rope_config import _REQUIRED as ROPE_KINDS
 from minivllm.options import QualityOptions
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -348,10 +348,7 @@ def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
 
 
 def test_pictures_are_drawn_from_the_records_and_shown() -> None:
-    spec = importlib.util.spec_from_file_location("docs_figures", ROOT / "scripts" / "docs_figures.py")
-    assert spec is not None and spec.loader is not None
-    figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(figures)
+    figures = load_script("docs_figures")
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for name, draw in figures.PICTURES.items():
         assert f"(images/{name}.png)" in text and (DOCS / "images" / f"{name}.png").exists(), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from minivllm.bench.record import Roofline
 from minivllm.config import compose
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "scripts" / "gpu_suite.sh"
@@ -139,10 +139,7 @@ def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
 def test_ceilings_are_the_best_that_the_probes_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    spec = importlib.util.spec_from_file_location("ceilings", ROOT / "scripts" / "ceilings.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("ceilings")
     probes = iter([(Roofline(2e9, 5e10), ["small"]), (Roofline(3e9, 1e10), ["small"])])
     monkeypatch.setattr(script, "probe", lambda device, dtype: next(probes))
     found = script.ceilings(torch.device("cpu"), 1 << 20, ("bfloat16", "float32"))

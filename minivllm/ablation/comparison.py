@@ -203,9 +203,9 @@ class _Draft:
         elif self.problem is not None:
             verdict, reason = "not comparable", self.problem
         elif estimate is not None and p_holm is not None and p_holm <= statistics.ALPHA:
-            logarithm = math.log(estimate.ratio)
-            if abs(estimate.ratio - 1) > threshold:
-                verdict = "faster" if logarithm * self.metric.better > 0 else "slower"
+            change = estimate.ratio - 1
+            if abs(change) > threshold:
+                verdict = "faster" if change * self.metric.better > 0 else "slower"
         return Compared(
             label=self.first.label,
             cell_id=self.first.cell_id,

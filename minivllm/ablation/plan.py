@@ -44,14 +44,19 @@ class Sweep:
 
     def definition(self) -> list[list[str]]:
         """The overrides of every arm, in an order that does not depend on how they were written."""
-        return sorted(sorted(text for text in arm.overrides if not is_neutral(text)) for arm in self.arms)
+        return sorted(essential(arm.overrides) for arm in self.arms)
 
     def hash(self) -> str:
         """Equal for equal definitions, so that the same command finds its records again."""
         return digest(self.definition())
 
 
-def is_neutral(override: str) -> bool:
+def essential(overrides: Iterable[str]) -> list[str]:
+    """The overrides that change what is measured, in an order that does not depend on how they were written."""
+    return sorted(text for text in overrides if not _neutral(text))
+
+
+def _neutral(override: str) -> bool:
     """Whether an override changes where things go or how they are taken down, but not what is measured."""
     key = override.partition("=")[0].lstrip("+~")
     if key == "measure.quality":  # changes no cell, but there is more to measure
@@ -111,5 +116,4 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
     # In an order that does not depend on how they were written: the name is part of a measurement's identity.
     named = sorted(text for key, text in zip(keys, combination, strict=True) if key in varying)
-    rest = sorted(text for text in combination if not is_neutral(text))
-    return Arm(" ".join(named or rest) or DEFAULT_ARM, tuple(combination))
+    return Arm(" ".join(named or essential(combination)) or DEFAULT_ARM, tuple(combination))

@@ -12,7 +12,7 @@ from typing import Any
 
 from minivllm.ablation.arms import Load, compose
 from minivllm.ablation.findings import Planned
-from minivllm.ablation.plan import Arm, Sweep, is_neutral
+from minivllm.ablation.plan import Arm, Sweep, essential
 from minivllm.bench import identity, storage
 from minivllm.bench.measurement import Measurement
 from minivllm.errors import BadInput, NotInstalled
@@ -66,9 +66,7 @@ class Plan:
 
     def row_of_invalid(self, cell: Cell) -> Measurement:
         """What stands in the records for a cell that cannot be measured."""
-        run = identity.digest(
-            ["invalid", sorted(text for text in cell.arm.overrides if not is_neutral(text))]
-        )
+        run = identity.digest(["invalid", essential(cell.arm.overrides)])
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
         config = cell.config or {"overrides": list(cell.arm.overrides), "choices": {}}
         about = self.sweep.blocks.record(cell.arm, 0) if self.sweep.blocks else None

@@ -84,9 +84,14 @@ class Cell:
         return [row for row in self.ok if not _alone(row)] or self.ok
 
     @property
+    def tried(self) -> int:
+        """How many blocks there are, well or not."""
+        return len(self.timed) + len(self.failed)
+
+    @property
     def blocks(self) -> str:
         """How many blocks ended well, of how many."""
-        return f"{len(self.timed)}/{len(self.timed) + len(self.failed)}"
+        return f"{len(self.timed)}/{self.tried}"
 
     @cached_property
     def failed(self) -> list[Row]:

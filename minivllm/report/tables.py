@@ -167,12 +167,7 @@ def csv_text(cells: list[Cell]) -> str:
             *cell.varying.values(),
             cell.status,
         ]
-        line += [
-            len(cell.timed) + len(cell.failed),
-            len(cell.timed),
-            cell.first("weights"),
-            cell.first("workload_hash"),
-        ]
+        line += [cell.tried, len(cell.timed), cell.first("weights"), cell.first("workload_hash")]
         line.append(cell.first("energy.reason"))
         for key in ("error.type", "error.message"):
             line.append(next((row[key] for row in cell.failed if row.get(key)), None))

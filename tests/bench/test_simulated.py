@@ -38,6 +38,7 @@ from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from tests.bench.scripted import workload
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5", "engine.overhead_ms=1")
@@ -616,12 +617,8 @@ def test_simulated_through_the_command_line(cli: Any, monkeypatch: pytest.Monkey
 )
 def test_ten_virtual_minutes_at_one_and_a_half_times_capacity(overrides: list[str]) -> None:
     """Arrivals, cancellations, preemptions; what must hold is asserted by the soak itself."""
-    import importlib.util
 
-    spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
-    assert spec is not None and spec.loader is not None
-    soak = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(soak)
+    soak = load_script("soak")
     found = soak.soak(soak.make_engine(overrides))
     assert sum(found["ended"].values()) == found["requests"] > 100
     assert found["ended"]["cancelled"] > 0.05 * found["requests"]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import load_script
 
 
 def test_it_plans_full_batches_and_serves_everybody() -> None:
-    spec = importlib.util.spec_from_file_location("planning_cost", ROOT / "scripts" / "planning_cost.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("planning_cost")
     row = script.decoding(running=20, waiting=30, steps=40)  # asserts who runs and who waits
     assert row["steps"] == 40 and 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
     model = script.Model(4, script.PROMPT + 8)
