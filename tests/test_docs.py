@@ -247,7 +247,7 @@ def test_statuses_and_provenance_are_described() -> None:
 
 def test_the_columns_of_the_tables_are_described() -> None:
     text = section(DOCS / "records.md", "The tables beside it") + section(DOCS / "records.md", "Breakdown")
-    columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *(f.name for f in fields(StepTimed))]
+    columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *StepTimed._fields]
     columns += Telemetry(os.getpid(), NullGpu()).sample() or {}
     assert [name for name in columns if f"`{name}`" not in text] == []
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -153,7 +152,7 @@ class MinivllmEngine(Adapter):
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine."""
-        return [asdict(step) for step in self._steps]
+        return [step._asdict() for step in self._steps]
 
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)

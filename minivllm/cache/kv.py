@@ -108,6 +108,8 @@ class KVCache:
 
         What a call could not do (memory ran out, somebody interrupted it) the next one does first: the pool counts on it.
         """
+        if not moves and not self._moves:
+            return
         self._moves += [partial(self._spill, *pair) for pair in moves.spills]
         for pairs, move in (
             (moves.saves, self._save),

@@ -61,6 +61,9 @@ class Transfers:
         return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
 
 
+NOTHING = Transfers()
+
+
 @dataclass
 class CacheCounters:
     """What the cache did, for the liveness of its knobs."""
@@ -98,6 +101,9 @@ class _Pending:
     saves: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.copies or self.loads)
 
 
 class CacheManager:
@@ -351,6 +357,8 @@ class CacheManager:
 
     def take_transfers(self) -> Transfers:
         """What must be moved before the step that was planned; each is handed out once."""
+        if self.tiers is None and not self._moves:
+            return NOTHING
         moves, self._moves = self._moves, _Pending()
         # Free only now: what is saved in this step must not go where this step still reads.
         self._slots += [slot for slot, _ in moves.loads if slot < self.layout.host_slots]

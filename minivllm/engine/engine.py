@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -122,7 +122,7 @@ class Engine:
         )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, batch_invariant)
+        self.launcher = Launcher(self.runner, self.cache, batch_invariant, loaded.kernels)
         self.overlap = Overlap(overlap)
         self._flight: Flight | None = None  # launched, and its tokens not read yet
         self._untold: tuple[StepTimed, Download] | None = (
@@ -213,7 +213,7 @@ class Engine:
             self.overlap.steps += before is not None
         self._flight = None  # not sooner: where the launch raises, its tokens are still to be read
         landing = [] if before is None else [(before, self.launcher.read(before))]
-        waits = self.overlap.enabled and flight is not None and flight.may_wait
+        waits = self.overlap.enabled and flight is not None and self.launcher.may_wait(flight)
         now = None if flight is None or waits else self.launcher.read(flight)
         self._tell_late()
         chosen = time.perf_counter()
@@ -362,7 +362,7 @@ class Engine:
         if self._untold is not None:
             timed, experts = self._untold
             self._untold = None
-            self.events.emit(replace(timed, experts_run=experts.values()[0]))
+            self.events.emit(timed._replace(experts_run=experts.values()[0]))
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.

@@ -1,15 +1,17 @@
-"""What the engine tells of itself: typed events on one synchronous bus."""
+"""What the engine tells of itself: typed events on one synchronous bus.
+
+They are tuples, since every step makes three of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from minivllm.engine.request import RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanged:
+class StateChanged(NamedTuple):
     """A request entered a state."""
 
     time_s: float
@@ -17,8 +19,7 @@ class StateChanged:
     state: RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlanned:
+class StepPlanned(NamedTuple):
     """The scheduler decided a step."""
 
     time_s: float
@@ -29,8 +30,7 @@ class StepPlanned:
     num_waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksChanged:
+class BlocksChanged(NamedTuple):
     """Blocks in use once a step is planned."""
 
     time_s: float
@@ -38,8 +38,7 @@ class BlocksChanged:
     usable: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimed:
+class StepTimed(NamedTuple):
     """Where one step's time went, in milliseconds, and what it worked on.
 
     On an accelerator `forward_ms` is the time to launch the work and `sample_ms` includes waiting

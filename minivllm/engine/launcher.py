@@ -16,6 +16,7 @@ from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, best_continuations, sample
 from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
+from minivllm.kernels.cpu.library import Kernels
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +33,6 @@ class Flight:
     beams: list[Request] = field(default_factory=list)
     continuations: list[list[tuple[float, int]]] = field(default_factory=list)  # of each beam
     experts: int | Download = 0  # that it computed, if somebody asks
-    may_wait: bool = False  # whether the next step can be planned and launched before these tokens are known
 
 
 class Launcher:
@@ -42,12 +42,20 @@ class Launcher:
         runner: makes tensors and logits.
         cache: is told where attention went, if it asks.
         one_by_one: sample each request by itself.
+        kernels: those for CPUs, where they are used.
     """
 
-    def __init__(self, runner: Runner, cache: CacheManager, one_by_one: bool = False) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        cache: CacheManager,
+        one_by_one: bool = False,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.runner = runner
         self.cache = cache
         self.one_by_one = one_by_one
+        self.kernels = kernels
         self.counters = SamplerCounters()
         self.graphs: GraphKeeper | None = None  # of steps that only decode, where they can be recorded
 
@@ -60,7 +68,6 @@ class Launcher:
                 knows them.
         """
         key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
-        scored = self.runner.eviction is not None
         seq_lens = [part.seq_len for part in plan.scheduled]
         result: Tensor | Picks
         if self.graphs is not None and key is not None:
@@ -73,16 +80,6 @@ class Launcher:
             result = self.forward(plan.scheduled, batch)
         flight = Flight(plan, seq_lens, prepared, time.perf_counter())
         sampling = [part.request for part in plan.scheduled if part.samples]
-        # The next step of these needs what the host has to find out first: penalties go by the tokens themselves. Stop
-        # tokens that may not come yet are masked row by row, and each mask is a wait.
-        flight.may_wait = not scored and not any(
-            r.params.adjusts_logits
-            or r.params.logprobs is not None
-            or r.fellows
-            or r.siblings
-            or (r.stop_ids and not r.may_stop)
-            for r in sampling
-        )
         if isinstance(result, Picks):
             flight.sampling, flight.picks = sampling, result
             return flight
@@ -104,8 +101,23 @@ class Launcher:
             sampling += [sibling for _, sibling in flight.forks]
         flight.sampling = sampling
         if sampling:
-            flight.picks = sample(logits, sampling, self.counters, self.one_by_one)
+            flight.picks = sample(logits, sampling, self.counters, self.one_by_one, self.kernels)
         return flight
+
+    def may_wait(self, flight: Flight) -> bool:
+        """Whether the next step can be planned and launched before the tokens of this one are known.
+
+        Not where the host has to find out something first: penalties go by the tokens themselves, and stop tokens that
+        may not come yet are masked row by row, each of which is a wait.
+        """
+        return self.runner.eviction is None and not any(
+            r.params.adjusts_logits
+            or r.params.logprobs is not None
+            or r.fellows
+            or r.siblings
+            or (r.stop_ids and not r.may_stop)
+            for r in [*flight.sampling, *flight.beams]
+        )
 
     def read(self, flight: Flight) -> list[Sampled]:
         """Wait for the tokens of a step, one for each of `flight.sampling`."""

@@ -25,16 +25,20 @@ class StepShape(NamedTuple):
     blocks: int  # of the longest request
     logit_rows: int
 
-    def unpack(self, ints: Tensor) -> dict[str, Any]:
-        """The tensors of a StepBatch, by name, from what `pack` made: int32 [n], on any device.
+    @property
+    def cut(self) -> tuple[int, int, int, int]:
+        """How long each tensor is; steps of the same cut differ in values only."""
+        return self.tokens, len(self.seq_lens), self.blocks, self.logit_rows
 
-        Those that index become int64 together, as `index_copy_` and the C++ kernels insist; the others are views.
-        """
-        tokens, requests, blocks, rows = self.tokens, len(self.seq_lens), self.blocks, self.logit_rows
+    def unpack(self, ints: Tensor) -> dict[str, Any]:
+        """The tensors of a StepBatch, by name, from what `pack` made: int32 [n], on any device. All are views."""
+        tokens, requests, blocks, rows = self.cut
         indices, starts, seq_lens, table = ints.split(
-            (3 * tokens + rows, requests + 1, requests, requests * blocks)
+            (2 * (3 * tokens + rows), requests + 1, requests, requests * blocks)
         )
-        token_ids, positions, slots, logit_rows = indices.long().split((tokens, tokens, tokens, rows))
+        token_ids, positions, slots, logit_rows = indices.view(torch.int64).split(
+            (tokens, tokens, tokens, rows)
+        )
         return {
             "token_ids": token_ids,
             "positions": positions,
@@ -54,6 +58,8 @@ def pack(
 ) -> tuple[NDArray[np.int32], StepShape]:
     """The integers of one step, and how to cut them.
 
+    Those that index are int64, as `index_copy_` and the C++ kernels insist, and come first; the others are int32.
+
     Args:
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
@@ -68,8 +74,6 @@ def pack(
     logit_rows: list[int] = []
     seq_lens = [part.seq_len for part in scheduled]
     width = max([pad_to[1], *(-(-length // size) for length in seq_lens)])
-    # Most of all integers, and most of those of a graph may be padding, which costs nothing here.
-    table = np.zeros((max(len(scheduled), pad_to[0]), width), np.int32)
     for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.block_table.blocks
@@ -90,18 +94,22 @@ def pack(
         elif part.samples:
             logit_rows.append(len(token_ids) - 1)
         starts.append(len(token_ids))
-        own = blocks[:width]
-        table[row, : len(own)] = own
     if (missing := pad_to[0] - len(scheduled)) > 0:
         nothing = [0] * missing
         token_ids, positions, slots = token_ids + nothing, positions + nothing, slots + nothing
         logit_rows += range(starts[-1], starts[-1] + missing)
         starts += range(starts[-1] + 1, starts[-1] + 1 + missing)
         seq_lens += [1] * missing
-    ints = np.array([*token_ids, *positions, *slots, *logit_rows, *starts, *seq_lens], np.int32)
-    return np.concatenate((ints, table.ravel())), StepShape(
-        len(token_ids), tuple(seq_lens), width, len(logit_rows)
-    )
+    indices, lengths = token_ids + positions + slots + logit_rows, starts + seq_lens
+    ends = 2 * len(indices), 2 * len(indices) + len(lengths)
+    # The table is most of all integers, and most of that of a graph may be padding, which costs nothing here.
+    ints = np.zeros(ends[1] + len(seq_lens) * width, np.int32)
+    ints[: ends[0]].view(np.int64)[:] = indices
+    ints[ends[0] : ends[1]] = lengths
+    for row, part in enumerate(scheduled):
+        own, begin = part.request.block_table.blocks[:width], ends[1] + row * width
+        ints[begin : begin + len(own)] = own
+    return ints, StepShape(len(token_ids), tuple(seq_lens), width, len(logit_rows))
 
 
 def upload(values: NDArray[np.int32], device: torch.device, into: Tensor | None = None) -> Tensor:
@@ -111,6 +119,31 @@ def upload(values: NDArray[np.int32], device: torch.device, into: Tensor | None 
     if device.type == "cuda":
         host = host.pin_memory()
     return host.to(device, non_blocking=True) if into is None else into.copy_(host, non_blocking=True)
+
+
+class StepInputs:
+    """The tensors of one step after another on `device`.
+
+    They are written again where two steps are cut alike, as while the same requests decode: to make them anew takes
+    longer than all else there is to prepare.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cut: tuple[int, int, int, int] | None = None
+        self._ints = torch.empty(0, dtype=torch.int32)
+        self._tensors: dict[str, Any] = {}
+
+    def put(self, ints: NDArray[np.int32], shape: StepShape) -> dict[str, Any]:
+        """The tensors of a StepBatch, by name. Those of the step before hold nothing any more."""
+        if shape.cut != self._cut:
+            self._host, self._ints = ints, upload(ints, self.device)
+            self._cut, self._tensors = shape.cut, shape.unpack(self._ints)
+        elif self.device.type == "cpu":
+            self._host[:] = ints  # is the memory of the tensors
+        else:
+            upload(ints, self.device, into=self._ints)
+        return self._tensors
 
 
 class Download:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.eviction import Eviction
-from minivllm.engine.packing import pack, upload
+from minivllm.engine.packing import StepInputs, pack
 from minivllm.engine.request import placeholder
 from minivllm.engine.step import ScheduledRequest, StepBatch
 
@@ -54,6 +54,7 @@ class Runner:
         self.attention = attention
         self.block_size = block_size
         self.device = device
+        self._inputs = StepInputs(device)
         self.eviction = eviction if eviction is not None and eviction.scored else None
 
     def prepare(
@@ -62,7 +63,7 @@ class Runner:
         all_logits: bool = False,
         pending: Tensor | None = None,
     ) -> StepBatch:
-        """Tensors of one step.
+        """Tensors of one step, until the next one is prepared.
 
         Args:
             scheduled: each request's share, its cache blocks already given.
@@ -71,7 +72,7 @@ class Runner:
         """
         ints, shape = pack(scheduled, self.block_size, all_logits)
         batch = StepBatch(
-            **shape.unpack(upload(ints, self.device)),
+            **self._inputs.put(ints, shape),
             query_lens_host=tuple(part.num_tokens for part in scheduled),
             seq_lens_host=shape.seq_lens,
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),

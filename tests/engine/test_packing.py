@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.engine.packing import pack, upload
+from minivllm.engine.packing import StepInputs, pack, upload
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
@@ -63,3 +63,29 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     indices = ("token_ids", "positions", "slot_mapping", "logit_rows")
     assert all(tensor.dtype == torch.int64 for name, tensor in tensors.items() if name in indices)
     assert all(tensor.dtype == torch.int32 for name, tensor in tensors.items() if name not in indices)
+
+
+@given(st.lists(steps(), min_size=2, max_size=6), st.data())
+def test_tensors_that_are_written_again_hold_the_new_step(
+    drawn: list[tuple[list[ScheduledRequest], int]], data: st.DataObject
+) -> None:
+    inputs = StepInputs(CPU)
+    for parts, size in drawn + data.draw(st.permutations(drawn + drawn)):
+        ints, shape = pack(parts, size)
+        fresh = shape.unpack(upload(ints.copy(), CPU))
+        kept = inputs.put(ints, shape)
+        assert kept.keys() == fresh.keys()
+        assert all(torch.equal(kept[name], fresh[name]) for name in fresh)
+
+
+def test_requests_that_decode_keep_their_tensors() -> None:
+    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=9, seed=0)
+    request.block_table.extend([1, 2])
+    seen = []
+    for position in range(8):
+        ints, shape = pack([ScheduledRequest(request, position, 1)], block_size=4)
+        tensors = inputs.put(ints, shape)
+        assert tensors["token_ids"].tolist() == [5 + position] and tensors["positions"].tolist() == [position]
+        seen.append(tensors["token_ids"].data_ptr())
+        request.token_ids.append(6 + position)
+    assert len(set(seen[:4])) == len(set(seen[4:])) == 1  # from the fifth on there is one block more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,21 @@ def test_gated_activation(kernels: Kernels, dtype: torch.dtype) -> None:
         atol=1e-6,
         rtol=2e-2 if dtype is torch.bfloat16 else 2e-3 if dtype is torch.float16 else 1e-5,
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 15, 16, 17, 1023, 1024, 1025, 9000])
+def test_the_likeliest_is_the_first_of_the_largest(kernels: Kernels, dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(6)
+    logits = 3 * torch.randn(12, size)
+    logits[:4] = logits[:4].round()  # several are the largest
+    for row, value in ((4, math.nan), (5, math.inf), (6, -math.inf)):
+        logits[row, torch.rand(size) < 0.3] = value
+    logits[7], logits[8] = -math.inf, math.nan
+    logits = logits.to(dtype)
+    assert torch.equal(kernels.likeliest(logits), logits.max(dim=-1).indices)
+    wide = torch.cat((logits, logits.new_full((12, 5), 1e3)), dim=1)[:, :size]
+    assert torch.equal(kernels.likeliest(wide), logits.max(dim=-1).indices)
 
 
 PROMPTS = [[7, 3, 9] * 12, [5], [2] * 19, [11, 4, 8, 1]]

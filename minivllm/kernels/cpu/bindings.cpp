@@ -197,6 +197,16 @@ Tensor silu_and_multiply_op(const Tensor& gate_up) {
   return out;
 }
 
+Tensor likeliest_op(const Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "likeliest: [rows, vocabulary]");
+  Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  by_dtype(logits, [&](auto kind) {
+    using T = decltype(kind);
+    likeliest(pointer<T>(logits), logits.stride(0), logits.size(0), logits.size(1), pointer<int64_t>(out));
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(minivllm_cpu, library) {
@@ -216,4 +226,5 @@ TORCH_LIBRARY(minivllm_cpu, library) {
   library.def("norm_and_rotate_(Tensor(a!) x, Tensor? weight, float eps, Tensor cos, Tensor sin) -> ()",
               norm_and_rotate_op);
   library.def("silu_and_multiply(Tensor gate_up) -> Tensor", silu_and_multiply_op);
+  library.def("likeliest(Tensor logits) -> Tensor", likeliest_op);
 }

@@ -43,6 +43,7 @@ class Kernels:
     rms_norm: Callable[..., Any]
     norm_and_rotate_: Callable[..., Any]
     silu_and_multiply: Callable[..., Any]
+    likeliest: Callable[..., Any]
 
 
 _active: Kernels | None = None

@@ -53,6 +53,8 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(
 inline Vector load(const BFloat16* from) { return (Vector)(widened(*reinterpret_cast<const Shorts*>(from)) << 16); }
 inline Vector load(const Half* from) { return widened(*reinterpret_cast<const Halves*>(from)); }
 
+inline float load_one(const float* from) { return *from; }
+inline float load_one(const Half* from) { return static_cast<float>(from->value); }
 inline float load_one(const BFloat16* from) {
   const uint32_t bits = static_cast<uint32_t>(from->bits) << 16;
   float value;
