@@ -177,10 +177,12 @@ def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new
         caches = torch.full((2, 17 if size == 4 else 2, size, 2, 64), float("nan"), dtype=dtype)
         positions = torch.arange(64)
         slots = table[positions // size] * size + positions % size
-        caches.flatten(1, 2)[:, slots[: 64 - new]] = past[:, : 64 - new]
-        starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, new], [64]))
-        arguments = (q, k, v, *caches, slots[64 - new :], starts, lengths, table[None].int())
-        outs.append(kernels.paged_attention(*arguments, 0.125, 0, 0.0))
+        for tokens, at in (((past[0], *past), slice(0, 64 - new)), ((q, k, v), slice(64 - new, 64))):
+            count = at.stop - at.start
+            starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, count], [at.stop]))
+            arguments = (*(x[:count] for x in tokens), *caches, slots[at], starts, lengths, table[None].int())
+            out = kernels.paged_attention(*arguments, 0.125, 0, 0.0)
+        outs.append(out)
     assert outs[0].isfinite().all()
     assert torch.equal(*outs)
 

@@ -85,7 +85,7 @@ template <typename Tiles, typename T>
 void run(const Attention& a, const Task& task, const Task& next, const T* q, const T* k_cache, const T* v_cache,
          T* out, Tiles& tiles, std::vector<float>& state) {
   constexpr int64_t kRows = Tiles::kRows;
-  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
+  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim, apart = Tiles::head_stride(a);
   const Extent e = extent_of(a, task), after = extent_of(a, next);
   const int64_t room = (e.rows + kRows - 1) / kRows * kRows, rows = task.kv_heads * room;  // of a head, of all
   tiles.begin(rows, dim, a.kv_heads * dim);
@@ -111,8 +111,8 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
       const int64_t head = task.kv_head + h;
       const bool stays = h + 1 < task.kv_heads;
       const int64_t next_head = stays ? head + 1 : ends ? next.kv_head : task.kv_head;
-      tiles.take_keys(k_cache + head * dim, v_cache + head * dim, here, stays ? here : later, (next_head - head) * dim,
-                      e.rows);
+      tiles.take_keys(k_cache + head * apart, v_cache + head * apart, here, stays ? here : later,
+                      (next_head - head) * apart, e.rows);
       for (int64_t row = 0; row < e.rows; row += kRows) {
         alignas(64) float scores[kRows * kKeys];
         float fades[kRows];
@@ -131,13 +131,12 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
   }
   for (int64_t h = 0; h < task.kv_heads; ++h)
     for (int64_t row = 0; row < e.rows; ++row)
-      tiles.write(h * room + row, total[h * room + row],
+      tiles.write_out(h * room + row, total[h * room + row],
                   out + ((e.token + row / group) * a.heads + head_of(h, row)) * dim);
 }
 
 template <typename Tiles, typename T>
 void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, T* v_cache, T* out) {
-  const int64_t width = a.kv_heads * a.head_dim;
   std::vector<Task> tasks;
   tasks.reserve(a.requests * a.kv_heads);
   // Memory is read best from end to end, all heads of a key together; where requests are few the heads are shared out.
@@ -156,10 +155,7 @@ void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cach
     Tiles tiles;
     std::vector<float> state;
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < a.tokens; ++t) {
-      std::memcpy(k_cache + a.slots[t] * width, k + t * a.k_stride, width * sizeof(T));
-      std::memcpy(v_cache + a.slots[t] * width, v + t * a.v_stride, width * sizeof(T));
-    }
+    for (int64_t t = 0; t < a.tokens; ++t) Tiles::write(a, t, k, v, k_cache, v_cache);
 #pragma omp for schedule(dynamic, count > 128 ? 4 : 1)
     for (int64_t i = 0; i < count; ++i)
       run(a, tasks[i], tasks[std::min(i + 1, count - 1)], q, k_cache, v_cache, out, tiles, state);

@@ -18,6 +18,7 @@ struct Attention {
 };
 
 // Writes k and v into the caches [blocks][block_size][kv_heads][head_dim], then attends: out [tokens][heads][head_dim].
+// Within a block they may lie in another order (PanelTiles), always the same for one cache.
 // T is float, BFloat16 or Half (vector.h); head_dim is a multiple of 16. Scores, weights and sums are float32.
 // A query's result depends on its own keys alone, to the bit: tiles of keys begin at fixed places of the sequence.
 template <typename T>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention.h"
 #include "products.h"
 #include "vector.h"
 
@@ -23,9 +24,22 @@ inline void write_row(const float* sums, int64_t dim, float total, T* out) {
   for (int64_t i = 0; i < dim; i += kLanes) store(out + i, load(sums + i) / total);
 }
 
+// The cache holds keys and values of tokens one after another, [block_size][kv_heads][head_dim] in a block.
+struct CopiedTokens {
+  static int64_t head_stride(const Attention& a) { return a.head_dim; }
+
+  // Writes those of one new token.
+  template <typename T>
+  static void write(const Attention& a, int64_t t, const T* k, const T* v, T* k_cache, T* v_cache) {
+    const int64_t width = a.kv_heads * a.head_dim;
+    std::memcpy(k_cache + a.slots[t] * width, k + t * a.k_stride, width * sizeof(T));
+    std::memcpy(v_cache + a.slots[t] * width, v + t * a.v_stride, width * sizeof(T));
+  }
+};
+
 // In float32, for every type and processor. Rows meet keys and values three by four, all sums in 16 registers.
 template <typename T>
-class PlainTiles {
+class PlainTiles : public CopiedTokens {
  public:
   static constexpr int64_t kRows = 3, kTaskRows = 36;
 
@@ -81,7 +95,7 @@ class PlainTiles {
     });
   }
 
-  void write(int64_t row, float total, T* out) const { write_row(sums_.data() + row * dim_, dim_, total, out); }
+  void write_out(int64_t row, float total, T* out) const { write_row(sums_.data() + row * dim_, dim_, total, out); }
 
  private:
   // What `add` does to N vectors of M rows.

@@ -30,19 +30,47 @@ inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_
   }
 }
 
-// For heads of a multiple of 64 dimensions.
+// For heads of a multiple of 64 dimensions. Keys and values are met as panels. Blocks of a multiple of 16 tokens hold them so
+// already: 16 tokens are [kv_heads][dim / 2][16][2] of keys, two dimensions of one key side by side, and
+// [kv_heads][8][dim][2] of values, two values of one dimension side by side. Those of other blocks become such here.
 class PanelTiles {
  public:
   static constexpr int64_t kRows = minivllm::kRows, kTaskRows = 36;
+
+  static int64_t head_stride(const Attention& a) { return lies(a.block_size) ? kGroup * a.head_dim : a.head_dim; }
+
+  // Of values two tokens share each word. Who writes the first half clears the second, since zero times what was left there
+  // need not be zero, or writes it too where both tokens are new.
+  static void write(const Attention& a, int64_t t, const BFloat16* k, const BFloat16* v, BFloat16* k_cache,
+                    BFloat16* v_cache) {
+    if (!lies(a.block_size)) return CopiedTokens::write(a, t, k, v, k_cache, v_cache);
+    const int64_t slot = a.slots[t], at = slot % kGroup, dim = a.head_dim, begin = (slot - at) * a.kv_heads * dim;
+    const bool second = at % 2 == 1, after_first = second && t > 0 && a.slots[t - 1] == slot - 1;
+    const bool both = !second && t + 1 < a.tokens && a.slots[t + 1] == slot + 1;
+    for (int64_t h = 0; h < a.kv_heads; ++h) {
+      const int64_t head = begin + h * kGroup * dim;
+      const auto* key = reinterpret_cast<const uint32_t*>(k + t * a.k_stride + h * dim);
+      auto* keys = reinterpret_cast<uint32_t*>(k_cache + head) + at;
+      for (int64_t p = 0; p < dim / 2; ++p) keys[p * kGroup] = key[p];
+      if (after_first) continue;
+      const BFloat16 *value = v + t * a.v_stride + h * dim, *next = both ? value + a.v_stride : nullptr;
+      auto* values = reinterpret_cast<uint32_t*>(v_cache + head) + at / 2 * dim;
+      const auto words = [](const BFloat16* from) {
+        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      };
+      for (int64_t d = 0; d < dim; d += 16) {
+        __m512i low = second ? _mm512_loadu_si512(values + d) : words(value + d);
+        if (second) low = _mm512_and_si512(low, _mm512_set1_epi32(0xFFFF));
+        const __m512i high = second ? words(value + d) : both ? words(next + d) : _mm512_setzero_si512();
+        _mm512_storeu_si512(values + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+    }
+  }
 
   void begin(int64_t rows, int64_t dim, int64_t) {
     dim_ = dim;
     queries_.resize(rows * dim);
     sums_.assign(rows * dim, 0.0f);
-    panels_.resize(2 * kKeys * dim + 32), zeros_.resize(dim);
-    const auto address = reinterpret_cast<uintptr_t>(panels_.data());
-    keys_ = reinterpret_cast<uint16_t*>((address + 63) / 64 * 64);
-    values_ = keys_ + kKeys * dim;
   }
 
   void take_queries(int64_t row, int64_t count, const BFloat16* const* from) {
@@ -52,39 +80,25 @@ class PanelTiles {
   void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
                  int64_t) {
     pairs_ = (place.count + 1) / 2;
-    for (int64_t j = 0; j < kKeys; j += 16) {
-      ask(keys + shift, ahead, j, 16);
-      if (j >= place.count) continue;
-      const uint16_t* rows[16];
-      for (int64_t i = 0; i < 16; ++i)  // keys that are not there are not seen
-        rows[i] = reinterpret_cast<const uint16_t*>(keys + place.at[std::min(j + i, place.count - 1)]);
-      for (int64_t d = 0; d < dim_; d += 32)
-        transpose(rows, d, reinterpret_cast<uint32_t*>(keys_) + d / 2 * kColumns + j);
-    }
-    // Two keys of a dimension side by side: words 0, 32, 1, 33, ... of a pair of rows.
-    alignas(64) uint16_t order[32];
-    for (int i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
-    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int64_t j = 0; j < kKeys; j += 2) {
-      ask(values + shift, ahead, j, 2);
-      if (j >= place.count) continue;
-      const auto* first = reinterpret_cast<const uint16_t*>(values + place.at[j]);
-      const auto* second = j + 1 < place.count ? reinterpret_cast<const uint16_t*>(values + place.at[j + 1])
-                                               : zeros_.data();  // zero times anything is zero
-      uint16_t* to = values_ + j * kColumns;
-      for (int64_t d = 0; d < dim_; d += kColumns, to += kColumns * kKeys)
-        for (int64_t i = 0; i < kColumns; i += 32) {
-          const __m512i a = _mm512_loadu_si512(first + d + i), b = _mm512_loadu_si512(second + d + i);
-          _mm512_store_si512(to + 2 * i, _mm512_permutex2var_epi16(a, low, b));
-          _mm512_store_si512(to + 2 * i + 32, _mm512_permutex2var_epi16(a, high, b));
-        }
+    if (!lies(place.together)) return make_panels(keys, values, place, ahead, shift);
+    for (int64_t g = 0; g < kGroups; ++g) {
+      const int64_t here = place.at[g * kGroup < place.count ? g * kGroup : 0];  // keys that are not there are not seen
+      const int64_t there = g * kGroup < ahead.count ? ahead.at[g * kGroup] + shift : here;
+      keys_[g] = reinterpret_cast<const uint16_t*>(keys + here), next_keys_[g] = keys + there;
+      values_[g] = reinterpret_cast<const uint16_t*>(values + here), next_values_[g] = values + there;
     }
   }
 
   void score(int64_t row, int64_t count, float* scores) const {
     with_rows<kRows>(count, [&](auto rows) {
       __m512 sums[rows()][4] = {};
-      multiply<rows(), 0>(queries_.data() + row * dim_, dim_, keys_, dim_ / 2, nullptr, sums);
+      const Factor* query = queries_.data() + row * dim_;
+      for (int64_t d = 0; d < dim_; d += kStep) {
+        for (int64_t g = 0; g < kGroups; ++g) ask(next_keys_[g], d), ask(next_values_[g], d);
+        const uint16_t* const at[] = {keys_[0] + d * kGroup, keys_[1] + d * kGroup, keys_[2] + d * kGroup,
+                                      keys_[3] + d * kGroup};
+        meet<rows()>(query + d, dim_, at, 2 * kGroup, kStep / 2, sums);
+      }
       for (int m = 0; m < rows(); ++m)
         for (int n = 0; n < 4; ++n) _mm512_store_ps(scores + m * kKeys + 16 * n, sums[m][n]);
     });
@@ -102,32 +116,94 @@ class PanelTiles {
         for (int m = 0; m < rows(); ++m)
           for (int n = 0; n < 4; ++n)
             sums[m][n] = _mm512_mul_ps(_mm512_loadu_ps(to + m * dim_ + 16 * n), _mm512_set1_ps(fades[m]));
-        multiply<rows(), 0>(rounded, kKeys, values_ + d * kKeys, pairs_, nullptr, sums);
+        for (int64_t g = 0; g < kGroups && g * kGroup / 2 < pairs_; ++g) {
+          const uint16_t* from = values_[g] + 2 * d;
+          const uint16_t* const at[] = {from, from + 32, from + 64, from + 96};
+          meet<rows()>(rounded + g * kGroup, kKeys, at, 2 * dim_, std::min(kGroup / 2, pairs_ - g * kGroup / 2), sums);
+        }
         for (int m = 0; m < rows(); ++m)
           for (int n = 0; n < 4; ++n) _mm512_storeu_ps(to + m * dim_ + 16 * n, sums[m][n]);
       }
     });
   }
 
-  void write(int64_t row, float total, BFloat16* out) const {
+  void write_out(int64_t row, float total, BFloat16* out) const {
     write_row(sums_.data() + row * dim_, dim_, total, out);
   }
 
  private:
-  // Asks memory for some keys or values of the next tile.
-  MINIVLLM_ASKS void ask(const BFloat16* cache, const Place& ahead, int64_t begin, int64_t count) const {
-    const int64_t end = std::min(begin + count, ahead.count);
-    for (int64_t j = begin; j < end; ++j) {
-      const BFloat16* at = cache + ahead.at[j];
-      for (int64_t d = 0; d < dim_; d += kColumns) __builtin_prefetch(at + d, 0, 2), __builtin_prefetch(at + d + 32, 0, 2);
+  static constexpr int64_t kGroup = 16, kGroups = kKeys / kGroup, kStep = 8;  // keys of a panel, dimensions at a time
+
+  static bool lies(int64_t block_size) { return block_size % kGroup == 0; }
+
+  // sums[m][16 n] += x[m][2 * pairs] times the n-th panel, from whose pair to pair there are `apart` numbers.
+  template <int M>
+  [[gnu::always_inline]] static void meet(const Factor* x, int64_t stride, const uint16_t* const (&panels)[4],
+                                          int64_t apart, int64_t pairs, __m512 (&sums)[M][4]) {
+    for (int64_t p = 0; p < pairs; ++p) {
+      __m512bh b[4];
+      for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panels[n] + p * apart);
+      for (int m = 0; m < M; ++m) {
+        int32_t pair;
+        std::memcpy(&pair, x + m * stride + 2 * p, 4);
+        const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+        for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], factor, b[n]);
+      }
+    }
+  }
+
+  // Asks memory for what belongs to kStep dimensions of a panel of the next tile.
+  MINIVLLM_ASKS static void ask(const BFloat16* panel, int64_t d) {
+    const char* next = reinterpret_cast<const char*>(panel + d * kGroup);
+    minivllm::ask(next, kStep * kGroup / 32);
+  }
+
+  void make_panels(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift) {
+    panels_.resize(2 * kKeys * dim_ + 32), zeros_.resize(dim_);
+    auto* to = reinterpret_cast<uint16_t*>((reinterpret_cast<uintptr_t>(panels_.data()) + 63) / 64 * 64);
+    for (int64_t g = 0; g < kGroups; ++g) {
+      uint16_t *own = to + g * kGroup * dim_, *own_values = own + kKeys * dim_;
+      keys_[g] = own, values_[g] = own_values;
+      next_keys_[g] = reinterpret_cast<const BFloat16*>(own), next_values_[g] = reinterpret_cast<const BFloat16*>(own_values);
+      const int64_t first = g * kGroup;
+      for (int64_t j = first; j < std::min(first + kGroup, ahead.count); ++j)
+        for (const auto* cache : {keys, values}) {
+          const char* next = reinterpret_cast<const char*>(cache + shift + ahead.at[j]);
+          minivllm::ask(next, dim_ / 32);
+        }
+      if (first >= place.count) continue;
+      const uint16_t* rows[kGroup];
+      for (int64_t i = 0; i < kGroup; ++i)  // keys that are not there are not seen
+        rows[i] = reinterpret_cast<const uint16_t*>(keys + place.at[std::min(first + i, place.count - 1)]);
+      for (int64_t d = 0; d < dim_; d += 32) transpose<kGroup>(rows, d, reinterpret_cast<uint32_t*>(own) + d / 2 * kGroup);
+      for (int64_t i = 0; i < kGroup; i += 2)
+        if (first + i < place.count) {
+          const auto* one = reinterpret_cast<const uint16_t*>(values + place.at[first + i]);
+          const auto* two = first + i + 1 < place.count
+                                ? reinterpret_cast<const uint16_t*>(values + place.at[first + i + 1])
+                                : zeros_.data();  // zero times anything is zero
+          interleave(one, two, own_values + i * dim_);
+        }
+    }
+  }
+
+  // Two values side by side: numbers 0, 32, 1, 33, ... of a pair of rows.
+  void interleave(const uint16_t* one, const uint16_t* two, uint16_t* to) const {
+    alignas(64) uint16_t order[32];
+    for (int i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
+    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int64_t d = 0; d < dim_; d += 32, to += 64) {
+      const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(two + d);
+      _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(a, high, b));
     }
   }
 
   int64_t dim_ = 0, pairs_ = 0;
   std::vector<uint16_t> queries_, panels_, zeros_;
   std::vector<float> sums_;
-  uint16_t* keys_ = nullptr;    // [dim / 2][64][2], 64-byte aligned
-  uint16_t* values_ = nullptr;  // [dim / 64][pairs of keys][64][2]
+  const uint16_t *keys_[kGroups], *values_[kGroups];          // [dim / 2][16][2], [8][dim][2]
+  const BFloat16 *next_keys_[kGroups], *next_values_[kGroups];  // of the next tile
 };
 
 }  // namespace minivllm

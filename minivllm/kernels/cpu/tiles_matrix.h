@@ -12,7 +12,7 @@
 namespace minivllm {
 
 // For heads of a multiple of 64 dimensions.
-class MatrixTiles {
+class MatrixTiles : public CopiedTokens {
  public:
   static constexpr int64_t kRows = kTile, kTaskRows = 128;
 
@@ -104,7 +104,7 @@ class MatrixTiles {
     ahead_ = nullptr;  // asked for
   }
 
-  void write(int64_t row, float total, BFloat16* out) const {
+  void write_out(int64_t row, float total, BFloat16* out) const {
     const SumRow* sums = sums_.data() + row / kTile * kTile * dim_ / kTile + row % kTile;
     for (int64_t d = 0; d < dim_; d += kTileInputs, sums += 2 * kTile) {
       const auto bits = [&](const SumRow& sum) {
