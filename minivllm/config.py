@@ -173,6 +173,10 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             f"task={choices.get('task')}"
         )
     root = _check(RootOptions, rest, "", None, known)
+    for key in ("runs_dir", "reports_dir"):
+        folder = Path(root[key] or ".")
+        if any(path.is_file() for path in (folder, *folder.parents)):
+            raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
     return {**checked, **root, "choices": dict(choices)}
 
 

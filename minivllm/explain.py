@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import traceback
 from collections.abc import Callable, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,10 +36,10 @@ def is_config_error(error: Exception) -> bool:
 
     Hydra raises plain ValueError and others too, so the place counts, not the type.
     """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, UnicodeDecodeError):  # comes from the decoder, which the reader of a file called
+        frames = frames[:-1]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
     return module.partition(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4")
 
 
@@ -59,6 +60,8 @@ def explain(
         )
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
+    if isinstance(error, UnicodeDecodeError):
+        return BadInput(f"a file of options is not UTF-8 text ({error}); save it as UTF-8")
     message = str(error)
     if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
         return _unknown_key(found[1], overrides, load)

@@ -117,6 +117,23 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, argv: list[str], messag
     assert os.listdir() == []  # nothing half-written
 
 
+@pytest.mark.parametrize("key", ["runs_dir", "reports_dir"])
+@pytest.mark.parametrize("folder", ["there", "there/below"])
+def test_a_folder_that_is_a_file_is_refused_before_anything(cli: Cli, key: str, folder: str) -> None:
+    Path("there").write_text("")
+    done = cli(f"{key}={folder}")
+    assert done.code == 2 and f"{key}={folder} is, or is below, a file; give a folder" in done.err
+    assert os.listdir() == ["there"]
+
+
+def test_options_that_are_not_utf_8_are_one_line(cli: Cli, user_dir: Path, tasks: str) -> None:
+    (user_dir / "conf" / "task" / "echo.yaml").write_bytes(b"# caf\xe9\n_target_: my_tasks.echo\n")
+    for argv in ([tasks, "task=echo"], ["-m", tasks, "task=echo", "seed=0,1"]):
+        done = cli(*argv)
+        assert done.code == 2 and "a file of options is not UTF-8 text" in done.err
+        assert done.err.count("\n") == 1 and done.err.startswith("error: ")
+
+
 def test_unknown_flag_is_refused(cli: Cli) -> None:
     done = cli("--frsh")
     assert done.code == 2 and "unrecognized arguments: --frsh" in done.err

@@ -13,7 +13,7 @@ from minivllm.ablation import statistics
 from minivllm.ablation.metric import Metric, figures, find_metric, zero_blocks
 from minivllm.report.cells import Cell, gather, like_for_like
 from minivllm.report.format import count
-from minivllm.report.rows import Row
+from minivllm.report.rows import Row, status_of
 
 Verdict = Literal["slower", "faster", "none", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
@@ -34,7 +34,7 @@ class Compared:
     high: float | None
     p_value: float | None
     p_holm: float | None  # corrected for the number of cells
-    verdict: Verdict  # "slower" is worse, "failed" that only the second run has no figures
+    verdict: Verdict  # "slower" is worse, "failed" that only the second run has no figures, or failures
     reason: str = ""  # of "failed" and "not comparable"
 
 
@@ -195,6 +195,7 @@ class _Draft:
         """The verdict."""
         verdict: Verdict = "none"
         reason = ""
+        crashed = _failures(self.second)
         if self.broken:
             verdict, reason = (
                 "failed",
@@ -206,6 +207,11 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
+        if crashed and self.before and self.after and verdict != "slower" and not _failures(self.first):
+            verdict, reason = (
+                "failed",
+                f"{crashed} of {count(len(self.second.rows), 'block')} failed, in the second run only",
+            )
         return Compared(
             label=self.first.label,
             cell_id=self.first.cell_id,
@@ -235,6 +241,10 @@ def _why(cell: Cell, metric: Metric) -> str:
         if zeros
         else cell.status_text
     )
+
+
+def _failures(cell: Cell) -> int:
+    return sum(status_of(row) not in ("ok", "invalid") for row in cell.rows)
 
 
 def _mean(logs: dict[Any, float]) -> float | None:

@@ -32,13 +32,16 @@ def too_few(design: Design, plan: Plan) -> str | None:
 def more_blocks(plan: Plan) -> int | None:
     """How many blocks the plan should have, of which all that it has are recorded; None if it has enough.
 
-    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, or there are
-    `measure.max_repeats`. A width is high / low - 1. Only the plan's own records count, so that a resumed sweep
+    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, and an ablation has those
+    that a verdict takes, or there are `measure.max_repeats`. A width is high / low - 1. Only the plan's own records count, so that a resumed sweep
     decides as an undisturbed one would.
     """
+    from minivllm.ablation.statistics import blocks_needed
+
     target, limit = plan.config["measure"]["target_ci"], plan.config["measure"]["max_repeats"]
     if target is None:
         return None
+    fewest = 0 if plan.sweep.blocks is None else blocks_needed(len(plan.sweep.blocks.design.names))
     widths = _widths(plan)
     known = [width for width in widths if width is not None]
     if not widths:  # nothing has figures
@@ -46,7 +49,7 @@ def more_blocks(plan: Plan) -> int | None:
     widest = max(known) if len(known) == len(widths) else None
     told = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
     state = f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
-    if widest is not None and widest <= target:
+    if widest is not None and widest <= target and plan.blocks >= fewest:
         print(f"{state}: done")
         return None
     if plan.blocks >= limit:
@@ -54,7 +57,7 @@ def more_blocks(plan: Plan) -> int | None:
         return None
     # An interval's width goes with one over the root of the number of blocks; never more than double at once.
     wanted = 2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
-    more = min(max(wanted, plan.blocks + 1), 2 * plan.blocks, limit)
+    more = min(max(min(max(wanted, plan.blocks + 1), 2 * plan.blocks), fewest), limit)
     print(f"{state}: {more - plan.blocks} more")
     return more
 

@@ -52,6 +52,10 @@ class Goal:
                     known = list(node) if isinstance(node, dict) else []
                     raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
                 node = node[part]
+            if isinstance(node, dict):
+                raise BadInput(
+                    f"{key}: {name} is no number but a group of them; choose one, e.g. {name}.{next(iter(node))}"
+                )
 
         for name, limit in self.limits.items():
             if not limit > 0:

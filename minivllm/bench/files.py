@@ -69,12 +69,12 @@ class File(FromFile):
                 vocabulary, or a request longer than the context; or nothing is left.
         """
         requests: list[WorkloadRequest] = []
-        skipped = 0
+        skipped, further = 0, reader.encode_further
         for line in read_prompt_file(self.path, self.format):
             if len(requests) == self.num_requests:
                 break
             token_ids = self._token_ids(line, reader)
-            output_len = self._output_len(line, reader.encode)
+            output_len = self._output_len(line, further)
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
                 skipped += 1
                 continue

@@ -34,6 +34,19 @@ class Reader:
     max_model_len: int
     decode: Decode | None
 
+    @property
+    def encode_further(self) -> Encode | None:
+        """The same for text that follows on other text: without the tokens that the tokenizer begins everything with."""
+        if (encode := self.encode) is None:
+            return None
+        begin = encode("")
+
+        def further(text: str) -> list[int]:
+            token_ids = encode(text)
+            return token_ids[len(begin) :] if token_ids[: len(begin)] == begin else token_ids
+
+        return further
+
     def text(self, token_ids: Sequence[int]) -> str | None:
         """What is stored beside a prompt's ids."""
         return self.decode(list(token_ids)) if self.decode else None

@@ -67,10 +67,12 @@ class MultiTurn(Drawn):
         """
         self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
+        further = reader.encode_further
         requests = []
         for i, turns in enumerate(self.turns.sample(rng, self.num_conversations)):
             inputs, outputs = self.input_len.sample(rng, turns), self.output_len.sample(rng, turns)
-            prompts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
+            prompts = draw_prompts(inputs[:1], reader.encode, reader.vocab_size, rng)
+            prompts += draw_prompts(inputs[1:], further, reader.vocab_size, rng)
             thought = [self.think_s] * turns
             if self.think == "exponential":
                 thought = rng.exponential(self.think_s, size=turns).tolist()

@@ -7,7 +7,7 @@ import numpy as np
 from minivllm.bench.checks import at_least_one, check_fits
 from minivllm.bench.generator import Reader
 from minivllm.bench.lengths import Lengths
-from minivllm.bench.prompts import draw_prompts
+from minivllm.bench.prompts import Encode, draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.bench.workloads import WORKLOAD_STREAM, Length, Synthetic
 
@@ -69,8 +69,10 @@ class SharedPrefix(Synthetic):
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         nodes: dict[tuple[int, ...], tuple[int, ...]] = {}  # way from the root -> the node's own text
 
-        def text(length: Lengths) -> tuple[int, ...]:
-            return draw_prompts(length.sample(rng, 1), reader.encode, reader.vocab_size, rng)[0]
+        def text(length: Lengths, encode: Encode | None) -> tuple[int, ...]:
+            return draw_prompts(length.sample(rng, 1), encode, reader.vocab_size, rng)[0]
+
+        further = reader.encode_further
 
         requests = []
         for i, output_len in enumerate(self.output_len.sample(rng, self.num_requests)):
@@ -79,9 +81,9 @@ class SharedPrefix(Synthetic):
             prompt: tuple[int, ...] = ()
             for level in range(1, self.depth + 1):
                 if way[:level] not in nodes:
-                    nodes[way[:level]] = text(self.prefix_len)
+                    nodes[way[:level]] = text(self.prefix_len, reader.encode if level == 1 else further)
                 prompt += nodes[way[:level]]
-            prompt += text(self.input_len)
+            prompt += text(self.input_len, further)
             what = f"workload={self.name}: request {i}"
             check_fits(what, len(prompt), output_len, reader.max_model_len, PREFIX_ADVICE)
             said = reader.text(prompt)

@@ -34,7 +34,8 @@ class Intake:
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        # Some checkpoints name one that their vocabulary lacks, which no mask could forbid.
+        self.eos_token_ids = tuple(token for token in eos_token_ids if token < vocab_size)
         self.makes_text = makes_text
         self.seed = seed
         self.now = now

@@ -128,7 +128,11 @@ def section(
     """The section as plain data for its template."""
     if analysis is None:
         return None
-    places = {cell.arm: place_of(cell, i, out_dir) for i, cell in enumerate(cells) if cell.ok}
+    places = {
+        cell.arm: place_of(cell, i, out_dir)
+        for i, cell in enumerate(cells)
+        if cell.ok and cell.sweep == analysis.sweep
+    }
     others = list(dict.fromkeys(e.metric for e in analysis.others))
     further = {(e.name, e.metric): e for e in analysis.others}
     rows = [

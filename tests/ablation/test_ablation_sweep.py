@@ -146,6 +146,13 @@ def test_blocks_are_added_until_intervals_are_narrow(ablate: Cli, bench: Bench) 
     assert again.code == 0 and bench.order == before
 
 
+def test_narrow_intervals_are_not_enough_without_a_verdict(ablate: Cli, bench: Bench) -> None:
+    given = ["ablation.only=[slow]", "measure.repeats=3", "measure.target_ci=0.9", "measure.max_repeats=30"]
+    done = ablate("+ablation=leave_one_out", *given)
+    assert "3 blocks: widest interval" in done.out and ": 3 more" in done.out and len(bench.measured) == 3 * 6
+    assert "too few blocks" not in {effect.verdict for effect in analysis().effects}
+
+
 def test_repeats_end_at_the_limit(ablate: Cli, bench: Bench) -> None:
     bench.noise = 0.1
     given = ["ablation.only=[slow]", "measure.repeats=3", "measure.target_ci=0.001", "measure.max_repeats=5"]

@@ -141,6 +141,25 @@ def test_a_cell_that_fails_now_is_a_regression() -> None:
     assert turned.exit_code == 3 and "the first run has no" in turned.conclusion
 
 
+def test_a_cell_of_which_some_blocks_fail_now_is_a_regression() -> None:
+    before, after = quiet(run_rows()), quiet(run_rows(day=2))
+    for row in after:
+        if row["arm"] == "with a" and row["block"] < 2:
+            row["status"] = "crashed"
+    found = compared(before, after)
+    (failed,) = (cell for cell in found.cells if cell.verdict == "failed")
+    assert failed.reason == "2 of 6 blocks failed, in the second run only" and failed.ratio is not None
+    assert found.exit_code == 1 and failed.reason in found.conclusion
+    for row in before:
+        if row["arm"] == "with a" and row["block"] == 5:
+            row["status"] = "oom"
+    assert compared(before, after).exit_code == 0  # it did so before
+    for row in after:
+        if row["status"] == "crashed":
+            row["status"] = "invalid"  # the machine was not fit to measure
+    assert compared(quiet(run_rows()), after).exit_code == 0
+
+
 def test_a_cell_that_fails_now_takes_no_blocks_from_the_others() -> None:
     """Four blocks of each run are enough for one test, and a cell without figures is not tested."""
     before, after = quiet(run_rows(blocks=4)), quiet(run_rows(blocks=4, day=2))

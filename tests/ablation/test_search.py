@@ -57,6 +57,11 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
         BadInput, match=r"sweep.limits: a record has no metrics.tft_ms.p90; did you mean ttft_ms"
     ):
         Goal("metrics.output_tokens_per_s", limits={"metrics.tft_ms.p90": 1.0})
+    with pytest.raises(
+        BadInput,
+        match=r"metrics.ttft_ms is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+",
+    ):
+        Goal("metrics.ttft_ms")
     with pytest.raises(BadInput, match="a percentile needs more requests"):
         GOAL.value([block(None)])
 

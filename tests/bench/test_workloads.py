@@ -309,6 +309,24 @@ def test_a_tree_of_prefixes_is_shared_token_for_token() -> None:
     assert len({tuple(prompt[48:]) for prompt in prompts}) == 200
 
 
+def test_text_has_its_first_token_once(tmp_path: Path) -> None:
+    """What a tokenizer puts before everything is no part of what follows on other text, or of an answer's length."""
+    first = 250  # no character of the text
+
+    def begun(text: str) -> list[int]:
+        return [first, *encode(text)]
+
+    for tree in (SharedPrefix(8, 5, prefix_len=9, depth=3), SharedPrefix(8, 5, prefix_len=1, depth=1)):
+        for request in tree.generate(begun, 256, 100, seed=0).requests:
+            prompt = list(request.prompt_token_ids)
+            assert prompt[0] == first and prompt.count(first) == 1 and len(prompt) in (32, 6)
+    talks = MultiTurn(3, 4, input_len=7).generate(begun, 256, 999, seed=0).requests
+    assert [r.prompt_token_ids.count(first) for r in talks] == [1, 0, 0, 0] * 3
+    assert {len(r.prompt_token_ids) for r in talks} == {7}
+    (asked,) = File(share_gpt(tmp_path, TALK), format="sharegpt").generate(begun, 256, 100, seed=0).requests
+    assert asked.prompt_token_ids[0] == first and asked.max_tokens == len("hello")
+
+
 def test_prefixes_of_drawn_lengths_are_shared_too() -> None:
     sizes = {"distribution": "uniform", "min": 3, "max": 40}
     flat = SharedPrefix(60, input_len=1, num_prefixes=3, prefix_len=sizes, depth=1)

@@ -16,7 +16,7 @@ from minivllm.report.cells import gather
 from minivllm.report.format import spanned
 from minivllm.report.page import build_report
 from minivllm.report.scatter import trade_off
-from minivllm.report.sections import heading
+from minivllm.report.sections import heading, place_of
 from minivllm.report.verdict import remarks
 from tests.ablation.synthetic import ablation_rows
 from tests.report.pagereader import Page
@@ -96,6 +96,16 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert effects[0].startswith("| optimisation | output_tokens_per_s, with / without |")
     assert [line.split(" | ")[0].strip("| ") for line in effects[2:5]] == list(NAMES)
     assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
+
+
+def test_arms_are_linked_to_the_records_of_their_own_sweep(tmp_path: Path) -> None:
+    rows = rows_of("leave_one_out")
+    earlier = [{**row, "sweep": "other", "run_id": f"x{row['run_id']}", "ablation": None} for row in rows]
+    analysis, cells = analyse(rows), gather(rows + earlier)
+    own = {cell.arm: place_of(cell, i, tmp_path) for i, cell in enumerate(cells) if cell.sweep == "planted"}
+    found = worth.section(analysis, cells, [], tmp_path)
+    assert found is not None and len({cell.sweep for cell in cells}) == 2
+    assert all(own[arm] == place for row in found["rows"] for arm, place in row["arms"])
 
 
 def test_each_arm_has_a_key_of_its_own() -> None:

@@ -142,6 +142,8 @@ def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch)
     record = {"rows": json.loads(json.dumps(rows).replace("Infinity", "null"))}
     assert report.cells(record["rows"][1])[-1] == "WRONG"
     assert "1 of them WRONG: k, p, 2 rows" in report.findings(record)[0]
+    alone = {"rows": [{**record["rows"][0], "reference": None}]}
+    assert report.findings(alone)[0] == "No output was compared with a reference's."
 
 
 def test_the_floor_is_the_longer_of_the_two(compiled: None) -> None:

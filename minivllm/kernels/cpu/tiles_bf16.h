@@ -23,10 +23,10 @@ inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_
   for (int n = 0; n < 4; ++n) {
     const __m512i low = _mm512_shuffle_i32x4(a[n], a[n + 4], 0x88), high = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0x88);
     const __m512i low2 = _mm512_shuffle_i32x4(a[n], a[n + 4], 0xDD), high2 = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0xDD);
-    _mm512_store_si512(to + n * kStride, _mm512_shuffle_i32x4(low, high, 0x88));
-    _mm512_store_si512(to + (n + 8) * kStride, _mm512_shuffle_i32x4(low, high, 0xDD));
-    _mm512_store_si512(to + (n + 4) * kStride, _mm512_shuffle_i32x4(low2, high2, 0x88));
-    _mm512_store_si512(to + (n + 12) * kStride, _mm512_shuffle_i32x4(low2, high2, 0xDD));
+    _mm512_storeu_si512(to + n * kStride, _mm512_shuffle_i32x4(low, high, 0x88));
+    _mm512_storeu_si512(to + (n + 8) * kStride, _mm512_shuffle_i32x4(low, high, 0xDD));
+    _mm512_storeu_si512(to + (n + 4) * kStride, _mm512_shuffle_i32x4(low2, high2, 0x88));
+    _mm512_storeu_si512(to + (n + 12) * kStride, _mm512_shuffle_i32x4(low2, high2, 0xDD));
   }
 }
 
@@ -39,12 +39,18 @@ class PanelTiles {
 
   static int64_t head_stride(const Attention& a) { return lies(a.block_size) ? kGroup * a.head_dim : a.head_dim; }
 
-  // Of values two tokens share each word. Who writes the first half clears the second, since zero times what was left there
-  // need not be zero, or writes it too where both tokens are new.
+  // Sixteen new tokens that are a panel are written by the first of them. Of values two tokens share each word: who writes
+  // the first half clears the second, since zero times what was left there need not be zero, or writes it too where both
+  // tokens are new.
   static void write(const Attention& a, int64_t t, const BFloat16* k, const BFloat16* v, BFloat16* k_cache,
                     BFloat16* v_cache) {
     if (!lies(a.block_size)) return CopiedTokens::write(a, t, k, v, k_cache, v_cache);
     const int64_t slot = a.slots[t], at = slot % kGroup, dim = a.head_dim, begin = (slot - at) * a.kv_heads * dim;
+    const int64_t first = t - at, last = first + kGroup - 1;
+    if (first >= 0 && last < a.tokens && a.slots[first] == slot - at && a.slots[last] == slot - at + kGroup - 1) {
+      if (at == 0) write_panels(a, t, k, v, k_cache + begin, v_cache + begin);
+      return;
+    }
     const bool second = at % 2 == 1, after_first = second && t > 0 && a.slots[t - 1] == slot - 1;
     const bool both = !second && t + 1 < a.tokens && a.slots[t + 1] == slot + 1;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
@@ -79,8 +85,12 @@ class PanelTiles {
 
   void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
                  int64_t) {
-    pairs_ = (place.count + 1) / 2;
-    if (!lies(place.together)) return make_panels(keys, values, place, ahead, shift);
+    pairs_ = (place.count + 1) / 2, asked_ = false;
+    if (!lies(place.together)) {
+      make_panels(keys, values, place, ahead, shift);
+      asked_ = true;
+      return;
+    }
     for (int64_t g = 0; g < kGroups; ++g) {
       const int64_t here = place.at[g * kGroup < place.count ? g * kGroup : 0];  // keys that are not there are not seen
       const int64_t there = g * kGroup < ahead.count ? ahead.at[g * kGroup] + shift : here;
@@ -89,19 +99,22 @@ class PanelTiles {
     }
   }
 
-  void score(int64_t row, int64_t count, float* scores) const {
+  void score(int64_t row, int64_t count, float* scores) {
+    const int64_t step = asked_ ? dim_ : kStep;
     with_rows<kRows>(count, [&](auto rows) {
       __m512 sums[rows()][4] = {};
       const Factor* query = queries_.data() + row * dim_;
-      for (int64_t d = 0; d < dim_; d += kStep) {
-        for (int64_t g = 0; g < kGroups; ++g) ask(next_keys_[g], d), ask(next_values_[g], d);
+      for (int64_t d = 0; d < dim_; d += step) {
+        if (!asked_)
+          for (int64_t g = 0; g < kGroups; ++g) ask(next_keys_[g], d), ask(next_values_[g], d);
         const uint16_t* const at[] = {keys_[0] + d * kGroup, keys_[1] + d * kGroup, keys_[2] + d * kGroup,
                                       keys_[3] + d * kGroup};
-        meet<rows()>(query + d, dim_, at, 2 * kGroup, kStep / 2, sums);
+        meet<rows()>(query + d, dim_, at, 2 * kGroup, step / 2, sums);
       }
       for (int m = 0; m < rows(); ++m)
         for (int n = 0; n < 4; ++n) _mm512_store_ps(scores + m * kKeys + 16 * n, sums[m][n]);
     });
+    asked_ = true;
   }
 
   void add(int64_t row, int64_t count, const float* weights, const float* fades) {
@@ -136,6 +149,21 @@ class PanelTiles {
 
   static bool lies(int64_t block_size) { return block_size % kGroup == 0; }
 
+  static void write_panels(const Attention& a, int64_t t, const BFloat16* k, const BFloat16* v, BFloat16* k_panels,
+                           BFloat16* v_panels) {
+    const int64_t dim = a.head_dim;
+    for (int64_t h = 0; h < a.kv_heads; ++h, k_panels += kGroup * dim, v_panels += kGroup * dim) {
+      const uint16_t *keys[kGroup], *values[kGroup];
+      for (int64_t i = 0; i < kGroup; ++i) {
+        keys[i] = reinterpret_cast<const uint16_t*>(k + (t + i) * a.k_stride + h * dim);
+        values[i] = reinterpret_cast<const uint16_t*>(v + (t + i) * a.v_stride + h * dim);
+      }
+      for (int64_t d = 0; d < dim; d += 32) transpose<kGroup>(keys, d, reinterpret_cast<uint32_t*>(k_panels) + d / 2 * kGroup);
+      for (int64_t i = 0; i < kGroup; i += 2)
+        interleave(values[i], values[i + 1], dim, reinterpret_cast<uint16_t*>(v_panels) + i * dim);
+    }
+  }
+
   // sums[m][16 n] += x[m][2 * pairs] times the n-th panel, from whose pair to pair there are `apart` numbers.
   template <int M>
   [[gnu::always_inline]] static void meet(const Factor* x, int64_t stride, const uint16_t* const (&panels)[4],
@@ -164,7 +192,6 @@ class PanelTiles {
     for (int64_t g = 0; g < kGroups; ++g) {
       uint16_t *own = to + g * kGroup * dim_, *own_values = own + kKeys * dim_;
       keys_[g] = own, values_[g] = own_values;
-      next_keys_[g] = reinterpret_cast<const BFloat16*>(own), next_values_[g] = reinterpret_cast<const BFloat16*>(own_values);
       const int64_t first = g * kGroup;
       for (int64_t j = first; j < std::min(first + kGroup, ahead.count); ++j)
         for (const auto* cache : {keys, values}) {
@@ -182,24 +209,25 @@ class PanelTiles {
           const auto* two = first + i + 1 < place.count
                                 ? reinterpret_cast<const uint16_t*>(values + place.at[first + i + 1])
                                 : zeros_.data();  // zero times anything is zero
-          interleave(one, two, own_values + i * dim_);
+          interleave(one, two, dim_, own_values + i * dim_);
         }
     }
   }
 
   // Two values side by side: numbers 0, 32, 1, 33, ... of a pair of rows.
-  void interleave(const uint16_t* one, const uint16_t* two, uint16_t* to) const {
+  static void interleave(const uint16_t* one, const uint16_t* two, int64_t dim, uint16_t* to) {
     alignas(64) uint16_t order[32];
     for (int i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
     const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int64_t d = 0; d < dim_; d += 32, to += 64) {
+    for (int64_t d = 0; d < dim; d += 32, to += 64) {
       const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(two + d);
-      _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
-      _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(a, high, b));
+      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi16(a, high, b));
     }
   }
 
   int64_t dim_ = 0, pairs_ = 0;
+  bool asked_ = false;  // for the next tile
   std::vector<uint16_t> queries_, panels_, zeros_;
   std::vector<float> sums_;
   const uint16_t *keys_[kGroups], *values_[kGroups];          // [dim / 2][16][2], [8][dim][2]
