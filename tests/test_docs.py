@@ -307,13 +307,15 @@ def named(where: str) -> list[Path]:
 
 
 def value(record: Path, fields: str) -> float:
-    """A field of a record by its dotted name, or the quotient of two."""
+    """A field of a record by its dotted name, a sum of several, or the quotient of two such: a.b+a.c/a.d."""
     parts = []
-    for field in fields.split("/"):
-        node = json.loads(record.read_text())
-        for key in field.split("."):
-            node = node[key]
-        parts.append(float(node))
+    for names in fields.split("/"):
+        parts.append(0.0)
+        for name in names.split("+"):
+            node = json.loads(record.read_text())
+            for key in name.split("."):
+                node = node[key]
+            parts[-1] += float(node)
     return parts[0] / parts[1] if len(parts) == 2 else parts[0]
 
 
