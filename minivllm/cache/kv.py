@@ -49,7 +49,8 @@ class KVCache:
     Attributes:
         parts: for each layer what lies in blocks, and moves with them: keys and values
             [num_blocks, block_size, num_kv_heads, head_dim], and if they are compressed (then they are int8
-            bits) their scales [num_blocks, block_size, num_kv_heads], float32.
+            bits) their scales [num_blocks, block_size, num_kv_heads], float32. attention=cpu may keep another order within
+            a block, which only moves as a whole.
     """
 
     def __init__(

@@ -55,7 +55,8 @@ def test_a_report_that_cannot_be_written_is_one_line(
     cli: Cli, runs: Callable[[str, float], None], argv: tuple[str, ...]
 ) -> None:
     runs("old", 1.0)
-    Path("taken").write_text("a file")
+    Path("taken").mkdir()
+    Path("taken/mine").write_text("a file")
     done = cli(*argv, "reports_dir=taken", "name=mine")
     assert done.code == 2 and done.err.startswith(
         "error: reports_dir=taken: taken/mine cannot be written to ("
