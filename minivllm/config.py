@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -175,7 +176,9 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
         folder = Path(root[key] or ".")
-        if any(path.is_file() for path in (folder, *folder.parents)):
+        if any(
+            os.path.isfile(path) for path in (folder, *folder.parents)
+        ):  # not where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
     return {**checked, **root, "choices": dict(choices)}
 

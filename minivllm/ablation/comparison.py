@@ -13,7 +13,7 @@ from minivllm.ablation import statistics
 from minivllm.ablation.metric import Metric, figures, find_metric, zero_blocks
 from minivllm.report.cells import Cell, gather, like_for_like
 from minivllm.report.format import count
-from minivllm.report.rows import Row, status_of
+from minivllm.report.rows import Row
 
 Verdict = Literal["slower", "faster", "none", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
@@ -166,6 +166,7 @@ class _Draft:
             self.problem = f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
         elif not like_for_like(self.first, self.second):
             self.problem = "other devices or other requests; compare runs of one machine"
+        self.alike = self.problem is None  # so that at most the blocks are too few
 
     @property
     def broken(self) -> bool:
@@ -195,7 +196,6 @@ class _Draft:
         """The verdict."""
         verdict: Verdict = "none"
         reason = ""
-        crashed = _failures(self.second)
         if self.broken:
             verdict, reason = (
                 "failed",
@@ -207,10 +207,16 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
-        if crashed and self.before and self.after and verdict != "slower" and not _failures(self.first):
+        if (
+            self.alike
+            and self.after
+            and verdict != "slower"
+            and self.second.crashed
+            and not self.first.crashed
+        ):
             verdict, reason = (
                 "failed",
-                f"{crashed} of {count(len(self.second.rows), 'block')} failed, in the second run only",
+                f"{count(self.second.crashed, 'block')} failed, in the second run only",
             )
         return Compared(
             label=self.first.label,
@@ -241,10 +247,6 @@ def _why(cell: Cell, metric: Metric) -> str:
         if zeros
         else cell.status_text
     )
-
-
-def _failures(cell: Cell) -> int:
-    return sum(status_of(row) not in ("ok", "invalid") for row in cell.rows)
 
 
 def _mean(logs: dict[Any, float]) -> float | None:

@@ -42,6 +42,7 @@ def more_blocks(plan: Plan) -> int | None:
     if target is None:
         return None
     fewest = 0 if plan.sweep.blocks is None else blocks_needed(len(plan.sweep.blocks.design.names))
+    fewest = fewest if fewest <= limit else 0  # no verdict is to be had, as `too_few` has said
     widths = _widths(plan)
     known = [width for width in widths if width is not None]
     if not widths:  # nothing has figures

@@ -53,10 +53,7 @@ class Goal:
                     raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
                 node = node[part]
             if isinstance(node, dict):
-                raise BadInput(
-                    f"{key}: {name} is no number but a group of them; choose one, e.g. {name}.{next(iter(node))}"
-                )
-
+                raise BadInput(f"{key}: {name} is no number but a group{_of_which(name, node)}")
         for name, limit in self.limits.items():
             if not limit > 0:
                 raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
@@ -193,6 +190,17 @@ class Search:
         if not all(path.exists() for path in paths):
             return []
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _of_which(name: str, node: dict[str, Any]) -> str:
+    """What to choose instead of a group; some have no numbers that every record has."""
+    while node:
+        part, inner = next(iter(node.items()))
+        name = f"{name}.{part}"
+        if not isinstance(inner, dict):
+            return f" of them; choose one, e.g. {name}"
+        node = inner
+    return ""
 
 
 def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:

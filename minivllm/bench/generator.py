@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ class Reader:
 
     @property
     def encode_further(self) -> Encode | None:
-        """The same for text that follows on other text: without the tokens that the tokenizer begins everything with."""
+        """The same for text that follows on other text: without the tokens that the tokenizer puts around everything."""
         if (encode := self.encode) is None:
             return None
-        begin = encode("")
+        around = encode("")
 
         def further(text: str) -> list[int]:
             token_ids = encode(text)
-            return token_ids[len(begin) :] if token_ids[: len(begin)] == begin else token_ids
+            begin = sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(around, token_ids, strict=False))
+            )
+            end = around[begin:]
+            stop = len(token_ids) - len(end)
+            return token_ids[begin:stop] if token_ids[stop:] == end else token_ids[begin:]
 
         return further
 

@@ -93,6 +93,11 @@ class Cell:
         """How many blocks ended well, of how many."""
         return f"{len(self.timed)}/{self.tried}"
 
+    @property
+    def crashed(self) -> int:
+        """How many blocks of the load failed, but for those that were not fit to be measured."""
+        return sum(status_of(row) != "invalid" and not _alone(row) for row in self.failed)
+
     @cached_property
     def failed(self) -> list[Row]:
         """Rows that did not end well, invalid ones included."""

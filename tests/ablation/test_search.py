@@ -62,6 +62,9 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
         match=r"metrics.ttft_ms is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+",
     ):
         Goal("metrics.ttft_ms")
+    for name in ("metrics", "config", "liveness"):
+        with pytest.raises(BadInput, match=f"sweep.objective: {name} is no number but a group"):
+            Goal(name)
     with pytest.raises(BadInput, match="a percentile needs more requests"):
         GOAL.value([block(None)])
 

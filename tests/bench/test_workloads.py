@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from minivllm.bench.arrivals import Concurrency
 from minivllm.bench.driver import drive
 from minivllm.bench.files import File
+from minivllm.bench.generator import Reader
 from minivllm.bench.lengths import NAMES, Lengths
 from minivllm.bench.multi_turn import MultiTurn
 from minivllm.bench.prompt_file import PromptLine, parse_conversation, parse_line, read_prompt_file
@@ -314,8 +315,9 @@ def test_text_has_its_first_token_once(tmp_path: Path) -> None:
     first = 250  # no character of the text
 
     def begun(text: str) -> list[int]:
-        return [first, *encode(text)]
+        return [first, *encode(text), *end]
 
+    end: list[int] = []
     for tree in (SharedPrefix(8, 5, prefix_len=9, depth=3), SharedPrefix(8, 5, prefix_len=1, depth=1)):
         for request in tree.generate(begun, 256, 100, seed=0).requests:
             prompt = list(request.prompt_token_ids)
@@ -325,6 +327,9 @@ def test_text_has_its_first_token_once(tmp_path: Path) -> None:
     assert {len(r.prompt_token_ids) for r in talks} == {7}
     (asked,) = File(share_gpt(tmp_path, TALK), format="sharegpt").generate(begun, 256, 100, seed=0).requests
     assert asked.prompt_token_ids[0] == first and asked.max_tokens == len("hello")
+    end.append(251)
+    further = Reader(begun, 256, 100, None).encode_further
+    assert further is not None and further("hello") == encode("hello") and further("") == []
 
 
 def test_prefixes_of_drawn_lengths_are_shared_too() -> None:
