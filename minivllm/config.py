@@ -176,9 +176,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
         folder = Path(root[key] or ".")
-        if any(
-            os.path.isfile(path) for path in (folder, *folder.parents)
-        ):  # not where it may not be looked into
+        if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
     return {**checked, **root, "choices": dict(choices)}
 

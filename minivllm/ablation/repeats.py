@@ -33,8 +33,8 @@ def more_blocks(plan: Plan) -> int | None:
     """How many blocks the plan should have, of which all that it has are recorded; None if it has enough.
 
     With `measure.target_ci` blocks are added until the widest confidence interval is narrower, and an ablation has those
-    that a verdict takes, or there are `measure.max_repeats`. A width is high / low - 1. Only the plan's own records count, so that a resumed sweep
-    decides as an undisturbed one would.
+    that a verdict takes, or there are `measure.max_repeats`. A width is high / low - 1. Only the plan's own records
+    count, so that a resumed sweep decides as an undisturbed one would.
     """
     from minivllm.ablation.statistics import blocks_needed
 
@@ -58,7 +58,8 @@ def more_blocks(plan: Plan) -> int | None:
         return None
     # An interval's width goes with one over the root of the number of blocks; never more than double at once.
     wanted = 2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
-    more = min(max(min(max(wanted, plan.blocks + 1), 2 * plan.blocks), fewest), limit)
+    grown = min(max(wanted, plan.blocks + 1), 2 * plan.blocks)
+    more = min(max(grown, fewest), limit)
     print(f"{state}: {more - plan.blocks} more")
     return more
 

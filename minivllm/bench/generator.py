@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,9 @@ class Reader:
 
         def further(text: str) -> list[int]:
             token_ids = encode(text)
-            begin = sum(
-                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(around, token_ids, strict=False))
-            )
+            begin = 0
+            while begin < len(around) and token_ids[begin : begin + 1] == around[begin : begin + 1]:
+                begin += 1
             end = around[begin:]
             stop = len(token_ids) - len(end)
             return token_ids[begin:stop] if token_ids[stop:] == end else token_ids[begin:]

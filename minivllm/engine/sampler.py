@@ -190,7 +190,7 @@ def _likeliest(logits: Tensor, kernels: Kernels | None) -> Tensor:
     """The first of the largest logits of each row, int64 [R].
 
     Like argmax, which is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
-    C++ kernel a twentieth.
+    C++ kernel a thirtieth.
     """
     picks: Tensor = logits.max(dim=-1).indices if kernels is None else kernels.likeliest(logits)
     return picks

@@ -188,8 +188,6 @@ def fresh_name(root: Path) -> str:
             (root / name).mkdir(parents=True)
             return name
         except FileExistsError:
-            if root.exists() and not root.is_dir():
-                raise BadInput(f"runs_dir={root} is a file; give a folder") from None
             count += 1
             name = f"{stamp}-{count}"
         except OSError as error:

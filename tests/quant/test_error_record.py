@@ -16,8 +16,7 @@ EXAMPLES = ROOT / "reports" / "examples" / "cpu"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    module = load_script("quantization_error")
-    return module
+    return load_script("quantization_error")
 
 
 def test_the_table_is_that_of_the_record_and_its_ranking_is_sane(script: ModuleType) -> None:

@@ -52,7 +52,9 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
     )
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # as the C++ kernel wants them
     with setting.own():
-        ours: AttentionBackend = TritonBackend(specs, kv) if setting.triton else _on_own_cache(specs, kv)
+        ours: AttentionBackend = (
+            TritonBackend(specs, kv) if setting.triton else _on_own_cache(setting, specs, kv)
+        )
     theirs: AttentionBackend = (SDPABackend if spec.soft_cap is None else EagerBackend)(specs, kv)
     pairs = sequences * (queries * context - queries * (queries - 1) / 2)
     return Case(
@@ -67,24 +69,13 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
     )
 
 
-def _on_own_cache(specs: list[AttentionSpec], kv: KVCache) -> CPUBackend:
+def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> CPUBackend:
     """The C++ kernel with the keys and values of `kv`, in the order within a block that it likes best."""
     backend = CPUBackend(specs, KVCache(specs, kv.layout, DTYPE, torch.device("cpu")))
     for slots in torch.arange(kv.layout.num_blocks * BLOCK).split(_PIECE):
-        # Each token is a sequence that consists of it, whatever its slot.
-        ones = torch.ones(len(slots), dtype=torch.int32)
-        batch = StepBatch(
-            token_ids=slots,
-            positions=slots,
-            slot_mapping=slots,
-            query_start_loc=torch.arange(len(slots) + 1, dtype=torch.int32),
-            seq_lens=ones,
-            block_table=torch.zeros(len(slots), 1, dtype=torch.int32),
-            logit_rows=slots,
-            query_lens_host=(1,) * len(slots),
-            seq_lens_host=(1,) * len(slots),
-            prompt_lens_host=(1,) * len(slots),
-        )
+        # Each token is a sequence that consists of it, whatever its slot; what they attend to is of no interest.
+        nowhere = torch.zeros(len(slots), 1, dtype=torch.int32)
+        batch = replace(_batch(setting, len(slots), 1, 1, 1), slot_mapping=slots, block_table=nowhere)
         for layer, spec in enumerate(specs):
             k, v = (part.flatten(0, 1)[slots] for part in kv.parts[layer])
             q = torch.zeros(len(slots), spec.num_heads, spec.head_dim, dtype=DTYPE)

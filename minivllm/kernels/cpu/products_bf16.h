@@ -13,6 +13,18 @@ namespace minivllm {
 
 using Factor = uint16_t;  // what is multiplied: bfloat16
 
+// sums[m][16 n] += x[m][2 p, 2 p + 1] times b[n], 16 columns of two inputs side by side, for m < M.
+template <int M>
+[[gnu::always_inline]] inline void multiply_pair(const Factor* x, int64_t stride, int64_t p, const __m512bh (&b)[4],
+                                                 __m512 (&sums)[M][4]) {
+  for (int m = 0; m < M; ++m) {
+    int32_t pair;
+    std::memcpy(&pair, x + m * stride + 2 * p, 4);
+    const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+    for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], a, b[n]);
+  }
+}
+
 // sums[m][64] += x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory from `next` on
 // for each pair. 24 sums and 4 pieces of the panel lie in 32 registers.
 template <int M, int kLines>
@@ -22,12 +34,7 @@ inline void multiply(const Factor* x, int64_t stride, const Factor* panel, int64
     __m512bh b[4];
     for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panel + 32 * n);
     ask(next, kLines);
-    for (int m = 0; m < M; ++m) {
-      int32_t pair;
-      std::memcpy(&pair, x + m * stride + 2 * p, 4);
-      const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
-      for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], a, b[n]);
-    }
+    multiply_pair(x, stride, p, b, sums);
   }
 }
 

@@ -171,12 +171,7 @@ class PanelTiles {
     for (int64_t p = 0; p < pairs; ++p) {
       __m512bh b[4];
       for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panels[n] + p * apart);
-      for (int m = 0; m < M; ++m) {
-        int32_t pair;
-        std::memcpy(&pair, x + m * stride + 2 * p, 4);
-        const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
-        for (int n = 0; n < 4; ++n) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], factor, b[n]);
-      }
+      multiply_pair(x, stride, p, b, sums);
     }
   }
 
