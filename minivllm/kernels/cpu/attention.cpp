@@ -12,7 +12,10 @@
 namespace minivllm {
 namespace {
 
-constexpr int64_t kTasks = 2;     // for each thread, at least, where there are so many heads
+constexpr int64_t kTasks = 2;  // for each thread, at least, where there are so many heads
+// Rows of queries of a task, whole blocks of all tiles: fewer would take a long context's keys and values from memory faster
+// than it gives them, as each task reads all of them.
+constexpr int64_t kTaskRows = 144;
 
 struct Task {
   int64_t request, kv_head, kv_heads;  // heads [kv_head, kv_head + kv_heads) of the keys
@@ -141,7 +144,7 @@ void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cach
   tasks.reserve(a.requests * a.kv_heads);
   // Memory is read best from end to end, all heads of a key together; where requests are few the heads are shared out.
   const int64_t together = std::clamp<int64_t>(a.requests * a.kv_heads / (kTasks * omp_get_max_threads()), 1, a.kv_heads);
-  const int64_t most = std::max<int64_t>(1, Tiles::kTaskRows / (a.heads / a.kv_heads));  // queries of a task
+  const int64_t most = std::max<int64_t>(1, kTaskRows / (a.heads / a.kv_heads));  // queries of a task
   for (int64_t r = 0; r < a.requests; ++r) {
     const int64_t count = a.starts[r + 1] - a.starts[r];
     const int64_t heads = count == 1 ? together : 1;

@@ -41,7 +41,7 @@ struct CopiedTokens {
 template <typename T>
 class PlainTiles : public CopiedTokens {
  public:
-  static constexpr int64_t kRows = 3, kTaskRows = 36;
+  static constexpr int64_t kRows = 3;
 
   void begin(int64_t rows, int64_t dim, int64_t) {
     dim_ = dim;

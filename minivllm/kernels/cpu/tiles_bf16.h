@@ -35,7 +35,7 @@ inline void transpose(const uint16_t* const (&rows)[16], int64_t offset, uint32_
 // [kv_heads][8][dim][2] of values, two values of one dimension side by side. Those of other blocks become such here.
 class PanelTiles {
  public:
-  static constexpr int64_t kRows = minivllm::kRows, kTaskRows = 36;
+  static constexpr int64_t kRows = minivllm::kRows;
 
   static int64_t head_stride(const Attention& a) { return lies(a.block_size) ? kGroup * a.head_dim : a.head_dim; }
 

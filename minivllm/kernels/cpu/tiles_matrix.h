@@ -14,7 +14,7 @@ namespace minivllm {
 // For heads of a multiple of 64 dimensions.
 class MatrixTiles : public CopiedTokens {
  public:
-  static constexpr int64_t kRows = kTile, kTaskRows = 128;
+  static constexpr int64_t kRows = kTile;
 
   void begin(int64_t rows, int64_t dim, int64_t stride) {
     dim_ = dim, stride_ = stride;
