@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -172,16 +173,22 @@ def colours(cells: list[Cell]) -> tuple[list[str], dict[str, str], str]:
 def plain_ticks(axis: Axis) -> None:
     """Write the figures of a logarithmic axis as numbers, not as powers of ten.
 
-    Between these 2 and 5 are written too, up to three decades, and all within one.
+    Between these 2 and 5 are written too where there is room for them, and all within one decade.
     """
 
     def plain(value: float, _: float = 0.0) -> str:
-        return f"{value:,g}" if 1e-3 <= value < 1e5 else f"{value:g}"
+        return f"{value:,g}" if 1e-3 <= value < 1e6 else f"{value:g}"
 
     def between(value: float, _: float = 0.0) -> str:
         low, high = axis.get_view_interval()
-        marked = high < 10 * low or (high < 1000 * low and f"{value:e}"[0] in "25")
+        marked = high < 10 * low or (f"{value:e}"[0] in "25" and room(low, high))
         return plain(value) if marked else ""
+
+    def room(low: float, high: float) -> bool:
+        box, along_x = axis.axes.bbox, axis is axis.axes.xaxis
+        inches = (box.width if along_x else box.height) / axis.axes.figure.dpi
+        needed = 0.1 + 0.07 * len(plain(10 ** math.floor(math.log10(high)))) if along_x else 0.3
+        return math.log10(2) / math.log10(high / low) * inches > needed
 
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(between)

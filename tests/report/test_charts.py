@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from minivllm.report.plots import breakdown, memory
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
-from minivllm.report.style import INK, ON_DARK, canvas, svg
+from minivllm.report.style import INK, ON_DARK, canvas, plain_ticks, svg
 from tests.report.synthetic import counted, make_record, write
 
 
@@ -213,6 +214,37 @@ def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
     series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
     assert [s.label for s in series][:2] == ["quant=fp16 · max_num_seqs=8", "quant=fp16 · max_num_seqs=16"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "low", "high", "written"),
+    [
+        (1, 1, 300, "20"),
+        (3, 1, 300, "100"),
+        (3, 128, 32_000, "10,000"),
+        (3, 20, 90, "50"),
+        (1, 300, 4e5, "100,000"),
+    ],
+)
+def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
+    columns: int, low: float, high: float, written: str
+) -> None:
+    drawn, axes = canvas(1, columns, 3.5, squeeze=False)
+    for ax in axes[0]:
+        ax.plot([low, high], [low, high])
+        ax.set_xscale("log"), ax.set_yscale("log")
+        plain_ticks(ax.xaxis), plain_ticks(ax.yaxis)
+    drawn.canvas.draw()
+    for axis in (axes[0][0].xaxis, axes[0][0].yaxis):
+        begin, end = axis.get_view_interval()
+        labels = [
+            tick.label1
+            for tick in axis.get_major_ticks() + axis.get_minor_ticks()
+            if tick.label1.get_text() and begin <= tick.get_loc() <= end
+        ]
+        boxes = [label.get_window_extent() for label in labels]
+        assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+        assert written in {label.get_text() for label in labels}
 
 
 def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
