@@ -25,6 +25,7 @@ OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STRETCHES = 10  # into which a measurement's requests are cut, to see how far they depend on each other
 TIMED_OUT = 1000  # requests that a measurement which timed out counts as
 GROWTH = 2.0  # from one rate to the next while only one side of the capacity is known
+BURST_S = 1.0  # requests that come within it ask for no rate that lasts
 DIGITS = 3  # of a rate: the same search asks for the same rates again
 
 Blocks = Sequence[
@@ -154,6 +155,11 @@ class Capacity:
         doubt = [f"{beyond.rate:g} is undecided"] if beyond is not None and beyond != fails else []
         if fails is None:
             end = ", ".join(["no rate that was tried failed", *doubt])
+            count = len(self.holds.blocks[0])
+            if unit == UNITS["rate"] and (span_s := count / self.holds.rate) < BURST_S:
+                end += (
+                    f"; its {count} requests come within {span_s:.2g} s, a burst: raise workload.num_requests"
+                )
             return f"capacity: at least {self.holds.rate:g} {unit}, with {wanted}; {end}"
         end = ", ".join([*doubt, f"{fails.rate:g} fails"])
         return (

@@ -138,6 +138,11 @@ def test_a_search_without_an_end_says_so() -> None:
         "no rate that was tried failed"
     )
 
+    burst = search(lambda rate, block: [True] * 50, Criterion(max_rates=4), 16.0)
+    assert burst.sentence().endswith(
+        "no rate that was tried failed; its 50 requests come within 0.39 s, a burst: raise workload.num_requests"
+    )
+
 
 @pytest.mark.parametrize(
     ("min_rate", "most", "rates"),
