@@ -64,15 +64,19 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
             for stored in ("i8", name):
                 whole = {**floats, "weight": f"*{stored}"}
                 yield products._whole, whole, {**tile, **outputs}, {"num_stages": 3}
-            yield products._int4, {**floats, "weight": "*u8"}, {**tile, "GROUP": 128}, {"num_stages": 3}
         pairs = {"pairs": "*i64" if wide else "*i32"}
         for rows in (8,) if wide else (8, 16, 32, 64):
             tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype]}
-            for nested in (0, 256):
-                scales = {"scales": "*u8" if nested else "*fp32"}
-                constants = {**tile, "GROUP": 64, "NESTED": nested}
+            for scales, group, nested in (("fp32", 64, 0), ("u8", 64, 256), (name, 128, 0), (name, 32, 0)):
+                constants = {
+                    **tile,
+                    "AFFINE": group != 64,
+                    "BLOCK_K": min(group, 64),
+                    "GROUP": group,
+                    "NESTED": nested,
+                }
                 options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
-                yield products._nf4, {**floats, **scales, **pairs}, constants, options
+                yield products._four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
         summed = {"SCALED": True, "BIASED": True, "PARTS": 16, "BLOCK": 256}
         yield products._add, {**floats, "scale": f"*{name}"}, summed, {}
         yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}

@@ -1,12 +1,15 @@
-"""The levels of NF4 as registers look them up: the program for GPUs is carried out here, an instruction at a time."""
+"""Codes of four bits as registers widen them: the programs for GPUs are carried out here, an instruction at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from minivllm.quant.bnb import import_bitsandbytes
-from minivllm.quant.kernels.lookup import LEVELS, STRETCH, program
+from minivllm.quant.kernels.lookup import LEVELS, STRETCH, integers, program
 
 
 def byte(value: int, place: int) -> int:
@@ -28,7 +31,16 @@ def logic(a: int, b: int, c: int, table: int) -> int:
     return sum((table >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32))
 
 
+def multiply_add(dtype: torch.dtype, *words: int) -> int:
+    """PTX's fma.rn of two numbers a word; what it rounds here is exact."""
+    a, b, c = (torch.tensor([word], dtype=torch.int64).to(torch.int32).view(dtype).double() for word in words)
+    return int((a * b + c).to(dtype).view(torch.int32)) & 0xFFFFFFFF
+
+
 OPERATIONS = {
+    "mov.b32": lambda a: a,
+    "fma.rn.bf16x2": partial(multiply_add, torch.bfloat16),
+    "fma.rn.f16x2": partial(multiply_add, torch.float16),
     "prmt.b32": permute,
     "lop3.b32": logic,
     "and.b32": lambda a, b: a & b,
@@ -53,15 +65,19 @@ def test_the_levels_are_those_of_bitsandbytes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_byte_becomes_its_two_levels_wherever_it_lies(dtype: torch.dtype) -> None:
-    text = program(dtype)
-    stretched = (torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value).to(dtype)
+@pytest.mark.parametrize("kind", [program, integers])
+def test_every_byte_becomes_its_two_numbers_wherever_it_lies(
+    kind: Callable[[torch.dtype], str], dtype: torch.dtype
+) -> None:
+    text = kind(dtype)
+    stretched = torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value
+    numbers = (stretched if kind is program else torch.arange(-8, 8)).to(dtype)
     for value in range(256):
         codes = [value, value ^ 0xFF, (value * 7 + 3) & 0xFF, 255 - value // 2]
         words = run(text, sum(code << 8 * i for i, code in enumerate(codes)))
         pairs = torch.tensor(words, dtype=torch.int64).to(torch.int32).view(dtype)
-        assert torch.equal(pairs[:4], stretched[[code >> 4 for code in codes]])
-        assert torch.equal(pairs[4:], stretched[[code & 15 for code in codes]])
+        assert torch.equal(pairs[:4], numbers[[code >> 4 for code in codes]])
+        assert torch.equal(pairs[4:], numbers[[code & 15 for code in codes]])
 
 
 def test_stretched_levels_are_closer_to_what_is_meant() -> None:

@@ -39,6 +39,7 @@ METHODS = {
     "plain": Streamed,
     "int8": lambda dtype: Int8(dtype, kernel="triton"),
     "int4": lambda dtype: Int4(dtype, group_size=32, kernel="triton"),
+    "int4, groups of 128": lambda dtype: Int4(dtype, kernel="triton"),
     "nf4": lambda dtype: NF4(dtype, kernel="triton"),
     "nf4, plain scales": lambda dtype: NF4(dtype, double_quant=False, kernel="triton"),
     "nf4, large blocks": lambda dtype: NF4(dtype, block_size=256, kernel="triton"),

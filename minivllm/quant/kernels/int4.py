@@ -27,14 +27,16 @@ SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists 
 
 
 class Interleaved:
-    """The layout of torch's CPU kernel and of the Triton kernel; without a kernel, on any device, the same.
+    """The layout of torch's CPU kernel; without a kernel, on any device, the same.
 
     `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its low half
     and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
     """
 
-    def __init__(self, half: int, kernel_rows: int, products: ModuleType | None = None) -> None:
-        self.half, self.kernel_rows, self.products = half, kernel_rows, products
+    products = None
+
+    def __init__(self, half: int, kernel_rows: int) -> None:
+        self.half, self.kernel_rows = half, kernel_rows
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64."""
@@ -51,11 +53,29 @@ class Interleaved:
 
     def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
-        if self.products is not None:
-            product: Tensor = self.products.int4_product(x, packed, group_size, scales_and_zeros)
-            return product
         weight = packed.view(scales_and_zeros.shape[1], -1)
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales_and_zeros)
+        return out
+
+
+class Paired:
+    """The layout of the Triton kernel: uint8 [rows, inputs / 2], the first of two inputs in the high half."""
+
+    def __init__(self, products: ModuleType) -> None:
+        self.products, self.kernel_rows = products, products.MOST_ROWS
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Codes [rows, inputs]; inputs a multiple of 2."""
+        return _pairs(codes)
+
+    def unpack(self, packed: Tensor, begin: int, end: int) -> Tensor:
+        """Codes of the rows [begin, end), as [inputs, rows]."""
+        pairs = packed[begin:end].t()
+        return torch.stack((pairs >> 4, pairs & 15), 1).flatten(0, 1)
+
+    def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
+        """The kernel: x [rows, inputs] to [rows, outputs]."""
+        out: Tensor = self.products.int4_product(x, packed, group_size, scales_and_zeros)
         return out
 
 
@@ -74,8 +94,7 @@ class TensorCore:
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64, inputs of 32."""
         inner = next(n for n in (8, 4, 2) if codes.shape[1] % (16 * n) == 0)  # the more, the wider its loads
-        pairs = (codes[:, ::2] << 4) | codes[:, 1::2]
-        out: Tensor = torch.ops.aten._convert_weight_to_int4pack(pairs, inner)
+        out: Tensor = torch.ops.aten._convert_weight_to_int4pack(_pairs(codes), inner)
         return out
 
     def unpack(self, packed: Tensor, begin: int, end: int) -> Tensor:
@@ -102,6 +121,11 @@ class TensorCore:
         return out
 
 
+def _pairs(codes: Tensor) -> Tensor:
+    """Codes [rows, inputs], two a byte, the first in the high half: [rows, inputs / 2]."""
+    return (codes[:, ::2] << 4) | codes[:, 1::2]
+
+
 def nibbles(words: Tensor) -> Tensor:
     """The half bytes of int32 [..., n] in the order of memory, low half first: uint8 [..., 8 n]."""
     data = words.contiguous().view(torch.uint8)
@@ -109,7 +133,9 @@ def nibbles(words: Tensor) -> Tensor:
 
 
 @functools.cache
-def layout_for(device: torch.device, dtype: torch.dtype, kernel: str = "auto") -> Interleaved | TensorCore:
+def layout_for(
+    device: torch.device, dtype: torch.dtype, kernel: str = "auto"
+) -> Interleaved | Paired | TensorCore:
     """The layout of the kernel that this device has for this dtype; see Int4 for `kernel`.
 
     Raises:
@@ -125,8 +151,7 @@ def layout_for(device: torch.device, dtype: torch.dtype, kernel: str = "auto") -
     if tensor_cores and kernel != "triton":
         return TensorCore()
     if triton:
-        products = triton_products()
-        return Interleaved(32, products.MOST_ROWS, products)
+        return Paired(triton_products())
     if dtype is not torch.bfloat16:
         return Interleaved(32, 0)
     if device.type == "cpu":

@@ -1,8 +1,10 @@
-"""NF4's sixteen levels, looked up in registers.
+"""Codes of four bits to 16-bit numbers, in registers: NF4's sixteen levels, and integers.
 
 A table in memory costs a load a weight, and a kernel that loads faster than it computes has no loads to spare. NVIDIA's
 byte permutation, `prmt`, picks each of four bytes out of eight by three bits of its own: two of them and a choice by the
-fourth bit look four half bytes up, once for the upper bytes of 16-bit levels and once for the lower.
+fourth bit look four half bytes up, once for the upper bytes of 16-bit levels and once for the lower. An integer needs
+one: 0x43 before a code's byte is 128 + code in bfloat16, and 0x64 1024 + code in float16 (Kim et al. 2022, "Who Says
+Elephants Can't Run", https://arxiv.org/abs/2211.10017).
 """
 
 from __future__ import annotations
@@ -62,8 +64,38 @@ prmt.b32 $1, low, high, 0x7351; prmt.b32 $3, low, high, 0x6240;
 }}"""
 
 
+def integers(dtype: torch.dtype) -> str:
+    """PTX: four bytes in $4 to code - 8 of their high halves, in $0 and $1, and low halves, in $2 and $3; exact.
+
+    Args:
+        dtype: of the integers, 16 bits wide.
+    """
+    high = 0x43 if dtype is torch.bfloat16 else 0x64
+    base = torch.tensor([high << 8], dtype=torch.int16).view(dtype)
+    one, minus = (
+        int(number.to(dtype).view(torch.int16)) & 0xFFFF
+        for number in (torch.tensor(1.0), -8 - base.squeeze())
+    )
+    fma = (
+        f"fma.rn.{'bf16x2' if dtype is torch.bfloat16 else 'f16x2'}"  # bfloat16 has `sub` from Hopper on only
+    )
+    return f"""{{
+.reg .b32 high, low, one, minus;
+mov.b32 one, 0x{one * 0x10001:08x}; mov.b32 minus, 0x{minus * 0x10001:08x};
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0f0f0f0f;
+and.b32 low, $4, 0x0f0f0f0f;
+prmt.b32 $0, high, 0x{high:02x}, 0x4140; prmt.b32 $1, high, 0x{high:02x}, 0x4342;
+prmt.b32 $2, low, 0x{high:02x}, 0x4140; prmt.b32 $3, low, 0x{high:02x}, 0x4342;
+{fma} $0, $0, one, minus; {fma} $1, $1, one, minus;
+{fma} $2, $2, one, minus; {fma} $3, $3, one, minus;
+}}"""
+
+
 _BFLOAT16 = tl.constexpr(program(torch.bfloat16))
 _FLOAT16 = tl.constexpr(program(torch.float16))
+_BFLOAT16_INTEGERS = tl.constexpr(integers(torch.bfloat16))
+_FLOAT16_INTEGERS = tl.constexpr(integers(torch.float16))
 _REGISTERS = tl.constexpr("=r,=r,=r,=r,r")
 _PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 
@@ -85,4 +117,20 @@ def look_up(codes, levels, dtype: tl.constexpr):
     else:
         first = tl.load(levels + (codes >> 4).to(tl.int32)) * STRETCH
         second = tl.load(levels + (codes & 15).to(tl.int32)) * STRETCH
+        return narrow(first, dtype), narrow(second, dtype)
+
+
+@triton.jit
+def count(codes, dtype: tl.constexpr):
+    """uint8 of two codes each to code - 8 of their high and of their low halves."""
+    if _PTX and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            _BFLOAT16_INTEGERS, _REGISTERS, [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif _PTX and dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            _FLOAT16_INTEGERS, _REGISTERS, [codes], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    else:
+        first, second = (codes >> 4).to(tl.float32) - 8.0, (codes & 15).to(tl.float32) - 8.0
         return narrow(first, dtype), narrow(second, dtype)

@@ -16,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from minivllm.kernels.common import INTERPRETED, dot, narrow
-from minivllm.quant.kernels.lookup import LEVELS, STRETCH, look_up
+from minivllm.quant.kernels.lookup import LEVELS, STRETCH, count, look_up
 
 MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
 _WARPS = 2048  # about 16 for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
 _BLOCK_K = 128  # inputs of a step
-_NF4_BLOCK_K = 64  # the smallest block of weights with a scale of its own
+_FOUR_BIT_BLOCK_K = 64  # NF4's smallest block of weights with a scale of its own; int4's may have half of it
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 # Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
@@ -68,11 +68,11 @@ def _whole(
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def _nf4(
+def _four_bits(
     pairs,  # [rows, inputs / 2]: two inputs, of `dtype`, as one integer
     codes,  # uint8 [outputs, inputs / 2], the first of two inputs in the high half
-    levels,  # float32 [16]
-    scales,  # float32 [outputs * inputs / GROUP]; uint8 if NESTED
+    levels,  # float32 [16], not if AFFINE
+    scales,  # float32 [outputs * inputs / GROUP]; uint8 if NESTED; scales and zeros [inputs / GROUP, outputs, 2] if AFFINE
     nested_levels,  # float32 [256]
     nested_scales,  # float32 [scales / NESTED]
     offset,  # float32 [1]
@@ -82,13 +82,14 @@ def _nf4(
     inputs,
     steps,
     dtype: tl.constexpr,
+    AFFINE: tl.constexpr,
     GROUP: tl.constexpr,
     NESTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """bitsandbytes' layout. Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
+    """NF4 in bitsandbytes' layout, and AFFINE int4 in the same. Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
     within one block of the weight, so its scales multiply sums. The weight is the left factor: the tensor cores take
     that one from registers, and 8 rows at a time of the right."""
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -100,70 +101,33 @@ def _nf4(
     begin = tl.program_id(1) * steps
     for step in range(begin, tl.minimum(begin + steps, inputs // BLOCK_K)):
         j = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-        block = row * (inputs // GROUP) + step * BLOCK_K // GROUP
-        if NESTED:
+        group = step * BLOCK_K // GROUP
+        block = row * (inputs // GROUP) + group
+        if AFFINE:
+            block = (group * outputs + row) * 2
+            scale = tl.load(scales + block, mask=there, other=0.0).to(tl.float32)
+        elif NESTED:
             code = tl.load(scales + block, mask=there, other=0).to(tl.int32)
             scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
             scale = tl.load(nested_levels + code) * scale + tl.load(offset)
         else:
             scale = tl.load(scales + block, mask=there, other=0.0)
         packed = tl.load(codes + row[:, None] * half + j[None, :], mask=there[:, None], other=0)
-        even, odd = look_up(packed, levels, dtype)
+        if AFFINE:
+            even, odd = count(packed, dtype)
+        else:
+            even, odd = look_up(packed, levels, dtype)
         pair = tl.load(pairs + m[None, :] * half + j[:, None], mask=(m < rows)[None, :], other=0)
         first = pair.to(word).to(dtype, bitcast=True)
         second = (pair >> BITS).to(word).to(dtype, bitcast=True)
         part = dot(even, first, tl.zeros([BLOCK_N, BLOCK_M], tl.float32))
         acc += dot(odd, second, part) * scale[:, None]
-    _store(partial, tl.trans(acc) * (1 / STRETCH), rows, outputs, m, n)
-
-
-@triton.jit
-def _int4_tile(codes, pair, held, dtype: tl.constexpr, GROUPS: tl.constexpr):
-    """Half bytes [inputs, n], and where their scales and zeros lie [GROUPS, n], to weights [inputs, n]."""
-    INPUTS: tl.constexpr = codes.shape[0]
-    WIDTH: tl.constexpr = codes.shape[1]
-    scale = tl.load(pair, mask=held, other=0.0).to(tl.float32)
-    zero = tl.load(pair + 1, mask=held, other=0.0).to(tl.float32)
-    wide = tl.reshape((codes - 8).to(tl.float32), [GROUPS, INPUTS // GROUPS, WIDTH])
-    return narrow(tl.reshape(wide * scale[:, None, :] + zero[:, None, :], [INPUTS, WIDTH]), dtype)
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _int4(
-    x,  # [rows, inputs]
-    weight,  # uint8 [outputs / 64, inputs, 32]: output r of 64 in the low half of byte r, output r + 32 in its high half
-    scales_and_zeros,  # [inputs / GROUP, outputs, 2]
-    partial,
-    rows,
-    outputs,
-    inputs,
-    steps,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """The layout `Interleaved(32)` of kernels/int4.py. The two halves are two products with outputs of their own."""
-    m, r = tl.arange(0, BLOCK_M), tl.arange(0, 32)
-    dtype: tl.constexpr = x.dtype.element_ty
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if BLOCK_K > GROUP else 1
-    low, high = tl.zeros([BLOCK_M, 32], tl.float32), tl.zeros([BLOCK_M, 32], tl.float32)
-    n = tl.program_id(0) * 64 + r
-    tile = weight + tl.program_id(0).to(tl.int64) * inputs * 32
-    for step in range(0, steps):
-        begin = (tl.program_id(1) * steps + step) * BLOCK_K
-        k = begin + tl.arange(0, BLOCK_K)
-        inside = k < inputs
-        a = tl.load(
-            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
-        )
-        packed = tl.load(tile + k[:, None] * 32 + r[None, :], mask=inside[:, None], other=0).to(tl.int32)
-        g = begin + tl.arange(0, GROUPS) * GROUP
-        pair = scales_and_zeros + ((g // GROUP)[:, None] * outputs + n[None, :]) * 2
-        held = (g < inputs)[:, None]
-        low = dot(a, _int4_tile(packed & 15, pair, held, dtype, GROUPS), low)
-        high = dot(a, _int4_tile(packed >> 4, pair + 64, held, dtype, GROUPS), high)
-    _store(partial, low, rows, outputs, m, n)
-    _store(partial, high, rows, outputs, m, n + 32)
+        if AFFINE:
+            zero = tl.load(scales + block + 1, mask=there, other=0.0).to(tl.float32)
+            acc += zero[:, None] * tl.sum(first.to(tl.float32) + second.to(tl.float32), 0)[None, :]
+    if not AFFINE:
+        acc *= 1 / STRETCH
+    _store(partial, tl.trans(acc), rows, outputs, m, n)
 
 
 @triton.jit(do_not_specialize=["size", "parts"])  # else the order would depend on the rows
@@ -262,7 +226,7 @@ def takes_nf4(state: Any) -> bool:
     Args:
         state: bitsandbytes' QuantState of the weight.
     """
-    whole = state.shape[1] % state.blocksize == 0 and state.blocksize % _NF4_BLOCK_K == 0
+    whole = state.shape[1] % state.blocksize == 0 and state.blocksize % _FOUR_BIT_BLOCK_K == 0
     return whole and torch.equal(state.code.cpu(), torch.tensor(LEVELS))
 
 
@@ -290,49 +254,43 @@ def nf4_product(
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    cut = _Launch(x, shape[0], _NF4_BLOCK_K, warps=2, least_rows=8)
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
-    # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
-    _nf4[cut.grid](
-        x.contiguous().view(torch.int32 if x.itemsize == 2 else torch.int64),
-        codes,
-        levels,
-        scales,
-        nested_levels,
-        nested_scales,
-        offset,
-        *cut.arguments,
-        dtype=_DTYPES[x.dtype],
-        GROUP=group,
-        NESTED=count,
-        BLOCK_M=cut.block_m,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=_NF4_BLOCK_K,
-        num_warps=2 if cut.block_m <= 32 else 4,
-        num_stages=4,
-    )
-    return cut.add(None, bias)
+    tables = (levels, scales, nested_levels, nested_scales, offset)
+    return _four_bit_product(x, codes, shape[0], tables, bias, AFFINE=False, GROUP=group, NESTED=count)
 
 
-def int4_product(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
+def int4_product(x: Tensor, codes: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
     """x W^T for w = (q - 8) * scale + zero.
 
     Args:
-        x: [rows, inputs], at most 64 rows, inputs a multiple of the group; weight: uint8 [outputs / 64, inputs, 32].
-        group: consecutive inputs that share a scale; scales_and_zeros: [inputs / group, outputs, 2].
+        x: [rows, inputs], at most 64 rows, inputs a multiple of the group.
+        codes: uint8 [outputs, inputs / 2], the first of two inputs in the high half.
+        group: consecutive inputs that share a scale, a multiple of 32; scales_and_zeros: [inputs / group, outputs, 2].
 
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    cut = _Launch(x, scales_and_zeros.shape[1])
-    _int4[cut.grid](
-        x.contiguous(),
-        weight,
-        scales_and_zeros,
+    tables = (scales_and_zeros,) * 5  # NF4's are not looked at
+    return _four_bit_product(x, codes, codes.shape[0], tables, None, AFFINE=True, GROUP=group, NESTED=0)
+
+
+def _four_bit_product(
+    x: Tensor, codes: Tensor, outputs: int, tables: tuple[Tensor, ...], bias: Tensor | None, **form: int
+) -> Tensor:
+    block_k = min(_FOUR_BIT_BLOCK_K, form["GROUP"])
+    cut = _Launch(x, outputs, block_k, warps=2, least_rows=8)
+    # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
+    _four_bits[cut.grid](
+        x.contiguous().view(torch.int32 if x.itemsize == 2 else torch.int64),
+        codes,
+        *tables,
         *cut.arguments,
-        GROUP=group,
+        dtype=_DTYPES[x.dtype],
         BLOCK_M=cut.block_m,
-        BLOCK_K=_BLOCK_K,
-        num_stages=3,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=block_k,
+        num_warps=2 if cut.block_m <= 32 else 4,
+        num_stages=4,
+        **form,
     )
-    return cut.add(None, None)
+    return cut.add(None, bias)
