@@ -165,7 +165,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
     elif panel.x_from_zero:
-        ax.set_xlim(left=0)
+        ax.set_xlim(0, max(ax.get_xlim()[1], 1.05 * ax.dataLim.x1))  # the margins are of the data's range
     if panel.log_y:
         ax.set_yscale("log")
         plain_ticks(ax.yaxis)
@@ -174,7 +174,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_ylim(len(panel.rows) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
     elif panel.y_from_zero:
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, max(ax.get_ylim()[1], 1.08 * ax.dataLim.y1))
     if bottom:
         ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)

@@ -179,6 +179,9 @@ def memory(cells: list[Cell]) -> Plot | None:
         total, kind = _total_memory(cell)
         kinds += [kind] if total is not None and kind not in kinds else []
         known = cell.mean("memory.weights")
+        if known is None and total is None:
+            beside(ax, 0.0, y, "not recorded")
+            continue
         weights, pool = (known or 0.0) / 1e9, (cell.mean("memory.kv_pool") or 0.0) / 1e9
         aside = pool if kind == HOST and total is not None else 0.0
         rest = max(0.0, (total or 0.0) / 1e9 - weights - (pool - aside))

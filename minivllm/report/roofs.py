@@ -9,9 +9,9 @@ from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
 from minivllm.report.rows import number
 from minivllm.report.scatter import point_series
-from minivllm.report.style import BLACK, FAINT, GREY, INK, Plot, short
+from minivllm.report.style import GREY, INK, Plot, short
 
-ROOF_COLOURS = (INK, FAINT, GREY, BLACK)
+ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))  # a colour, and whether dashed
 GIGA = 1e-9
 KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
@@ -25,12 +25,13 @@ def roofline(cells: list[Cell]) -> Plot | None:
     places = [at for kind, found in drawn.items() for cell in found if (at := _place(cell, kind))]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
     lines = []
-    for (name, (bandwidth, rate)), colour in zip(roofs.items(), ROOF_COLOURS, strict=False):
+    for (name, (bandwidth, rate)), (colour, dashed) in zip(roofs.items(), ROOF_STYLES, strict=False):
         ridge = rate / bandwidth
         xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
         ys = [min(rate, x * bandwidth) * GIGA for x in xs]
         words = f"{name}: {sig(bandwidth * GIGA)} GB/s and {sig(rate * GIGA)} GFLOP/s"
-        lines.append(Series(f"measured roof: {name}", colour, xs, ys, "line", names=[words] * len(xs)))
+        label = f"measured roof: {name}"
+        lines.append(Series(label, colour, xs, ys, "line", dashed=dashed, names=[words] * len(xs)))
     panels = []
     for kind, title in KINDS:
         if drawn[kind]:
@@ -53,8 +54,8 @@ def roofline(cells: list[Cell]) -> Plot | None:
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
         caption += " Where the streamed bytes fit the last-level cache, points may lie above the slope."
-    if len(roofs) > len(ROOF_COLOURS):
-        caption += f" Roofs of {len(ROOF_COLOURS)} of {len(roofs)} machines and dtypes are drawn."
+    if len(roofs) > len(ROOF_STYLES):
+        caption += f" Roofs of {len(ROOF_STYLES)} of {len(roofs)} machines and dtypes are drawn."
     return finish(Chart("roofline", "Roofline", alt, caption, [("", panels)]))
 
 

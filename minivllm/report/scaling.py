@@ -11,7 +11,7 @@ from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, listing, ratio, sig
 from minivllm.report.parquet import frames
 from minivllm.report.rows import number
-from minivllm.report.style import FAINT, PALETTE, Plot
+from minivllm.report.style import FAINT, PALETTE, Plot, short
 from minivllm.report.tables import markdown_table
 from minivllm.report.verdict import Verdict, remarks
 
@@ -72,9 +72,15 @@ KINDS = {
 def ladders(cells: list[Cell]) -> list[Ladder]:
     """Every ladder of the cells of the study; empty where they are of none."""
     mine = [cell for cell in cells if cell.ok and cell.first("choices.preset") == PRESET]
+    # What tells these ladders apart; other cells beside them may vary in more.
+    apart = [
+        key
+        for key in (mine[0].varying if mine else ())
+        if key not in (REQUESTS, PROMPT) and len({cell.varying[key] for cell in mine}) > 1
+    ]
     groups: dict[str, list[Cell]] = {}
     for cell in mine:
-        rest = [f"{key}={value}" for key, value in cell.varying.items() if key not in (REQUESTS, PROMPT)]
+        rest = [f"{key}={cell.varying[key]}" for key in apart]
         groups.setdefault(" ".join(rest), []).append(cell)
     found = []
     for series, members in groups.items():
@@ -241,7 +247,7 @@ def figure(found: Sequence[Ladder]) -> Plot | None:
 
 
 def _curves(ladder: Ladder, colour: str) -> list[Series]:
-    name = ladder.series or "measured"
+    name = short(ladder.series or "measured", 60)
     xs = [ladder.size(rung) for rung in ladder.rungs]
     words = [f"{_size(x)}: {sig(rung.ms.mean)} ms" for x, rung in zip(xs, ladder.rungs, strict=True)]
     times = [rung.ms.mean for rung in ladder.rungs]

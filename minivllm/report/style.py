@@ -146,7 +146,10 @@ def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
 
 def short(label: str, limit: int = 38) -> str:
     """A label that fits beside a bar."""
-    return label if len(label) <= limit else label[: limit - 1] + "…"
+    if len(label) <= limit:
+        return label
+    tail = limit // 2  # labels of one report begin alike as often as they end alike
+    return f"{label[: limit - 1 - tail]}…{label[-tail:]}"
 
 
 def beside(ax: Axes, x: float, y: float, text: str) -> None:
@@ -177,7 +180,7 @@ def plain_ticks(axis: Axis) -> None:
     """
 
     def plain(value: float, _: float = 0.0) -> str:
-        return f"{value:,g}" if 1e-3 <= value < 1e6 else f"{value:g}"
+        return f"{value:,.10g}" if 1e-3 <= value < 1e9 else f"{value:g}"
 
     def between(value: float, _: float = 0.0) -> str:
         low, high = axis.get_view_interval()
@@ -187,11 +190,14 @@ def plain_ticks(axis: Axis) -> None:
     def room(low: float, high: float) -> bool:
         box, along_x = axis.axes.bbox, axis is axis.axes.xaxis
         inches = (box.width if along_x else box.height) / axis.axes.figure.dpi
-        needed = 0.1 + 0.07 * len(plain(10 ** math.floor(math.log10(high)))) if along_x else 0.3
+        decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+        widest = max(len(plain(figure * 10.0**decade)) for decade in decades for figure in (1, 2, 5))
+        needed = 0.1 + 0.07 * widest if along_x else 0.3
         return math.log10(2) / math.log10(high / low) * inches > needed
 
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(between)
+    axis.set_tick_params(which="minor", pad=5.0)  # at the height of the others, whose ticks are longer
 
 
 def heading(ax: Axes, text: str) -> None:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from minivllm.bench.driver import RequestTrace
 from minivllm.bench.metrics import ITL
 from minivllm.bench.record import Breakdown, Memory
 from minivllm.bench.storage import write_record
+from minivllm.report import chart as chart_module
 from minivllm.report import live
 from minivllm.report.cells import Cell, gather
 from minivllm.report.chart import Chart, Panel, Series, finish
@@ -26,7 +28,7 @@ from minivllm.report.plots import breakdown, memory
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
-from minivllm.report.style import INK, ON_DARK, canvas, plain_ticks, svg
+from minivllm.report.style import INK, ON_DARK, canvas, plain_ticks, short, svg
 from tests.report.synthetic import counted, make_record, write
 
 
@@ -159,6 +161,34 @@ def test_roofline_by_hand(tmp_path: Path) -> None:
     assert roofline(cells_of(tmp_path / "none", make_record())) is None  # an older record counts fewer things
 
 
+def test_roofs_of_two_dtypes_can_be_told_apart(tmp_path: Path) -> None:
+    other = replace(counted(), matrix_dtype="float32", matrix_flops_per_s=2e11)
+    plot = roofline(
+        cells_of(tmp_path, make_record(roofline=counted()), make_record("int8", index=1, roofline=other))
+    )
+    assert plot is not None
+    roofs = [entry for entry in plot.legend if entry["label"].startswith("measured roof")]
+    assert len({(entry["colour"], entry["dashed"]) for entry in roofs}) == 2
+
+
+def test_marks_lie_within_their_axes() -> None:
+    """Also where values are close together and far from zero, which an axis begins at."""
+    _, ax = canvas()
+    panel = Panel("T", "x", "y", [Series("points", INK, [4.55, 4.59], [1266.0, 1270.0])])
+    for series in panel.series:
+        chart_module._series(ax, series)
+    chart_module._axes(ax, panel, bottom=True)
+    for end, largest in ((ax.get_xlim(), 4.59), (ax.get_ylim(), 1270.0)):
+        assert end[0] == 0 and end[1] >= 1.04 * largest
+
+
+def test_a_long_label_keeps_both_of_its_ends() -> None:
+    labels = [f"quant.lm_head=True quant=int8 runtime.cpu_kernels={state}" for state in ("on", "off")]
+    cut = [short(label) for label in labels]
+    assert [len(label) for label in cut] == [38, 38] and cut[0] != cut[1]
+    assert cut[0].startswith("quant.lm_head=True") and short("quant=int8") == "quant=int8"
+
+
 def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
     plot = breakdown(cells_of(tmp_path, make_record()))
     assert plot is not None
@@ -193,6 +223,9 @@ def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> No
     assert plot is not None and "KV pool, set aside" in plot.svg.decode()
     assert b">1.00 of 2.50<" in plot.svg and ">– of 4.00<" in plot.svg.decode()
     assert "Outline: the pool" in plot.caption
+    nothing = make_record("nf4", index=2, memory=Memory())
+    plot = memory(cells_of(tmp_path / "simulated", on_host, nothing))
+    assert plot is not None and b">not recorded<" in plot.svg and ">– of 0<" not in plot.svg.decode()
     on_device = make_record("fp16")
     on_device.memory = Memory(weights=10**9, kv_pool=11 * 10**9, device_process=13 * 10**9)
     plot = memory(cells_of(tmp_path / "device", on_device))
@@ -223,7 +256,11 @@ def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
         (3, 1, 300, "100"),
         (3, 128, 32_000, "10,000"),
         (3, 20, 90, "50"),
+        (3, 0.01, 10, "0.1"),
+        (3, 0.04, 20, "0.1"),
+        (1, 0.05, 9, "0.2"),
         (1, 300, 4e5, "100,000"),
+        (1, 300, 4e6, "1,000,000"),
     ],
 )
 def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
@@ -245,6 +282,8 @@ def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
         boxes = [label.get_window_extent() for label in labels]
         assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
         assert written in {label.get_text() for label in labels}
+        if axis.axis_name == "x":
+            assert max(box.y1 for box in boxes) - min(box.y1 for box in boxes) < 1
 
 
 def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:

@@ -80,6 +80,15 @@ def test_ladders_with_what_a_step_has_to_cost(tmp_path: Path) -> None:
     assert by_prompt.rungs[1].least_ms == pytest.approx(2048.0)
 
 
+def test_a_ladder_is_named_by_what_tells_it_from_the_others(tmp_path: Path) -> None:
+    """Not by what only cells of other studies beside them vary in."""
+    for quant in ("int8", "nf4"):
+        for batch in (1, 2):
+            rung(tmp_path, batch, 128, 100.0, quant=quant)
+    rung(tmp_path, 1, 64, 100.0, preset="peers", quant="fp16")
+    assert [ladder.series for ladder in found(tmp_path)] == ["quant=int8", "quant=nf4"]
+
+
 @pytest.mark.parametrize(
     ("ms", "steep"),
     [
