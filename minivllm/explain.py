@@ -65,6 +65,10 @@ def explain(
     message = str(error)
     if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
         return _unknown_key(found[1], overrides, load)
+    if found := re.match(r"In '([^']+)': Could not override '([^'@]+)@", message):
+        return BadInput(
+            f"{found[1]}.yaml overrides {found[2]}, as only a file can whose first line is '# @package _global_'"
+        )
     if found := re.match(r"Ambiguous value for argument '(.*)'", message):
         return BadInput(
             f"{found[1]}: several values; add -m to sweep over them, or write a list as key=[a,b]"
@@ -99,10 +103,16 @@ def _missing_option(error: MissingConfigException) -> BadInput:
     wanted = error.missing_cfg_file or ""
     if "/" not in wanted or error.options is None:
         return BadInput(str(error).split("\n")[0])
-    group, name = wanted.rsplit("/", 1)
+    group, _, name = wanted.partition("/")
+    if group not in GROUPS:  # Hydra's own lie in folders
+        group, name = wanted.rsplit("/", 1)
     options = sorted(error.options)
     if not options:
         return BadInput(f"{group}={name}: there is no group {group}")
+    if group == "model" and "/" in name:
+        return BadInput(
+            f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf model.path={name}"
+        )
     hint = nearest(name, options)
     listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
     return BadInput(f"{group}={name}: no such option; {hint}{listed}")

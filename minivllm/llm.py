@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -65,6 +65,22 @@ class StreamPiece:
     text: str
     finish_reason: str | None
     logprobs: dict[int, float] | None = None
+
+
+def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
+    """The decoding parameters of a configuration's group `decoding`."""
+    return SamplingParams(**{name: value for name, value in knobs.items() if name != "_target_"})
+
+
+def check_streamable(params: SamplingParams) -> None:
+    """Raise BadInput where these ask for more than one stream of tokens can carry."""
+    if params.n != 1 or params.prompt_logprobs is not None:
+        raise BadInput("a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null")
+    if params.beam_width != 1:
+        raise BadInput(
+            "a beam search knows its tokens at its end and cannot be streamed: decoding.beam_width must be 1, "
+            "or use generate"
+        )
 
 
 class LLM:
@@ -234,15 +250,7 @@ class LLM:
                 stream of tokens can carry.
         """
         params = params or self.default_params
-        if params.n != 1 or params.prompt_logprobs is not None:
-            raise BadInput(
-                "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
-            )
-        if params.beam_width != 1:
-            raise BadInput(
-                "a beam search knows its tokens at its end and cannot be streamed: decoding.beam_width must be 1, "
-                "or use generate"
-            )
+        check_streamable(params)
         pieces = self._stream(self._submit(self.encode(prompt), params))
         next(pieces)
         return pieces
@@ -268,7 +276,7 @@ class LLM:
     @property
     def default_params(self) -> SamplingParams:
         """The decoding parameters of the configuration."""
-        return SamplingParams(**{k: v for k, v in self.config["decoding"].items() if k != "_target_"})
+        return params_of(self.config["decoding"])
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import fmean
@@ -176,6 +178,31 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     packed, wanted = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
     assert (packed(x).double() - wanted).norm() / wanted.norm() < 0.04
     assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
+
+
+@each_page
+def test_what_an_example_imports_is_there(page: Path) -> None:
+    """Of this package; the examples of optional packages are not run."""
+    for source in blocks(page, "python"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "minivllm":
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any]) -> None:
+    (preset,) = blocks(DOCS / "studies.md", "yaml")
+    folder = user_dir / "conf" / "preset"
+    folder.mkdir()
+    (folder / "night.yaml").write_text(preset)
+    done = cli(f"--config-dir={user_dir / 'conf'}", "preset=night", "sweep.dry_run=true")
+    assert done.code == 0 and "5 of 5 measurements" in done.out, done.err
+    (folder / "late.yaml").write_text(f"# a remark\n{preset}")
+    done = cli(f"--config-dir={user_dir / 'conf'}", "preset=late", "sweep.dry_run=true")
+    assert (
+        done.code == 2
+        and "preset/late.yaml overrides workload, as only a file can whose first line is" in done.err
+    )
 
 
 # ---- models

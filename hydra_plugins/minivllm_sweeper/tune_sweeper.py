@@ -42,11 +42,11 @@ class TuneSweeper(Sweeper):
         """See Hydra's Sweeper.
 
         Raises:
-            BadInput: Optuna's plugin or the launcher's is not installed, or the goal is no number of a record.
+            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, or an
+                option of the sweeper is not one.
         """
-        from hydra.utils import instantiate
-
         from minivllm.ablation.search import Goal, Search
+        from minivllm.bench.checks import at_least_one, one_of
         from minivllm.config import finish
         from minivllm.errors import BadInput
 
@@ -67,6 +67,9 @@ class TuneSweeper(Sweeper):
             raise BadInput(
                 "sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s"
             )
+        one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
+        for knob in ("n_trials", "n_jobs"):
+            at_least_one(f"hydra.sweeper.{knob}", self.options[knob])
         goal = Goal(asked["objective"], self.direction == "maximize", asked["limits"])
         launcher = make_launcher(hydra_context, task_function, config)
         loader = hydra_context.config_loader
@@ -77,7 +80,7 @@ class TuneSweeper(Sweeper):
             launch=lambda jobs: launcher.launch(jobs, initial_job_idx=0),
         )
         sweeper = OptunaSweeper(
-            sampler=instantiate(self.sampler),
+            sampler=_sampler(self.sampler),
             direction=self.direction,
             params=self.params,
             storage=None,
@@ -98,6 +101,8 @@ class TuneSweeper(Sweeper):
         space = _varied([*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments])
         fixed = [text for text in arguments if text.partition("=")[0] not in space]
         texts = [f"{knob}={choices}" for knob, choices in space.items()]
+        for text in texts:
+            _check_values(text)
         self.search.define(fixed, texts, self.settings["sweep"]["name"])
         self.optuna.launcher = self
         if self.settings["sweep"]["dry_run"]:
@@ -129,6 +134,30 @@ class TuneSweeper(Sweeper):
         """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""
         values = self.search.measure(job_overrides)
         return [JobReturn(status=JobStatus.COMPLETED, _return_value=value) for value in values]
+
+
+def _sampler(config: DictConfig) -> Any:
+    """Optuna's sampler. Raises BadInput where it does not take its options."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    from minivllm.errors import BadInput, first_line
+
+    try:
+        return instantiate(config)
+    except InstantiationException as error:
+        raise BadInput(f"hydra.sweeper.sampler: {first_line(error.__cause__ or error)}") from error
+
+
+def _check_values(text: str) -> None:
+    """Raise BadInput unless Optuna can choose from `text`: knob=values."""
+    from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+    from minivllm.errors import BadInput, first_line
+
+    try:
+        create_params_from_overrides([text])
+    except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
+        raise BadInput(f"{text}: Optuna cannot choose from this: {first_line(error)}") from error
 
 
 def _varied(overrides: list[str]) -> dict[str, str]:

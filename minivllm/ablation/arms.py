@@ -89,7 +89,7 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     ]
     config = compose([*about, *settings], load)
     options, measure = config[GROUP], config["measure"]
-    find_metric(options["metric"])
+    find_metric(options["metric"], "ablation.metric")
     if measure["isolation"] != "run":
         raise BadInput(
             f"measure.isolation={measure['isolation']}: the blocks of an ablation are shuffled, which needs run"

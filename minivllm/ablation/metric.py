@@ -54,8 +54,8 @@ def _recorded(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
     return [(row, value) for row, value in values if value is not None]
 
 
-def find_metric(name: str) -> Metric:
-    """The metric of this name.
+def find_metric(name: str, knob: str = "metric") -> Metric:
+    """The metric of this name, which `knob` asks for.
 
     Raises:
         BadInput: no record has such a figure, or neither way is better.
@@ -67,19 +67,22 @@ def find_metric(name: str) -> Metric:
     parts = _parts(getattr(record.Metrics(), group, None))
     if group not in known or (part not in parts if parts else bool(part)):
         names = [
-            m.name + (".p50" if isinstance(m, metrics.Distribution) else "")
+            ".".join([m.name, *_parts(getattr(record.Metrics(), m.name))[:1]])
             for m in metrics.METRICS
             if m.direction
         ]
         raise BadInput(
-            f"metric={name}: no such figure in a record; choose from {', '.join([*names, ENERGY])}"
+            f"{knob}={name}: no such figure in a record; choose from {', '.join([*names, ENERGY])}"
         )
     direction = known[group].direction
     if direction is None:
-        raise BadInput(f"metric={name}: neither more nor less of it is better, so there is nothing to find")
+        raise BadInput(f"{knob}={name}: neither more nor less of it is better, so there is nothing to find")
     return Metric(name, f"metrics.{name}", direction)
 
 
 def _parts(value: Any) -> list[str]:
     """Fields of a nested figure, those that are not counts."""
-    return [f.name for f in fields(value) if f.name != "n"] if is_dataclass(value) else []
+    names = [f.name for f in fields(value) if f.name != "n"] if is_dataclass(value) else []
+    return sorted(
+        names, key=lambda name: name not in ("p50", "output_tokens_per_s")
+    )  # the usual one comes first

@@ -55,6 +55,15 @@ def text_path(knobs: dict[str, Any]) -> Path:
     return path
 
 
+def read_text(knobs: dict[str, Any]) -> str:
+    """The text to judge by. Raises BadInput if there is none, or it is not UTF-8."""
+    path = text_path(knobs)
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"quality.text={path} is not UTF-8 ({error}): give a text file") from None
+
+
 def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, int]:
     """Tokens of a window and from one to the next.
 
@@ -231,11 +240,7 @@ def refuse_random(weights: str) -> None:
 
 def _tokens(engine: LogitsEngine, knobs: dict[str, Any]) -> tuple[list[int], int | None]:
     """Token ids of the text, and the bytes that they cover where decoding gives the text back."""
-    path = text_path(knobs)
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"quality.text={path} is not UTF-8 ({error}): give a text file") from None
+    text = read_text(knobs)
     token_ids = engine.encode(text)[: knobs["max_tokens"]]
     covered = (engine.text(token_ids) or "").rstrip("\ufffd")  # the last character may be cut
     return token_ids, len(covered.encode()) if covered and text.startswith(covered) else None

@@ -83,7 +83,7 @@ class Scheduler:
         if held > self.cache.capacity_tokens:
             raise BadInput(
                 f"request {request.request_id} may grow to {held} cached tokens, and the KV cache holds "
-                f"{self.cache.capacity_tokens}: lower max_tokens, or raise cache.num_blocks or cache.memory_fraction"
+                f"{self.cache.capacity_tokens}: ask for fewer tokens, or raise cache.num_blocks or cache.memory_fraction"
             )
         if not self.chunks and longest > self.policy.max_num_batched_tokens:
             raise BadInput(

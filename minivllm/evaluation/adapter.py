@@ -28,8 +28,22 @@ from minivllm.llm import LLM
 
 logger = logging.getLogger(__name__)
 
-# Groups of the harness: here they would change nothing.
-UNUSED = ("arrival", "decoding", "engine", "measure", "preset", "task", "workload")
+# What belongs to the harness: here it would change nothing.
+UNUSED = (
+    *(
+        "ablation",
+        "arrival",
+        "decoding",
+        "engine",
+        "hydra",
+        "measure",
+        "name",
+        "preset",
+        "quality",
+        "reports_dir",
+    ),
+    *("runs", "runs_dir", "sweep", "task", "tracker", "workload"),
+)
 GENERATION = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "min_tokens", "ignore_eos"),

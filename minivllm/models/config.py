@@ -99,6 +99,19 @@ class ModelConfig:
         short = self.sliding_window is not None and self.sliding_window < self.max_position_embeddings
         return tuple(self.sliding_window if short and kind == SLIDING else None for kind in self.layer_types)
 
+    def context(self, max_model_len: int | None) -> int:
+        """Tokens of the longest sequence, where `max_model_len` asks for fewer than there can be.
+
+        Raises:
+            BadInput: it asks for more.
+        """
+        limit = self.max_position_embeddings
+        if max_model_len is not None and not 1 <= max_model_len <= limit:
+            raise BadInput(
+                f"model.max_model_len={max_model_len} must be between 1 and the model's {limit}, or null"
+            )
+        return max_model_len or limit
+
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Read a config.json dict in the old or the transformers 5 spelling.

@@ -82,11 +82,7 @@ def load_model(
     node = {"path": path, "weights": weights, "seed": seed, "architecture": architecture}
     _, source = resolve(node, allow_random=False)
     config = ModelConfig.from_dict(source.config)
-    limit = config.max_position_embeddings
-    if max_model_len is not None and not 1 <= max_model_len <= limit:
-        raise BadInput(
-            f"model.max_model_len={max_model_len} must be between 1 and the model's {limit}, or null"
-        )
+    length = config.context(max_model_len)
     tokenizer = Tokenizer.load(source.folder)  # before the weights: a mistake in it is told at once
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
@@ -107,7 +103,6 @@ def load_model(
     sizes = _fill(model, reader, quant, device, before)
     del reader
     _return_freed_memory()
-    length = max_model_len or limit
     model.make_rotary(length, device)
     return LoadedModel(
         model=model.eval(),

@@ -109,10 +109,7 @@ def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrai
     sizes = ModelConfig.from_dict(source.config)
     if sizes.quantization is not None:
         raise BadInput(f"the checkpoint is already quantised; {peer} takes 16-bit checkpoints")
-    limit = sizes.max_position_embeddings
-    length = node.get("max_model_len") or limit
-    if length > limit:
-        raise BadInput(f"model.max_model_len={length} must be between 1 and the model's {limit}, or null")
+    length = sizes.context(node.get("max_model_len"))
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attn_implementation}
     try:
         if source.weights == "checkpoint":

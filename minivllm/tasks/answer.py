@@ -83,6 +83,7 @@ def stream_answer(
     params: SamplingParams,
     show: Callable[[bool, str], None],
     thinking: bool | None = None,
+    echo: str = "",
 ) -> Answer:
     """Stream one completion; Ctrl-C ends it and leaves what was said so far.
 
@@ -92,6 +93,7 @@ def stream_answer(
         params: how to decode.
         show: called with (is it thought?, text) as it comes.
         thinking: whether the answer begins inside a thinking block; None shows all text as it is, tags too.
+        echo: text to show before the answer, once the prompt is known to be served.
 
     Raises:
         BadInput: the prompt cannot be served.
@@ -100,6 +102,8 @@ def stream_answer(
     answer = Answer(num_prompt_tokens=len(ids))
     begin = time.perf_counter()
     pieces = llm.stream(ids, params)
+    if echo:
+        show(False, echo)
 
     def texts(source: Iterator[StreamPiece]) -> Iterator[str]:
         for piece in source:

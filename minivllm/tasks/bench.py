@@ -147,8 +147,9 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
     Raises:
         NotInstalled: the engine is not there.
-        BadInput: the engine does not honour a knob, the model is not there or not supported, a request cannot fit its context, or quality is
-            wanted of random weights or with a text that is not there, or the tracker is not installed.
+        BadInput: the engine does not honour a knob, the model is not there or not supported, its context is too short, a request
+            cannot fit it, or quality is wanted of random weights or with a text that cannot be read, or the tracker
+            is not installed.
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     tables.refuse(config)
@@ -167,14 +168,14 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     from minivllm.models.source import resolve
 
     node, source = resolve(model, allow_random=not wanted)
-    longest = model.get("max_model_len") or ModelConfig.from_dict(source.config).max_position_embeddings
+    longest = ModelConfig.from_dict(source.config).context(model.get("max_model_len"))
     if workload is not None and hasattr(workload, "check_lengths") and not identity.quality_alone(config):
         workload.check_lengths(longest)
     if wanted:
         from minivllm.bench import reference
 
         reference.refuse_random(source.weights)
-        reference.text_path(config["quality"])
+        reference.read_text(config["quality"])
         reference.window_and_stride(config["quality"], longest)
     return {**config, "model": node}, source.fingerprint, list(source.warnings)
 

@@ -88,7 +88,6 @@ class Chat:
         if self.is_base:
             prompt = self.llm.tokenizer.encode(line)
             begins_thinking = False
-            self.write(False, line)
         else:
             system = [{"role": "system", "content": self.system}] if self.system else []
             prompt = self.llm.tokenizer.render_chat([*system, *self.messages, user])
@@ -98,7 +97,8 @@ class Chat:
             if self.show_thinking or not is_thought:
                 self.write(is_thought, text)
 
-        answer = stream_answer(self.llm, prompt, self.params, show, begins_thinking)
+        echo = line if self.is_base else ""
+        answer = stream_answer(self.llm, prompt, self.params, show, begins_thinking, echo)
         self.write(False, "\n")
         if not self.is_base:
             self.messages += [user, {"role": "assistant", "content": answer.text.strip()}]
@@ -110,6 +110,8 @@ class Chat:
         self.note("the conversation is forgotten")
 
     def _set_system(self, text: str) -> None:
+        if self.is_base:
+            raise BadInput("a base model has no system prompt: it completes each line by itself")
         if text:
             self.system = text
             self.messages.clear()
@@ -117,6 +119,8 @@ class Chat:
 
     def _set_params(self, text: str) -> None:
         import yaml
+
+        from minivllm.llm import check_streamable
 
         known = {item.name for item in fields(self.params)}
         changes: dict[str, Any] = {}
@@ -131,9 +135,11 @@ class Chat:
             except yaml.YAMLError:
                 raise BadInput(f"/params {part}: {value!r} is no value") from None
         try:
-            self.params = replace(self.params, **changes)
+            params = replace(self.params, **changes)
         except TypeError as error:
             raise BadInput(f"/params {text}: {error}") from error
+        check_streamable(params)
+        self.params = params
         defaults = type(self.params)()
         shown = [f"max_tokens={self.params.max_tokens}", f"temperature={self.params.temperature}"] + [
             f"{name}={getattr(self.params, name)}"
@@ -162,15 +168,17 @@ def run(config: dict[str, Any]) -> int:
         Exit code 0.
 
     Raises:
-        BadInput: the model has random weights or no tokenizer, or cannot be loaded.
+        BadInput: the model has random weights or no tokenizer, or cannot be loaded, or `decoding` asks for several
+            completions, or for one that is known at its end only.
     """
     if config["model"].get("weights") == "random":
         raise BadInput("model.weights=random has nothing to say: chat needs trained weights")
     from rich.console import Console
     from rich.text import Text
 
-    from minivllm.llm import LLM  # imports torch, so only now
+    from minivllm.llm import LLM, check_streamable, params_of  # imports torch, so only now
 
+    check_streamable(params_of(config["decoding"]))
     console = Console(highlight=False)
 
     def write(is_thought: bool, text: str) -> None:

@@ -24,7 +24,7 @@ def run(config: dict[str, Any]) -> int:
         BadInput: `runs` does not name two, one of them has no records, there is no such metric, or nothing can be written there.
     """
     task, runs = config["task"], config["runs"]
-    find_metric(task["metric"])
+    find_metric(task["metric"], "task.metric")
     if len(runs) != 2:
         raise BadInput(f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'")
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]

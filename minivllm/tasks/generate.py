@@ -51,8 +51,7 @@ def run(config: dict[str, Any]) -> int:
             raise BadInput("this checkpoint has no tokenizer: it cannot complete text")
         if llm.default_params.n > 1 or llm.default_params.beam_width > 1:
             return show_all(llm)
-        show(False, prompt)
-        answer = stream_answer(llm, prompt, llm.default_params, show)
+        answer = stream_answer(llm, prompt, llm.default_params, show, echo=prompt)
     print()
     print(answer.summary(), file=sys.stderr)
     return 130 if answer.finish_reason == "abort" else 0

@@ -227,6 +227,8 @@ def test_none_names_an_option(pair: Pair) -> None:
         ({"pretrained": "tiny", "dtype": "float32"}, "no such model argument"),
         ({"pretrained": "tiny", "decoding": "top_p"}, "lm-eval and its tasks decide this"),
         ({"pretrained": "tiny", "workload.num_requests": 3}, "lm-eval and its tasks decide this"),
+        ({"pretrained": "tiny", "tracker": "mlflow"}, "lm-eval and its tasks decide this"),
+        ({"pretrained": "tiny", "quality.window": 5}, "lm-eval and its tasks decide this"),
         ({"pretrained": "tiny", "quant": "nf5"}, "no such option"),
         ({"pretrained": "tiny", "cache.blocksize": 8}, "did you mean block_size"),
         ({"pretrained": "tiny", "batch_size": "many"}, "max_num_seqs"),

@@ -87,10 +87,12 @@ def test_commands(talk: Callable[..., tuple[Chat, Screen]]) -> None:
         ("/params heat=1", "heat=1"),
         ("/params stop=[a", "'[a' is no value"),
         ("/params stop=[5]", "non-empty strings"),
+        ("/params n=3", "decoding.n must be 1"),
         ("/what", "/what"),
     ):
         assert chat.handle(wrong)
         assert complaint in screen.notes[-1]
+    assert chat.params.n == 1
     assert chat.handle("")
     assert not chat.handle("/exit")
 
@@ -112,6 +114,12 @@ def test_a_base_model_completes(talk: Callable[..., tuple[Chat, Screen]]) -> Non
     chat.handle("def f")
     assert screen.spoken.startswith("def f")
     assert chat.messages == []
+    chat.handle("/system be brief")
+    assert "no system prompt" in screen.notes[-1] and chat.system is None
+    before = screen.spoken
+    chat.handle("x" * 200)
+    assert "the context is 96" in screen.notes[-1]
+    assert screen.spoken == before
 
 
 def test_piped_lines_through_the_command_line(
