@@ -81,8 +81,7 @@ def find_metric(name: str, knob: str = "metric") -> Metric:
 
 
 def _parts(value: Any) -> list[str]:
-    """Fields of a nested figure, those that are not counts."""
+    """Fields of a nested figure, those that are not counts, the usual one first."""
     names = [f.name for f in fields(value) if f.name != "n"] if is_dataclass(value) else []
-    return sorted(
-        names, key=lambda name: name not in ("p50", "output_tokens_per_s")
-    )  # the usual one comes first
+    usual = ("p50", "output_tokens_per_s")
+    return sorted(names, key=lambda name: name not in usual)

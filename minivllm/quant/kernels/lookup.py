@@ -76,9 +76,8 @@ def integers(dtype: torch.dtype) -> str:
         int(number.to(dtype).view(torch.int16)) & 0xFFFF
         for number in (torch.tensor(1.0), -8 - base.squeeze())
     )
-    fma = (
-        f"fma.rn.{'bf16x2' if dtype is torch.bfloat16 else 'f16x2'}"  # bfloat16 has `sub` from Hopper on only
-    )
+    # Their difference by `fma`: bfloat16 can be subtracted from Hopper on only.
+    fma = "fma.rn.bf16x2" if dtype is torch.bfloat16 else "fma.rn.f16x2"
     return f"""{{
 .reg .b32 high, low, one, minus;
 mov.b32 one, 0x{one * 0x10001:08x}; mov.b32 minus, 0x{minus * 0x10001:08x};

@@ -89,9 +89,12 @@ def _four_bits(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """NF4 in bitsandbytes' layout, and AFFINE int4 in the same. Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
-    within one block of the weight, so its scales multiply sums. The weight is the left factor: the tensor cores take
-    that one from registers, and 8 rows at a time of the right."""
+    """NF4 in bitsandbytes' layout, and AFFINE int4 in the same.
+
+    Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies within one block of
+    the weight, so its scales multiply sums. The weight is the left factor: the tensor cores take that one from
+    registers, and 8 rows at a time of the right.
+    """
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     BITS: tl.constexpr = dtype.primitive_bitwidth
     word: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint32
