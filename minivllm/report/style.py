@@ -144,8 +144,10 @@ def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
     ax.grid(axis="x")
 
 
-def short(label: str, limit: int = 38) -> str:
-    """A label that fits beside a bar."""
+def short(label: str, limit: int = 44) -> str:
+    """A label that fits beside a bar: without the groups of knobs if need be, then without its middle."""
+    if len(label) > limit:
+        label = re.sub(r"\b\w+\.(?=\w+=)", "", label)
     if len(label) <= limit:
         return label
     tail = limit // 2  # labels of one report begin alike as often as they end alike

@@ -182,11 +182,15 @@ def test_marks_lie_within_their_axes() -> None:
         assert end[0] == 0 and end[1] >= 1.04 * largest
 
 
-def test_a_long_label_keeps_both_of_its_ends() -> None:
-    labels = [f"quant.lm_head=True quant=int8 runtime.cpu_kernels={state}" for state in ("on", "off")]
+def test_a_long_label_loses_its_groups_and_then_its_middle() -> None:
+    assert short("quant.lm_head=True quant=int8 runtime.cpu_kernels=off #1") == (
+        "lm_head=True quant=int8 cpu_kernels=off #1"
+    )
+    assert short("quant.lm_head=True quant=int8") == "quant.lm_head=True quant=int8"
+    labels = [f"without prefix_caching+chunked_prefill+fused_{part}" for part in ("attention", "sampling")]
     cut = [short(label) for label in labels]
-    assert [len(label) for label in cut] == [38, 38] and cut[0] != cut[1]
-    assert cut[0].startswith("quant.lm_head=True") and short("quant=int8") == "quant=int8"
+    assert [len(label) for label in cut] == [44, 44] and cut[0] != cut[1]
+    assert cut[0].startswith("without prefix_cach") and cut[0].endswith("fused_attention")
 
 
 def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
