@@ -266,6 +266,8 @@ class LLM:
                     if request.error is not None:
                         raise request.error
                     yield StreamPiece(output.token_id, output.text, output.finish_reason, output.logprobs)
+            if request.finish_reason == "abort":
+                yield StreamPiece(None, "", "abort")
         finally:
             self._forget(request.request_id)
 
@@ -298,8 +300,16 @@ class LLM:
         return request
 
     def _step(self) -> None:
-        """One step of the engine; its tokens wait for whoever asked for them."""
-        for output in self.engine.step():
+        """One step of the engine; its tokens wait for whoever asked for them.
+
+        Where it is interrupted, all requests end: others' tokens may be lost with it, and they would wait for ever.
+        """
+        try:
+            outputs = self.engine.step()
+        except BaseException:
+            self.engine.abort_all()
+            raise
+        for output in outputs:
             self._outputs[output.request.request_id].append(output)
 
     def _take(self, request_id: str) -> list[TokenOutput]:

@@ -387,9 +387,9 @@ def test_pictures_are_drawn_from_the_records_and_shown() -> None:
 def test_simulated_cells_are_as_near_to_measured_ones_as_is_said() -> None:
     arms = [f"[arrival.concurrency={n},batching={b}]" for n in (3, 8, 24) for b in ("continuous", "static")]
     for arm in arms:
-        for names in ("output_tokens_per_s", "ttft_ms.p50", "ttft_ms.p99"):
+        for names, most in (("output_tokens_per_s", 0.07), ("ttft_ms.p50", 0.07), ("ttft_ms.p99", 0.15)):
             measured, predicted = (
                 fmean(value(record, f"metrics.{names}") for record in named(f"simulation-{kind}{arm}"))
                 for kind in ("measured", "predicted")
             )
-            assert abs(predicted / measured - 1) < 0.10, f"{arm} {names}"
+            assert abs(predicted / measured - 1) < most, f"{arm} {names}"

@@ -219,6 +219,33 @@ def test_streams_and_batches_may_interleave(plain: LLM) -> None:
         plain.stream([5], SamplingParams(n=2))
 
 
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_step_that_is_interrupted_leaves_nobody_waiting(
+    qwen3: Path, overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["cache.num_blocks=40", f"runtime.overlap={overlap}"]
+    with LLM(str(qwen3), quant="fp32", device="cpu", overrides=overrides) as llm:
+        alone = [piece.token_id for piece in llm.stream([6], GREEDY)]
+        first, second = llm.stream([5], GREEDY), llm.stream([6], GREEDY)
+        heads = [next(second).token_id]
+        next(first)
+        land = llm.engine._land
+
+        def interrupted(*arguments: Any) -> Any:
+            monkeypatch.setattr(llm.engine, "_land", land)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm.engine, "_land", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(first)
+        rest = list(second)
+        assert rest[-1].finish_reason == "abort" and rest[-1].token_id is None
+        heads += [piece.token_id for piece in rest[:-1]]
+        assert heads == alone[: len(heads)] and len(heads) < len(alone)
+        assert llm.engine.cache.pool.num_used == 0
+        assert [piece.token_id for piece in llm.stream([6], GREEDY)] == alone
+
+
 def test_logprobs_and_prompt_logprobs_are_those_of_logits(plain: LLM) -> None:
     prompt = PROMPTS[0]
     params = SamplingParams(max_tokens=4, logprobs=2, prompt_logprobs=1, ignore_eos=True)

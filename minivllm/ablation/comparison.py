@@ -236,8 +236,11 @@ class _Draft:
 
 
 def _logs(cell: Cell, metric: Metric) -> dict[Any, float]:
-    """Logarithms of the figure by block."""
-    return {row.get("block"): math.log(value) for row, value in figures(cell, metric)}
+    """Logarithms of the figure by host and block."""
+    return {
+        (str(row.get("provenance.host")), row.get("block")): math.log(value)
+        for row, value in figures(cell, metric)
+    }
 
 
 def _why(cell: Cell, metric: Metric) -> str:

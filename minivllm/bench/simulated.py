@@ -310,6 +310,7 @@ class SimulatedEngine(Adapter):
             self.abort(request_id)
         if not self._keep_prefixes:
             self.cache.reset_prefix_cache()
+        self.scheduler.forget_times()
         self.clock.time = 0.0  # so that equal measurements are equal to the last bit
         self._begin()
 

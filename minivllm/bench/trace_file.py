@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,9 @@ def _read(parse: Callable[[Any], float], value: Any, what: str, kind: str) -> fl
 
 
 def _moment(text: str) -> float:
-    return datetime.fromisoformat(text.strip()).timestamp()
+    moment = datetime.fromisoformat(text.strip())
+    # In this machine's time zone an hour might occur twice, or never.
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _seconds(value: Any) -> float:

@@ -63,6 +63,10 @@ class Scheduler:
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap, where requests may be shed
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        """Begin anew, as where the clock does."""
         self._worked_at_s: float | None = None  # when the last step was planned, if it did anything
         self._step_s = math.inf  # the shortest step so far
 

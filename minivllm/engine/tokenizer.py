@@ -134,7 +134,10 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._ids = list(prompt_token_ids[-self.CONTEXT :])
+        start = max(0, len(prompt_token_ids) - self.CONTEXT)
+        begins = range(start, max(-1, start - 4), -1)  # a character may be four tokens, of a byte each
+        cut = (i for i in begins if not tokenizer.decode(prompt_token_ids[i:]).startswith("\ufffd"))
+        self._ids = list(prompt_token_ids[next(cut, start) :])
         self._prefix, self._read = 0, len(self._ids)  # decoded with, and already told
         self._held = ""
         self.stopped = False

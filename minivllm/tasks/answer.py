@@ -109,7 +109,7 @@ def stream_answer(
         for piece in source:
             answer.finished_s = time.perf_counter() - begin
             answer.ttft_s = answer.ttft_s or answer.finished_s
-            answer.num_tokens += 1
+            answer.num_tokens += piece.token_id is not None
             answer.finish_reason = piece.finish_reason or "abort"
             yield piece.text
 

@@ -54,6 +54,22 @@ def test_a_slowdown_is_a_regression() -> None:
     assert found.exit_code == 1 and found.conclusion.startswith("Regression")
 
 
+@pytest.mark.parametrize("slow", ["x", "y"])
+def test_blocks_of_several_hosts_all_count(slow: str) -> None:
+    """Each host numbers its blocks from 0."""
+
+    def on_both(factors: dict[str, float], day: int) -> list[Row]:
+        rows = []
+        for host, factor in factors.items():
+            mine = quiet(run_rows(factor, day=day))
+            rows += [{**row, "provenance.host": host} for row in mine]
+        return rows
+
+    found = compared(on_both({"x": 1, "y": 1}, 1), on_both({"x": 1, "y": 1, slow: 0.8}, 2))
+    (cell,) = (cell for cell in found.cells if cell.cell_id == "a")
+    assert cell.blocks == (12, 12) and cell.ratio == pytest.approx(0.8**0.5, rel=0.02)
+
+
 def test_no_difference_and_a_gain_are_no_regression() -> None:
     same = compared(quiet(run_rows()), quiet(run_rows(day=2)))
     assert {cell.verdict for cell in same.cells} == {"none"} and same.exit_code == 0

@@ -117,6 +117,22 @@ def test_the_dynamic_policy_waits_in_virtual_time() -> None:
     assert under_test.liveness()["batching"]["largest_batch"] == 2
 
 
+def test_what_is_hopeless_is_told_alike_after_a_reset() -> None:
+    under_test = engine("batching.shed=true", "batching.max_num_seqs=1")
+    under_test.step_times = Planted()
+    reasons = []
+    for _ in range(2):
+        for name, deadline_ms in (("a", None), ("b", 250.0), ("c", 2000.0)):
+            params = SamplingParams(max_tokens=5, ignore_eos=True, deadline_ms=deadline_ms)
+            under_test.submit(name, [1, 2, 3], params)
+        ended: dict[str, str] = {}
+        while len(ended) < 3:
+            ended |= {o.request_id: o.finish_reason for o in under_test.poll() if o.finish_reason}
+        reasons.append((ended, under_test.clock.now()))
+        under_test.reset()
+    assert reasons[0] == reasons[1] and reasons[0][0]["b"] == "shed"
+
+
 def test_deadlines_are_virtual() -> None:
     under_test = engine("batching.shed=true", "batching.max_num_seqs=1")
     under_test.step_times = Planted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,22 @@ def test_the_published_formats(tmp_path: Path, text: str, format: str, rows: lis
     assert (read, failed) == read_trace(path, format) and failed == text.count(",0,")
     assert [(r.input_tokens, r.output_tokens) for r in read] == [row[1:] for row in rows]
     assert [r.time_s for r in read] == pytest.approx([row[0] for row in rows], abs=1e-6)
+
+
+def test_times_without_a_zone_are_read_alike_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the night in which clocks were put forward, too."""
+    rows = "".join(f"2024-03-10 0{hour}:30:00.0,{10 + hour},1\n" for hour in (1, 2, 3))
+    path = write(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    monkeypatch.setenv("TZ", "America/Los_Angeles")
+    time.tzset()
+    try:
+        read, _ = read_trace(path)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [(r.time_s, r.input_tokens) for r in read] == [(0, 11), (3600, 12), (7200, 13)]
 
 
 def test_requests_come_in_order_of_time(tmp_path: Path) -> None:

@@ -183,6 +183,15 @@ def test_the_space_after_the_prompt_is_kept(sentencepiece: Tokenizer) -> None:
     assert [detokenizer.push(i) for i in (world, comma, hello)] == [" world", ",", " Hello"]
 
 
+@pytest.mark.parametrize("before", ["", "é", "😀", "😀😀", "日本語"])
+def test_a_character_of_the_prompt_is_not_begun_in_its_middle(sentencepiece: Tokenizer, before: str) -> None:
+    """Bytes of which some make no character decode to none at all."""
+    prompt = [257, *(1 + byte for byte in before.encode())]
+    detokenizer = Detokenizer(sentencepiece, prompt_token_ids=prompt)
+    text = "".join(detokenizer.push(1 + byte) for byte in "😀日".encode()) + detokenizer.finish()
+    assert text == "😀日"
+
+
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(1, 260), max_size=30))
 def test_any_bytes_decode_without_a_crash(sentencepiece: Tokenizer, ids: list[int]) -> None:
