@@ -6,6 +6,7 @@ null objects stand where there is no counter, so that callers need no case for i
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from minivllm.bench.record import Energy
 
 POWERCAP = Path("/sys/class/powercap")
 SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
+RAPL_EVERY_S = 60.0  # a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
 
 
 class NullMeter:
@@ -49,6 +51,7 @@ class CounterMeter(NullMeter):
         method: "nvml" or "rapl".
         synchronise: waits until the device has finished what it was given.
         short_s: windows shorter than this are flagged.
+        every_s: within a window, read the counter as often as this; None where it never wraps around.
     """
 
     def __init__(
@@ -57,19 +60,31 @@ class CounterMeter(NullMeter):
         method: str,
         synchronise: Callable[[], object] = lambda: None,
         short_s: float = 0.0,
+        every_s: float | None = None,
     ) -> None:
         super().__init__("")
         self.method = method
         self._read = read
         self._synchronise = synchronise
         self._short = short_s
+        self._every = every_s
+        self._ended = threading.Event()
+        self._reader: threading.Thread | None = None
         self._began_joules: float | None = None
 
     def begin_window(self) -> None:
         """Wait for the device, then read the counter."""
         self._synchronise()
         self._began_joules = self._read()
+        if self._every is not None:
+            self._ended.clear()
+            self._reader = threading.Thread(target=self._keep_reading, name="energy", daemon=True)
+            self._reader.start()
         super().begin_window()
+
+    def _keep_reading(self) -> None:
+        while not self._ended.wait(self._every):
+            self._read()
 
     def end_window(self, idle_watts: float | None = None) -> Energy:
         """Wait for the device, read the counter again, and make figures of the difference.
@@ -78,6 +93,10 @@ class CounterMeter(NullMeter):
             idle_watts: from `idle_watts()`, for the joules that the work alone took.
         """
         self._synchronise()
+        if self._reader is not None:
+            self._ended.set()
+            self._reader.join()
+            self._reader = None
         ended = self._read()
         energy = super().end_window()
         energy.reason = None
@@ -141,7 +160,7 @@ class Rapl:
         return float(path.read_text())
 
     def read(self) -> float | None:
-        """Joules since construction. A counter that wrapped around since the last reading is unwrapped."""
+        """Joules since construction. A counter that wrapped around once since the last reading is unwrapped."""
         for i, (path, wrap) in enumerate(self._zones):
             try:
                 now = self._microjoules(path)
@@ -176,4 +195,4 @@ def open_meter(
         return NullMeter(f"RAPL counters are not readable by this user: {error.filename}")
     except (OSError, ValueError) as error:
         return NullMeter(f"no energy counter on this machine: {error}")
-    return CounterMeter(rapl.read, "rapl", synchronise)
+    return CounterMeter(rapl.read, "rapl", synchronise, every_s=RAPL_EVERY_S)

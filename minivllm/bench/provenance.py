@@ -200,6 +200,6 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "cpu": cpu(),
         "threads": thread_count(runtime),
         "seed": measure.get("seed"),
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),  # UTC, so that its text sorts
         "host": platform.node() or None,
     }

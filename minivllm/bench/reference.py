@@ -37,6 +37,7 @@ from minivllm.bench.quality import (
     negative_log_likelihood,
     num_predicted,
 )
+from minivllm.bench.text_file import not_text, read_bytes
 from minivllm.config import OPTIONS, compose
 from minivllm.errors import BadInput
 from minivllm.models.source import EMBEDDED, resolve
@@ -59,9 +60,9 @@ def read_text(knobs: dict[str, Any]) -> str:
     """The text to judge by. Raises BadInput if there is none, or it is not UTF-8."""
     path = text_path(knobs)
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bytes("quality.text", path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"quality.text={path} is not UTF-8 ({error}): give a text file") from None
+        raise not_text(path, error) from None
 
 
 def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, int]:

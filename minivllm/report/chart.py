@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 ROW_HEIGHT = 1.45  # of each row of several
+BEYOND_X, BEYOND_Y = 1.05, 1.08  # how far an axis that begins at zero goes on after the greatest value
 MAX_NAMED = 16  # points with their names beside them
 GLYPHS = {"s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}  # of a legend's keys
 MAX_CURVES = 2 * len(PALETTE)  # lines that can be told apart: each colour whole and dashed
@@ -165,7 +166,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
     elif panel.x_from_zero:
-        ax.set_xlim(0, max(ax.get_xlim()[1], 1.05 * ax.dataLim.x1))  # the margins are of the data's range
+        ax.set_xlim(0, max(ax.get_xlim()[1], BEYOND_X * ax.dataLim.x1))  # the margins are of the data's range
     if panel.log_y:
         ax.set_yscale("log")
         plain_ticks(ax.yaxis)
@@ -174,7 +175,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_ylim(len(panel.rows) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
     elif panel.y_from_zero:
-        ax.set_ylim(0, max(ax.get_ylim()[1], 1.08 * ax.dataLim.y1))
+        ax.set_ylim(0, max(ax.get_ylim()[1], BEYOND_Y * ax.dataLim.y1))
     if bottom:
         ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)

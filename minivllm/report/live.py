@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minivllm.report.chart import Chart, Panel, Series
+from minivllm.report.chart import BEYOND_X, BEYOND_Y, Chart, Panel, Series
 from minivllm.report.style import GRID, INK, PAPER
 
 MARKERS = {
@@ -107,14 +107,14 @@ def _ranges(made: Any, panel: Panel) -> None:
         if logarithmic and values and 10 <= max(values) / min(values) < 100:
             axis.ticker = FixedTicker(ticks=decades(min(values), max(values)))
     if not panel.log_x and panel.x_from_zero:
-        made.x_range = Range1d(start=0, end=1.05 * (max(xs, default=0.0) or 1.0))
+        made.x_range = Range1d(start=0, end=BEYOND_X * (max(xs, default=0.0) or 1.0))
     if panel.rows:
         made.y_range = Range1d(start=len(panel.rows) - 0.4, end=-0.6)
         made.yaxis.ticker = list(range(len(panel.rows)))
         made.yaxis.major_label_overrides = dict(enumerate(panel.rows))
         made.ygrid.grid_line_color = None
     elif not panel.log_y and panel.y_from_zero:
-        made.y_range = Range1d(start=0, end=1.08 * (max(ys, default=0.0) or 1.0))
+        made.y_range = Range1d(start=0, end=BEYOND_Y * (max(ys, default=0.0) or 1.0))
 
 
 def decades(low: float, high: float) -> list[float]:

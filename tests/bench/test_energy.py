@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,13 @@ def test_a_counter_that_fails_midway(clock: Time) -> None:
     assert result.joules is None and "could not be read" in str(result.reason)
 
 
+def replace(file: Path, text: str) -> None:
+    """At once: a thread may be reading it."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
 def zone(root: Path, name: str, kind: str, energy: int, wrap: int = 1_000_000_000) -> Path:
     folder = root / name
     folder.mkdir()
@@ -123,6 +131,32 @@ def test_rapl_adds_packages_and_memory_and_unwraps(tmp_path: Path, clock: Time) 
     assert result.mean_watts == pytest.approx(17.5)
     assert per_token(result, 7) == pytest.approx(5)
     assert (result.method, result.reason) == ("rapl", None)  # a short window is no worry on a CPU
+
+
+def test_a_counter_that_wraps_twice_in_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 900_000_000)
+    seen = threading.Event()
+    read = module.Rapl.read
+
+    def watched(rapl: module.Rapl) -> float | None:
+        joules = read(rapl)
+        if package.read_text() == "100000000":
+            seen.set()
+        return joules
+
+    monkeypatch.setattr(module.Rapl, "read", watched)
+    monkeypatch.setattr(module, "RAPL_EVERY_S", 0.01)
+    meter = open_meter("cpu", NullGpu(), root=tmp_path)
+    for _ in range(2):  # the thread that reads is begun anew in each window
+        before = threading.active_count()
+        package.write_text("900000000")
+        meter.begin_window()
+        replace(package, "100000000")
+        assert seen.wait(10)
+        replace(package, "50000000")
+        assert meter.end_window().joules == pytest.approx(200 + 950)
+        assert threading.active_count() == before
+        seen.clear()
 
 
 def test_rapl_that_only_root_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -29,6 +31,20 @@ def test_every_field_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["packages"]["torch"] and facts["packages"]["python"]
     assert facts["cpu"]["logical_cores"] >= facts["cpu"]["usable_cores"] >= 1
     assert facts["command"] == "python3 run.py model=tiny"
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="Windows")
+def test_the_beginning_is_told_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of machines in several time zones are ordered by its text."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        text = provenance({}, "code")["started_at"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert text.endswith("+0000")
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(text)) < timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_what_goes_wrong_apart_is_told_here(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(BadInput, match=r"the text of quality\.text has \d tokens"):
         reference.ensure(make_config(f"quality.text={tmp_path / 'short.txt'}"), tmp_path)
     (tmp_path / "odd.txt").write_bytes(b"\xff\xfe" * 500)
-    with pytest.raises(BadInput, match=r"odd\.txt is not UTF-8"):
+    with pytest.raises(BadInput, match=r"odd\.txt:1: not UTF-8"):
         reference.ensure(make_config(f"quality.text={tmp_path / 'odd.txt'}"), tmp_path)
     monkeypatch.setattr(reference.sys, "executable", shutil.which("false"))
     with pytest.raises(RuntimeError, match=r"quality\.reference=fp32 could not be computed: .* exit code 1"):

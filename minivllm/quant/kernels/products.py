@@ -105,16 +105,17 @@ def _four_bits(
     for step in range(begin, tl.minimum(begin + steps, inputs // BLOCK_K)):
         j = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
         group = step * BLOCK_K // GROUP
-        block = row * (inputs // GROUP) + group
         if AFFINE:
             block = (group * outputs + row) * 2
             scale = tl.load(scales + block, mask=there, other=0.0).to(tl.float32)
-        elif NESTED:
-            code = tl.load(scales + block, mask=there, other=0).to(tl.int32)
-            scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
-            scale = tl.load(nested_levels + code) * scale + tl.load(offset)
         else:
-            scale = tl.load(scales + block, mask=there, other=0.0)
+            block = row * (inputs // GROUP) + group
+            if NESTED:
+                code = tl.load(scales + block, mask=there, other=0).to(tl.int32)
+                scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
+                scale = tl.load(nested_levels + code) * scale + tl.load(offset)
+            else:
+                scale = tl.load(scales + block, mask=there, other=0.0)
         packed = tl.load(codes + row[:, None] * half + j[None, :], mask=there[:, None], other=0)
         if AFFINE:
             even, odd = count(packed, dtype)
