@@ -98,6 +98,8 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             keep_deterministic(loaded.model)
         if level == "batch":
             make_batch_invariant(loaded, device)
+        if config["runtime"]["trim_last_layer"] and not compiles:
+            loaded.model.trim()
         if fused:
             from minivllm.models.kernels.fuse import fuse  # imports Triton
 
@@ -117,6 +119,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         if compiles:
             compile_layers(engine)
             left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
+            left_out += ["trim_last_layer"] if config["runtime"]["trim_last_layer"] else []
             if left_out:
                 loaded.warnings.append(
                     f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"

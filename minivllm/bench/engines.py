@@ -102,6 +102,7 @@ class MinivllmEngine(Adapter):
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
                 config.windows,
+                trims=engine.loaded.model.trims,
             ),
             compile_s=self._compile_s(),
             attention_backend=engine.runner.attention.name,
@@ -161,6 +162,7 @@ class MinivllmEngine(Adapter):
         attention = {name: float(count) for name, count in launches.items()}
         overlap = self.engine.overlap
         runtime = {
+            "rows_trimmed": float(self.engine.runner.rows_trimmed),
             "overlap_steps": float(overlap.steps),
             "overlap_wasted_tokens": float(overlap.wasted_tokens),
         }

@@ -7,6 +7,8 @@ An engine says what a token costs it in `EngineInfo.model`, a dictionary with
     expert_weight_bytes           bytes of one expert of a mixture (optional; 0 where it is missing)
     experts_per_token             experts that one token goes through, summed over the layers (optional, too)
     flops_per_token               operations of the matrix products of one token: 2 a parameter that it meets
+    head_flops_per_row            those of the products that are made only where logits are wanted: of a prompt's last
+                                  token the output head, and the end of the last layer if that is trimmed
     kv_bytes_per_token            bytes of keys and values that one token of context adds, all layers
     attention_flops_per_token_pair  operations of one query token against one token of context, all layers
     window                        tokens that layers with a sliding window see (optional; None where there are none)
@@ -64,6 +66,7 @@ def model_costs(
     expert_bytes: int | None = None,
     kv_bytes_per_token: int | None = None,
     windows: Sequence[int | None] = (),
+    trims: bool = False,
 ) -> dict[str, Any]:
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
@@ -76,6 +79,7 @@ def model_costs(
         expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
         kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
         windows: of the layers (`ModelConfig.windows`).
+        trims: the last layer ends with its attention but for tokens whose logits are wanted (runtime.trim_last_layer).
     """
     layers, width = model["num_layers"], model["head_dim"]
     windowed = [window for window in windows if window is not None]  # all the same
@@ -87,12 +91,18 @@ def model_costs(
     expert_params = 3 * model["hidden_size"] * model["moe_intermediate_size"]
     if expert_bytes is None:
         expert_bytes = experts * expert_params * BYTES[dtype]
+    tail = 0
+    if trims:
+        mixes = bool(model["num_experts"]) and layers - 1 not in model["dense_layers"]
+        dense = 3 * model["hidden_size"] * model["intermediate_size"]
+        tail = model["num_experts_per_token"] * expert_params if mixes else dense
+        tail += model["num_heads"] * width * model["hidden_size"]
     return {
         "streamed_weight_bytes": int(streamed_weight_bytes - expert_bytes),
         "expert_weight_bytes": expert_bytes / experts if experts else 0.0,
         "experts_per_token": active,
-        "flops_per_token": 2.0 * (streamed_params - head - (experts - active) * expert_params),
-        "head_flops_per_row": 2.0 * head,  # of a prompt only the last token's logits are computed
+        "flops_per_token": 2.0 * (streamed_params - head - (experts - active) * expert_params - tail),
+        "head_flops_per_row": 2.0 * (head + tail),
         "kv_bytes_per_token": kv_bytes_per_token,
         # q·k and p·v are each a multiply and an add for every head and dimension.
         "attention_flops_per_token_pair": 4.0 * layers * model["num_heads"] * width,

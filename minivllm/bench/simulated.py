@@ -155,7 +155,9 @@ class SimulatedEngine(Adapter):
         source = resolve(config["model"], allow_random=True)[1]
         model = ModelConfig.from_dict(source.config)
         cache = build(config["cache"])
-        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype)
+        runtime = config.get("runtime") or {}
+        trims = bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
+        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trims)
         self.step_times: StepTimes
         if steps is not None:
             self.step_times = fit_records(steps, config)

@@ -132,7 +132,7 @@ class RooflineTimes:
 
 
 def architecture_costs(
-    config: ModelConfig, quant: dict[str, Any], kv_dtype: str = "auto"
+    config: ModelConfig, quant: dict[str, Any], kv_dtype: str = "auto", trims: bool = False
 ) -> tuple[dict[str, Any], int]:
     """The costs of a model that is not there, counted from its architecture.
 
@@ -162,6 +162,7 @@ def architecture_costs(
         kv_bytes_per_token=config.num_layers
         * token_bytes(config.num_kv_heads, config.head_dim, BYTES[dtype], kv_dtype),
         windows=config.windows,
+        trims=trims,
     )
     return {**costs, "experts": experts}, streamed + idle
 

@@ -20,7 +20,7 @@ class CausalLM(Protocol):
     """What the runner asks of a model."""
 
     def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """Hidden states after the final norm: [T, hidden]."""
+        """Hidden states after the final norm: [T, hidden], or [L, hidden] of the rows whose logits are wanted."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
@@ -55,6 +55,7 @@ class Runner:
         self.block_size = block_size
         self.device = device
         self._inputs = StepInputs(device)
+        self.rows_trimmed = 0  # tokens that the model gave no hidden states of
         self.eviction = eviction if eviction is not None and eviction.scored else None
 
     def prepare(
@@ -93,6 +94,7 @@ class Runner:
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits [L, vocab] of `batch.logit_rows`, in the model's dtype."""
         hidden = self.model(batch, self.attention)
+        self.rows_trimmed += len(batch.token_ids) - len(hidden)
         if len(batch.logit_rows) != len(hidden):
             hidden = hidden[batch.logit_rows]
         return self.model.compute_logits(hidden)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from minivllm.models.gemma import GemmaForCausalLM
+from minivllm.models.layers import beside
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
@@ -27,7 +28,7 @@ class SandwichLayer(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] to the same."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x = x + self.post_attention_layernorm(attended)
+        x = beside(attended, x, batch) + self.post_attention_layernorm(attended)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 

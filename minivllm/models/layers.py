@@ -115,6 +115,19 @@ class HeadNorm(nn.Module):
         return F.rms_norm(x, self.shape, None, self.eps) * self.weight
 
 
+def wanted(x: Tensor, batch: StepBatch) -> Tensor:
+    """Of [tokens, ...] the rows whose logits are wanted; one, where none are, since some kernels take no empty tensor."""
+    rows = batch.logit_rows
+    if len(rows) == len(x):
+        return x
+    return x[rows] if len(rows) else x[:1]
+
+
+def beside(attended: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
+    """The rows of x [tokens, hidden] that attention has left [rows, hidden]: all, or in a trimmed layer those wanted."""
+    return x if len(x) == len(attended) else wanted(x, batch)
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention.
 
@@ -136,6 +149,7 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
         self.qk_norm = qk_norm
+        self.trims = False  # whether the output is that of tokens alone whose logits are wanted
         # The kernel turns sixteen pairs of dimensions at a time.
         fits = dim % 16 == 0 and all(
             rope.rotary_dim(dim) % 32 == 0 for rope in (config.rope, config.local_rope) if rope is not None
@@ -145,7 +159,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same; keys and values go to the backend's cache."""
+        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the backend's cache."""
         tokens = x.shape[0]
         qk, v = self.qkv_proj(x).split((self.qk_width, self.v_width), -1)
         qk = qk.view(tokens, self.heads + self.kv_heads, self.dim)
@@ -159,7 +173,8 @@ class Attention(nn.Module):
             qk = rotate(qk, cos, sin)
         q, k = qk.split((self.heads, self.kv_heads), 1)
         out = attention.forward(self.layer, q, k, v.view(tokens, self.kv_heads, self.dim), batch)
-        return self.o_proj(out.reshape(tokens, self.heads * self.dim))
+        out = out.reshape(tokens, self.heads * self.dim)
+        return self.o_proj(wanted(out, batch) if self.trims else out)
 
 
 class MLP(nn.Module):
@@ -220,5 +235,6 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
         """[tokens, hidden] to the same."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        x = beside(attended, x, batch) + attended
         return x + self.mlp(self.post_attention_layernorm(x))

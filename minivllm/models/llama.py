@@ -30,7 +30,7 @@ class Decoder(nn.Module):
         self.rotaries = nn.ModuleList()  # filled by the loader, which knows device and longest sequence
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """Token ids [tokens] to hidden states [tokens, hidden] after the final norm."""
+        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or less of them (`trim`)."""
         x = self.embed_tokens(batch.token_ids)
         rotations = [rotary(batch) for rotary in self.rotaries]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
@@ -48,6 +48,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
+        self.trims = False
         layers = [self.make_layer(i) for i in range(config.num_layers)]
         self.model = Decoder(self.make_embedding(), layers, self.make_norm(), config)
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
@@ -82,6 +83,13 @@ class LlamaForCausalLM(nn.Module):
             if rope is not None:
                 self.model.rotaries.append(Rotary(rope, config.head_dim, max_positions, self.dtype, device))
 
+    def trim(self) -> None:
+        """Let the last layer compute what comes after its attention for those tokens alone whose logits are wanted: no
+        other token of the step depends on it. Called before the attention modules are replaced."""
+        last = self.model.layers[-1].get_submodule("self_attn")
+        assert isinstance(last, Attention)
+        self.trims = last.trims = True
+
     @property
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each layer."""
@@ -109,7 +117,8 @@ class LlamaForCausalLM(nn.Module):
         """One step.
 
         Returns:
-            [tokens, hidden] after the final norm, in the compute dtype.
+            [tokens, hidden] after the final norm, in the compute dtype; of a trimmed model the rows alone whose logits
+            are wanted, or one where none are.
         """
         hidden: Tensor = self.model(batch, attention)
         return hidden

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from minivllm.models.layers import beside
 from minivllm.models.moe import MoE, MoEForCausalLM
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class MixtralLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
         """[tokens, hidden] to the same."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
+        x = beside(attended, x, batch) + attended
         mixed: Tensor = x + self.block_sparse_moe(self.post_attention_layernorm(x))
         return mixed
 

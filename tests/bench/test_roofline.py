@@ -45,6 +45,17 @@ def test_costs_of_a_model() -> None:
     assert COSTS["attention_flops_per_token_pair"] == 4 * 2 * 4 * 8
 
 
+def test_a_trimmed_layer_ends_only_where_logits_are_wanted() -> None:
+    """Its output projection, 4 heads of 8 to 10, and its MLP, 3 times 10 by 30, or 2 experts of 3 times 10 by 7."""
+    for model, tail in ((MODEL, 320 + 900), (MIXTURE, 320 + 420)):
+        sizes = model | {"intermediate_size": 30}
+        whole, trimmed = (model_costs(sizes, 9000, 18000, "bfloat16", trims=trims) for trims in (False, True))
+        assert whole["flops_per_token"] - trimmed["flops_per_token"] == 2 * tail
+        assert trimmed["head_flops_per_row"] - whole["head_flops_per_row"] == 2 * tail
+        decode = [step(num_tokens=2, num_requests=2, context_tokens=30)]
+        assert usage(whole, decode, Roofline()) == usage(trimmed, decode, Roofline())
+
+
 def test_decode_bytes_and_mbu() -> None:
     steps = [
         step(num_tokens=2, num_requests=2, context_tokens=30),

@@ -65,6 +65,7 @@ def test_neighbours_and_order_change_nothing(checkpoint: Path, alone: Said, orde
         ["cache.num_blocks=14", "cache.block_size=4"],
         ["cache.num_blocks=14", "cache.block_size=4", "batching.preemption=swap"],
         ["cache=none", "batching.chunked_prefill=false"],
+        ["runtime.trim_last_layer=false"],
     ],
     ids=" ".join,
 )

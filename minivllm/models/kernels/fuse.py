@@ -14,7 +14,16 @@ from minivllm.attention.kernels.write import rotate
 from minivllm.models.gemma import GemmaHeadNorm, GemmaNorm
 from minivllm.models.gemma2 import SandwichLayer
 from minivllm.models.kernels import small
-from minivllm.models.layers import ACTIVATIONS, MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
+from minivllm.models.layers import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    DecoderLayer,
+    HeadNorm,
+    RMSNorm,
+    beside,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
@@ -63,6 +72,7 @@ class FusedAttention(nn.Module):
         self.layer, self.heads, self.kv_heads, self.dim = inner.layer, inner.heads, inner.kv_heads, inner.dim
         self.widths = (inner.qk_width, inner.v_width)
         self.qkv_proj, self.o_proj, self.qk_norm = inner.qkv_proj, inner.o_proj, inner.qk_norm
+        self.trims = inner.trims
         self.norm: tuple[Tensor, float, str] | None = None
         if (found := inner.qk_norm) is not None:
             kind = "gemma" if type(found) is GemmaHeadNorm else "plain"
@@ -71,7 +81,7 @@ class FusedAttention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same; keys and values go to the backend's cache."""
+        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the backend's cache."""
         qk, v = (part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1))
         projected = getattr(attention, "forward_projected", None)
         if projected is not None:
@@ -79,7 +89,8 @@ class FusedAttention(nn.Module):
         else:
             q, k = rotate(qk, cos, sin, self.norm).split((self.heads, self.kv_heads), 1)
             out = attention.forward(self.layer, q, k, v, batch)
-        result: Tensor = self.o_proj(out.flatten(1))
+        out = out.flatten(1)
+        result: Tensor = self.o_proj(wanted(out, batch) if self.trims else out)
         return result
 
 
@@ -97,7 +108,7 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] to the same."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x, normed = self.post_attention_layernorm.add(x, attended)
+        x, normed = self.post_attention_layernorm.add(beside(attended, x, batch), attended)
         out: Tensor = x + self.mlp(normed)
         return out
 
@@ -121,7 +132,8 @@ class FusedSandwich(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] to the same."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x, normed = self.pre_feedforward_layernorm.add(x, self.post_attention_layernorm(attended))
+        attended = self.post_attention_layernorm(attended)
+        x, normed = self.pre_feedforward_layernorm.add(beside(attended, x, batch), attended)
         out: Tensor = x + self.post_feedforward_layernorm(self.mlp(normed))
         return out
 
