@@ -132,11 +132,15 @@ def _withhold(arguments: list[str]) -> list[str]:
     Hydra composes what does not vary on the default of what does before any sweeper is asked, and would
     refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
     arm by itself, so it takes the overrides from here. A preset and an ablation are
-    told to both: they may set what is Hydra's.
+    told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put their logs.
     """
     _withheld.clear()
     given = get_args_parser().parse_known_args(arguments)[0]
-    kept = [text for text in given.overrides if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$", text)]
+    kept = [
+        text
+        for text in given.overrides
+        if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$|runs_dir=", text)
+    ]
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]

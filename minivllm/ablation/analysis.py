@@ -24,7 +24,7 @@ from minivllm.ablation.findings import (
 )
 from minivllm.ablation.metric import OTHERS, Metric, figures, find_metric, zero_blocks
 from minivllm.bench.records import flatten
-from minivllm.report.cells import DEVICE, Cell, gather
+from minivllm.report.cells import Cell, foundations, gather
 from minivllm.report.format import count
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, status_of
@@ -78,8 +78,8 @@ def _design(row: Row) -> Design:
 
 
 def _belongs(cell: Cell, newest: Row) -> bool:
-    """Whether both are of one sweep, one code and one device; a record that cannot say belongs to any."""
-    for key in ("sweep", "provenance.code_hash", DEVICE):
+    """Whether both are of one sweep, one code, one device and one environment; a record that cannot say belongs to any."""
+    for key in ("sweep", *foundations([newest])):
         if len({cell.first(key), newest.get(key)} - {None}) > 1:
             return False
     return True

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from minivllm.ablation import statistics
 from minivllm.ablation.metric import Metric, figures, find_metric, zero_blocks
-from minivllm.report.cells import Cell, gather, like_for_like
+from minivllm.report.cells import DEVICE, Cell, gather, like_for_like
 from minivllm.report.format import count
 from minivllm.report.rows import Row
 
@@ -51,11 +51,12 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 a regression; 3 nothing to compare, or a cell that cannot be judged; 0 none."""
+        """1 a regression; 3 nothing to compare, or a cell that cannot be judged or is not there any more; 0 none."""
         verdicts = {cell.verdict for cell in self.cells}
         if verdicts & {"slower", "failed"}:
             return REGRESSION
-        return NOT_COMPARABLE if not verdicts or "not comparable" in verdicts else NO_REGRESSION
+        unclear = not verdicts or "not comparable" in verdicts or self.only_before
+        return NOT_COMPARABLE if unclear else NO_REGRESSION
 
     @property
     def conclusion(self) -> str:
@@ -73,10 +74,12 @@ class Comparison:
         if worse:
             return f"Regression of {self.metric} in {len(worse)} of {len(self.cells)}: {'; '.join(worse)}."
         unclear = [cell for cell in self.cells if cell.verdict == "not comparable"]
-        if unclear:
+        if unclear or self.only_before:
             labels: dict[str, list[str]] = {}
             for cell in unclear:
                 labels.setdefault(cell.reason, []).append(cell.label)
+            if self.only_before:
+                labels["the second run has no such cell"] = [*self.only_before]
             return (
                 "Not comparable: "
                 + "; ".join(f"{', '.join(who)}: {why}" for why, who in labels.items())
@@ -112,6 +115,10 @@ def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold:
         # Names may differ between a lone run and a sweep; they only count where they tell arms apart.
         alone = len(candidates) == len(siblings) == 1
         partner = candidates[0] if alone else second.get(key)
+        if partner is None:  # a configuration that is refused by now has no identity but its name
+            partner = next(
+                (other for other in second.values() if other.arm == cell.arm and other.refused), None
+            )
         if partner is not None:
             matched.append((cell, partner))
             used.add((partner.cell_id, partner.arm))
@@ -164,9 +171,15 @@ class _Draft:
         self.problem: str | None = None
         if not self.before:
             self.problem = f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
-        elif not like_for_like(self.first, self.second):
+        elif not self._alike():
             self.problem = "other devices or other requests; compare runs of one machine"
         self.alike = self.problem is None  # so that at most the blocks are too few
+
+    def _alike(self) -> bool:
+        """Whether both are of one machine and the same requests, as far as a run that has no figures can say."""
+        if self.after:
+            return like_for_like(self.first, self.second)
+        return len({cell.first(DEVICE) for cell in (self.first, self.second)} - {None}) < 2
 
     @property
     def broken(self) -> bool:

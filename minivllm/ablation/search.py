@@ -21,7 +21,7 @@ from minivllm.config import quoted
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
 
-WORST = 1e9  # beyond any metric
+WORST = 1e18  # beyond any figure, bytes and operations too
 FAILED = 1e3  # the relative excess that a failure counts as
 
 

@@ -134,8 +134,9 @@ def _launch(plan: Plan, launch: Launch) -> None:
 
 
 def _warn_of_old_terms(plan: Plan) -> None:
-    """A record says what it met and cost by the SLOs and prices that it was made with; no new ones are applied."""
-    for knob in ("slo", "price"):
+    """A record says what it met and cost by the SLOs and prices that it was made with, and how near it came to the limits
+    if those were measured; no new ones are applied."""
+    for knob in ("slo", "price", "roofline"):
         kept = 0
         for measurement in plan.measurements:
             with contextlib.suppress(OSError, ValueError, KeyError):

@@ -248,13 +248,25 @@ def objectives(slo: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(slo[name]) for name in OBJECTIVES if slo.get(name) is not None}
 
 
+def arrivals_s(config: Mapping[str, Any]) -> float | None:
+    """Seconds until the last request of a rate has come; None where the configuration does not say."""
+    requests, rate = (config.get("workload") or {}).get("num_requests"), config["arrival"].get("rate")
+    return requests / rate if requests and rate else None
+
+
+def fits(config: Mapping[str, Any]) -> bool:
+    """Whether all requests come before a measurement times out, so that its timing out says something of the engine."""
+    return (arrivals_s(config) or 0.0) < (config["measure"].get("timeout_s") or math.inf)
+
+
 def met(
     directory: Path, record: Mapping[str, Any], slo: Mapping[str, Any] | None = None
 ) -> list[bool] | None:
     """Whether each request of a recorded measurement met every objective, in the order of the workload.
 
     One that did not complete met none; one of a single token meets any TPOT. A measurement that timed out
-    counts as one whose queue grew without end: no request met them. Of other failures nothing can be said.
+    counts as one whose queue grew without end: no request met them. Of other failures, and where there was no time for
+    all requests to come, nothing can be said.
 
     Args:
         directory: of the record.
@@ -264,7 +276,7 @@ def met(
     import pyarrow.parquet as pq
 
     if record["status"] == "timeout":
-        return [False] * TIMED_OUT
+        return [False] * TIMED_OUT if fits(record["config"]) else None
     if record["status"] != "ok":
         return None
     limits = objectives(record["config"]["measure"]["slo"] if slo is None else slo)

@@ -45,6 +45,13 @@ class RequestTrace:
         return self.finish_reason in COMPLETED and bool(self.token_times)
 
     @property
+    def ended_s(self) -> float | None:
+        """The last token of one that completed; when the driver learned that it was shed. Other ends are failures."""
+        if self.completed:
+            return self.token_times[-1]
+        return self.finished_s if self.status == "shed" else None
+
+    @property
     def status(self) -> str:
         """ok | empty | aborted | shed | refused | unfinished."""
         if self.finish_reason in COMPLETED:

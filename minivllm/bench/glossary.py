@@ -40,7 +40,7 @@ class KVPool(Figure):
 class KVWaste(Figure):
     """Share of the allocated cache slots that hold no token, mean over the steps.
 
-    Formula: sum of wasted slots / sum of allocated slots, over the steps.
+    Formula: wasted slots / allocated slots of each step, mean over the steps.
     Example: a request of 20 tokens in 2 blocks of 16 wastes 12 of 32 slots: 0.375.
     """
 
@@ -60,7 +60,8 @@ class DevicePeak(Figure):
 class HostPeak(Figure):
     """Greatest resident memory of the worker, without the roofline's probe.
 
-    Formula: the kernel's high-water mark (VmHWM), reset before the window where that is allowed.
+    Formula: the kernel's high-water mark (VmHWM), of loading and of the window, the greater; reset before the window
+    where that is allowed.
     Example: Python and torch with 0.4 GB and weights of 1.2 GB: 1.6 GB.
     """
 
@@ -168,7 +169,7 @@ class ForwardTime(Figure):
 
 
 class GapTime(Figure):
-    """From the end of one step to the start of the next: what the driver takes, and waiting for a request to come.
+    """From the end of one step to the start of the next: what the driver takes. Time without any request is no gap.
 
     Formula: sum of the gaps / steps.
     Example: 400 gaps of 20 ms in all: 0.05 ms.
@@ -180,7 +181,7 @@ class GapTime(Figure):
 class Load(Figure):
     """Building the engine, weights included: what is paid once, before anything is measured.
 
-    Formula: seconds from the start of building to the engine being ready.
+    Formula: seconds from the start of building to the engine being ready, without cold.compile_s.
     Example: 1.2 GB of weights from a disk that reads 0.6 GB/s: 2 s and a little.
     """
 

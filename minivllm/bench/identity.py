@@ -85,8 +85,8 @@ def digest(value: Any) -> str:
 
 def _content(path: Any) -> Any:
     """The hash of a file's bytes, which identifies it better than its name; other values as they are."""
-    if isinstance(path, str) and Path(path).is_file():
-        with open(path, "rb") as file:
+    if isinstance(path, str) and (found := Path(path).expanduser()).is_file():
+        with found.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return path
 

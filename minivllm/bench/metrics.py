@@ -218,7 +218,7 @@ class Goodput(Metric):
 class Duration(Metric):
     """Length of the measured window.
 
-    Formula: last token - first arrival.
+    Formula: last token - first arrival; if the last request to end was shed, to then.
     Example: from 100 to 105 s: 5.
     """
 
@@ -323,7 +323,8 @@ def compute(traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max
     """
     completed = [trace for trace in traces if trace.completed]
     first_arrival = min((trace.scheduled_s for trace in traces), default=None)
-    run = Run(completed, first_arrival, max_running, slo)
+    last_end = max((trace.ended_s for trace in traces if trace.ended_s is not None), default=None)
+    run = Run(completed, first_arrival, last_end, max_running, slo)
     return Metrics(**{metric.name: metric.measure(run) for metric in METRICS})
 
 

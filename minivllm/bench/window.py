@@ -36,15 +36,16 @@ class Run:
 
     traces: Sequence[RequestTrace]  # the completed ones
     first_arrival_s: float | None  # over all requests, the failed ones too
+    last_end_s: float | None  # over those that completed or were shed
     max_running: int
     slo: Mapping[str, float | None]
 
     @cached_property
     def whole(self) -> Span | None:
-        """From the first arrival to the last token."""
-        if not self.traces or self.first_arrival_s is None:
+        """From the first arrival to the last token, or to when the last request was shed, if that is later."""
+        if self.first_arrival_s is None or self.last_end_s is None:
             return None
-        span = Span(self.first_arrival_s, max(trace.token_times[-1] for trace in self.traces))
+        span = Span(self.first_arrival_s, self.last_end_s)
         return span if span.duration_s > 0 else None
 
     @cached_property

@@ -83,8 +83,12 @@ class Checkpoint:
         return cls(folder, files, text or tensors)
 
     def fingerprint(self) -> str:
-        """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor."""
+        """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor; and over what decides
+        prompts and where answers end, if it is there: the tokenizer and the default generation settings."""
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
+        for name in ("tokenizer.json", "generation_config.json"):
+            if (file := self.folder / name).is_file():
+                digest.update(file.read_bytes())
         for file in self.files:
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}".encode())

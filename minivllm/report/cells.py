@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -45,6 +46,7 @@ CHOICE_ORDER = (
 OPEN_LOOPS = ("poisson", "gamma", "constant", "ramp", "replay")  # arrivals at a rate that is set
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"
+PACKAGES = "provenance.packages."
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ class Cell:
         return self.first("config.engine._target_") == SIMULATED
 
     @property
+    def refused(self) -> bool:
+        """Whether the configuration was bad input, so that nothing was started."""
+        return all(row.get("error.type") == "BadInput" for row in self.rows)
+
+    @property
     def status(self) -> str:
         """`ok` when any block is; else the commonest failure."""
         return "ok" if self.ok else Counter(status_of(row) for row in self.rows).most_common(1)[0][0]
@@ -159,18 +166,19 @@ class Cell:
 def gather(rows: list[Row]) -> list[Cell]:
     """Cells in the order of their sweep's arms, labelled; the first is the baseline.
 
-    Records of different code or devices are never averaged: they are cells of their own. Of a block that was
-    measured again, with a trace say, the newest record counts.
+    Records of different code, devices, packages or threads are never averaged: they are cells of their own. Of a block
+    that was measured again, with a trace say, the newest record counts.
     """
     known: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    ground = foundations(rows)
     for row in rows:
-        for key in ("provenance.code_hash", DEVICE):
+        for key in ground:
             if row.get(key) is not None:
                 known.setdefault(_identity(row), {}).setdefault(key, set()).add(str(row[key]))
 
     def group(row: Row) -> tuple[str, ...]:
         parts = list(_identity(row))
-        for key in ("provenance.code_hash", DEVICE):
+        for key in ground:
             candidates = known.get(_identity(row), {}).get(key, set())
             # A worker that died early could not say; its record belongs to the only cell it can belong to.
             missing = next(iter(candidates)) if len(candidates) == 1 else ""
@@ -184,6 +192,18 @@ def gather(rows: list[Row]) -> list[Cell]:
     cells.sort(key=lambda cell: cell.arm != "baseline")  # stable: a named baseline comes first
     _label(cells)
     return cells
+
+
+def foundations(rows: Iterable[Row]) -> dict[str, str]:
+    """The fields of a record that say what its figures stand on besides the configuration, with their titles."""
+    packages = {key for row in rows for key in row if key.startswith(PACKAGES)}
+    return {
+        DEVICE: "device",
+        "provenance.code_hash": "code",
+        "provenance.driver": "driver",
+        "provenance.threads": "threads",
+        **{key: key.removeprefix(PACKAGES) for key in sorted(packages)},
+    }
 
 
 def like_for_like(first: Cell, second: Cell) -> bool:
@@ -318,9 +338,10 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     for key, title in (
         ("weights", "weights kind"),
         ("attention_backend", "attention kernel"),
-        (DEVICE, "device"),
-        ("provenance.code_hash", "code"),
+        *foundations(row for cell in cells for row in cell.rows).items(),
     ):
+        if title == "threads" and "config.runtime.threads" in columns:
+            continue
         # Missing in records of early failures, so only different known values count.
         if len({show(cell.first(key)) for cell in cells if cell.first(key) is not None}) > 1:
             columns[key] = title

@@ -55,9 +55,11 @@ def distributions(cells: list[Cell]) -> Plot | None:
         f"{count(len(samples), 'cell')}: further left is faster, steeper is steadier."
     )
     caption = (
-        "Requests and gaps of all blocks pooled. Where a curve crosses 50 % is the median; a curve that bends to the "
+        "Requests and gaps of a cell's blocks pooled. Where a curve crosses 50 % is the median; a curve that bends to the "
         "right at its top has a tail of slow ones."
     )
+    blocks = max(len(cell.timed) for cell, _ in samples)
+    caption += f" Of {count(blocks, 'block')} the first {MAX_BLOCKS}." if blocks > MAX_BLOCKS else ""
     caption += f" Shown: {len(samples)} of {count(len(able), 'finished cell')}." if missing else ""
     return finish(Chart("distributions", "How latencies are distributed", alt, caption, [("", panels)]))
 

@@ -321,8 +321,10 @@ def _facts(rows: list[Row]) -> list[tuple[str, str]]:
         if values:
             low, high = sig(min(values) * scale), sig(max(values) * scale)
             facts.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
-    versions = {k: v for row in rows for k, v in below(row, "provenance.packages").items()}
-    facts.append(("Packages", ", ".join(f"{k} {v}" for k, v in versions.items()) or MISSING))
+    packages = {name: None for row in rows for name in below(row, "provenance.packages")}
+    versions = {name: distinct(rows, f"provenance.packages.{name}") for name in packages}
+    told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items() if held]
+    facts.append(("Packages", ", ".join(told) or MISSING))
     facts.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
     return facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,18 @@ from typing import Any
 from minivllm.ablation.preview import progress
 from minivllm.ablation.schedule import recorded_status, standing
 from minivllm.bench import identity, storage
-from minivllm.bench.capacity import UNITS, Capacity, Probe, criterion_of, met, objectives, rate_knob, search
+from minivllm.bench.capacity import (
+    UNITS,
+    Capacity,
+    Probe,
+    arrivals_s,
+    criterion_of,
+    fits,
+    met,
+    objectives,
+    rate_knob,
+    search,
+)
 from minivllm.bench.display import Display
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import Measurement
@@ -127,7 +139,12 @@ class _Search:
         """Whether each request met its objectives at a rate; from the record where there is one."""
         measurement = self._measurement(rate, block)
         storage.recover(measurement.path)
-        if recorded_status(measurement) not in DONE:
+        if not self._stands(measurement):
+            if not fits(measurement.config):
+                raise _Failed(
+                    f"{measurement.arm}: its requests take{self.duration(rate)[1:]} and measure.timeout_s is "
+                    f"{measurement.config['measure']['timeout_s']:g}: raise that, or lower workload.num_requests"
+                )
             print(f"trying {measurement.arm}{self.duration(rate)}", flush=True)
             outcome = self.supervisor.measure(measurement)
             if outcome.status not in DONE:
@@ -139,9 +156,17 @@ class _Search:
     def recall(self, rate: float, block: int) -> Sequence[bool]:
         """As `measure`, from records alone, where they are now. Raises _Unrecorded."""
         measurement = self.measurements[-1] = standing(self._measurement(rate, block))
-        if recorded_status(measurement) not in DONE:
+        if not self._stands(measurement):
             raise _Unrecorded(f"{measurement.arm}{self.duration(rate)}")
         return self._met(rate, measurement)
+
+    def _stands(self, measurement: Measurement) -> bool:
+        """Whether the record says something about its rate: one that timed out not if there is more time now."""
+        if (status := recorded_status(measurement)) != "timeout":
+            return status == "ok"
+        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        had, has = (c["measure"]["timeout_s"] or math.inf for c in (record["config"], measurement.config))
+        return bool(had >= has) and fits(record["config"])
 
     def _measurement(self, rate: float, block: int) -> Measurement:
         seed = (self.config["measure"].get("seed") or 0) + block
@@ -167,8 +192,7 @@ class _Search:
 
     def duration(self, rate: float) -> str:
         """How long it takes until the last request has come, where that can be told and is not soon."""
-        requests = self.config["workload"].get("num_requests")
-        seconds = requests / rate if requests and self.knob == "rate" else 0.0
+        seconds = arrivals_s({**self.config, "arrival": {self.knob: rate}}) or 0.0
         return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
     def explain(self, rate: float) -> str:

@@ -53,7 +53,7 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
         )
     found: list[Path] = []
     for pattern in patterns:
-        matches = _matches(str(pattern)) or _matches(str(runs_dir / str(pattern)))
+        matches = _matches(Path(), str(pattern)) or _matches(runs_dir, str(pattern))
         if not matches:
             raise BadInput(
                 f"runs: no records at {pattern} nor at {runs_dir / str(pattern)}; {_available(runs_dir)}"
@@ -62,9 +62,13 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
     return found
 
 
-def _matches(pattern: str) -> list[Path]:
-    """Folders of a pattern that hold records, so that `*` means runs and not whatever else lies there."""
-    return sorted(path for name in glob.glob(pattern) if _holds_records(path := Path(name)))
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    """Folders of a name, or of a pattern, in `folder` that hold records, so that `*` means runs and not whatever else
+    lies there."""
+    if _holds_records(folder / pattern):
+        return [folder / pattern]
+    names = glob.glob(str(Path(glob.escape(str(folder))) / pattern))
+    return sorted(path for name in names if _holds_records(path := Path(name)))
 
 
 def _holds_records(folder: Path) -> bool:

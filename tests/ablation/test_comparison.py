@@ -224,6 +224,31 @@ def test_runs_without_a_common_cell_are_not_comparable() -> None:
     assert found.exit_code == 3 and "no cell in common" in found.conclusion
 
 
+def test_a_cell_that_is_refused_now_is_a_regression() -> None:
+    """It has no identity any more, since its configuration has none."""
+    after = [row for row in quiet(run_rows(day=2)) if row["arm"] != "with a" or not row["block"]]
+    for row in after:
+        if row["arm"] == "with a":
+            row |= {
+                "cell_id": "invalid",
+                "status": "invalid",
+                "error.type": "BadInput",
+                "workload_hash": None,
+            }
+    found = compared(quiet(run_rows()), after)
+    (failed,) = (cell for cell in found.cells if cell.verdict == "failed")
+    assert failed.cell_id == "a" and "(invalid)" in failed.reason and found.exit_code == 1
+    assert found.only_before == found.only_after == ()
+
+
+def test_a_cell_that_is_missing_now_is_not_passed_over() -> None:
+    after = [row for row in quiet(run_rows(day=2)) if row["arm"] != "with a"]
+    found = compared(quiet(run_rows()), after)
+    assert len(found.cells) == 2 and len(found.only_before) == 1
+    assert found.exit_code == 3 and "the second run has no such cell" in found.conclusion
+    assert compared(after, quiet(run_rows())).exit_code == 0  # a new one is no matter
+
+
 def test_arms_of_one_cell_are_matched_by_name() -> None:
     """The A/A arm of an ablation has the baseline's cell_id."""
     before = ablation_rows(TWO, {}, blocks=6)

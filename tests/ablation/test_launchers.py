@@ -65,6 +65,17 @@ def test_every_launcher_leaves_the_same_records(
         assert build.split()[0] == "build" and close == build.replace("build", "close")
 
 
+@pytest.mark.slow
+def test_logs_of_jobs_lie_below_the_runs_folder_that_was_asked_for(temporary: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    knobs = ("workload.num_requests=2", "runs_dir=else where", "hydra/launcher=submitit_local")
+    process = cluster.start(tmp_path, *knobs, temporary=temporary)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert any((tmp_path / "else where" / ".submitit").iterdir()) and not (tmp_path / "runs").exists()
+    assert any((tmp_path / "else where" / cluster.NAME).glob("*/record.json"))
+
+
 def test_a_job_goes_to_the_folder_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = tmp_path / "sweep"
     sweep.mkdir()

@@ -46,6 +46,8 @@ def test_outside_the_limits_anything_is_worse_and_the_further_the_worse() -> Non
     least = Goal("metrics.output_tokens_per_s", False, GOAL.limits)
     values = [least.value(blocks) for blocks in (allowed, slightly, far, failed)]
     assert values == sorted(values) and values[0] == 1.0
+    huge = [[block(4e11)], [block(2e9, ttft=110)]]  # bytes, or operations
+    assert least.value(huge[0]) < least.value(huge[1])
 
 
 def test_a_goal_must_be_a_number_of_the_record() -> None:

@@ -137,6 +137,10 @@ def test_records_keep_the_slo_they_were_made_with_and_the_user_is_told(sweep: Cl
         "warning: 2 records of this sweep had another measure.slo and keep it; sweep.fresh=true" in done.err
     )
     assert "2 records of this sweep had another measure.price" in done.err
+    assert (
+        "2 records of this sweep had another measure.roofline"
+        in sweep(*command, "measure.roofline=false").err
+    )
     assert len(bench.jobs) == 2
     assert {r["config"]["measure"]["slo"]["ttft_ms"] for r in records().values()} == {200}
 

@@ -298,6 +298,41 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")} == stamps
 
 
+def test_a_rate_that_takes_longer_than_a_measurement_may_is_told(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timing out would say nothing of the engine, and what says nothing is no record to go by."""
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    command = (
+        *(
+            "task=capacity",
+            *ROOFLINE,
+            "arrival=constant",
+            "workload.num_requests=60",
+            "workload.output_len=2",
+        ),
+        *("measure.slo.ttft_ms=0.01", "task.start_rate=8", "task.min_rate=1", "task.max_blocks=1"),
+    )
+    done = cli(*command, "measure.timeout_s=20")
+    assert done.code == 1
+    assert "its requests take 30 s of arrivals and measure.timeout_s is 20: raise that" in done.err
+    assert "fails" in done.out and "at 1 " not in done.out
+    again = cli(*command, "measure.timeout_s=3600")
+    assert again.code == 1 and again.out.strip().splitlines()[-1].startswith("at 1 requests/s")
+
+
+def test_a_timeout_counts_only_where_all_requests_could_come() -> None:
+    def timed_out(rate: float) -> list[bool] | None:
+        parts = {
+            "workload": {"num_requests": 60},
+            "arrival": {"rate": rate},
+            "measure": {"timeout_s": 15.0, "slo": {}},
+        }
+        return met(Path(), {"status": "timeout", "config": parts})
+
+    assert timed_out(3.0) is None and not any(timed_out(6.0) or [True])
+
+
 def test_a_search_in_vain_says_how_far_it_was(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
     done = cli(

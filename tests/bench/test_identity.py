@@ -111,6 +111,15 @@ def test_a_workload_file_counts_by_content(tmp_path: Path) -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_a_file_in_the_home_folder_counts_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ids = []
+    for text in ("one", "two"):
+        (tmp_path / "prompts.jsonl").write_text(text)
+        ids.append(identity.cell_id(changed("workload.path", "~/prompts.jsonl"), "f"))
+    assert ids[0] != ids[1]
+
+
 def test_runs_differ_by_arm_block_code_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     base = identity.run_id("cell", "cpu", "arm", 0)
     assert len(base) == 12 and int(base, 16) >= 0

@@ -168,6 +168,23 @@ def test_the_window_begins_with_the_first_arrival_even_of_a_failed_request() -> 
     assert metrics.output_tokens_per_s == 0.5
 
 
+def test_the_window_ends_with_the_last_request_even_if_that_was_shed() -> None:
+    def trace(name: str, end: float, reason: str) -> RequestTrace:
+        times = [end - 0.5, end] if reason == "stop" else [0.2]
+        return RequestTrace(name, 4, 0.0, 0.0, 0.0, end, times, [1] * len(times), reason)
+
+    one = [trace("a", 1.0, "stop"), trace("b", 60.0, "shed")]
+    metrics = compute(one, {"ttft_ms": 1000.0}, 4)
+    assert (metrics.duration_s, metrics.requests_per_s, metrics.goodput_requests_per_s) == (
+        60,
+        1 / 60,
+        1 / 60,
+    )
+    nothing = compute(one[1:], {"ttft_ms": 1000.0}, 4)
+    assert (nothing.duration_s, nothing.output_tokens_per_s, nothing.goodput_requests_per_s) == (60, 0, 0)
+    assert nothing.ttft_ms == Percentiles() and nothing.num_requests == 0
+
+
 def test_nothing_completed_is_null_not_millions() -> None:
     metrics, _ = measure(
         ScriptedEngine(ScriptedClock(), refuse={"a"}), workload((1, 5)), Offline(), ttft_ms=1

@@ -406,6 +406,14 @@ def test_the_fingerprint_follows_config_and_weights(folder: Path) -> None:
     assert resolve(node(folder), False)[1].fingerprint != first
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_the_fingerprint_follows_what_decides_prompts_and_ends(folder: Path, name: str) -> None:
+    first = resolve(node(folder), False)[1].fingerprint
+    held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps({**held, "eos_token_id": [2, 5], "version": "another"}))
+    assert resolve(node(folder), False)[1].fingerprint != first
+
+
 def test_a_random_fingerprint_follows_architecture_and_seed() -> None:
     def fingerprint(**changes: Any) -> str:
         return resolve(node(weights="random", architecture=ARCHITECTURE) | changes, False)[1].fingerprint

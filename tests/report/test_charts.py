@@ -147,6 +147,17 @@ def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
     assert distributions(cells_of(tmp_path / "none", make_record())) is None
 
 
+@pytest.mark.parametrize("blocks", [5, 7])
+def test_distributions_say_how_many_blocks_they_are_of(blocks: int, tmp_path: Path) -> None:
+    rows = [{"ttft_ms": 10.0 * (i + 1), "token_times_s": [1.0, 1.1]} for i in range(3)]
+    for block in range(blocks):
+        record = make_record(block=block, run_id=f"r{block}")
+        write_record(tmp_path / "runs" / "s" / record.run_id, record, requests=rows)
+    plot = distributions(gather(read_rows(tmp_path / "runs")[0]))
+    assert plot is not None
+    assert ("Of 7 blocks the first 5." in plot.caption) == (blocks == 7)
+
+
 def test_roofline_by_hand(tmp_path: Path) -> None:
     """20 GB/s and 1 TFLOP/s: the ridge is at 50 FLOP a byte. Decode: 10 GFLOP over 10 GB in 1 s."""
     plot = roofline(cells_of(tmp_path, make_record(roofline=counted())))

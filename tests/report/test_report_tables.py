@@ -12,7 +12,7 @@ import pytest
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.bench.record import Ablation
 from minivllm.errors import BadInput
-from minivllm.report import build_report, read, summary_table
+from minivllm.report import build_report, read, sections, summary_table
 from minivllm.report.cells import gather, varying_columns
 from minivllm.report.format import listing, sig
 from minivllm.report.rows import read_rows
@@ -116,6 +116,36 @@ def test_a_knob_that_changes_no_number_is_no_column(tmp_path: Path) -> None:
     assert "config.runtime.threads" in columns and "config.runtime.profile" not in columns
 
 
+@pytest.mark.parametrize(
+    ("changed", "title"),
+    [
+        ({"packages": {"python": "3.11.9", "torch": "2.14.0"}}, "torch"),
+        ({"threads": 1}, "threads"),
+        ({"driver": "999.1"}, "driver"),
+    ],
+)
+def test_figures_on_other_grounds_are_never_averaged(
+    changed: dict[str, Any], title: str, tmp_path: Path
+) -> None:
+    records = [make_record(block=block, run_id=f"r{block}") for block in range(3)]
+    records[0].provenance = {**records[0].provenance, "driver": "999.0"}
+    for record in records[1:]:
+        record.provenance = {**record.provenance, "driver": "999.0"}
+    records[0].provenance.update(changed)
+    cells = gather(read_rows(write(tmp_path / "runs", records))[0])
+    assert sorted(len(cell.rows) for cell in cells) == [1, 2]
+    assert title in varying_columns(cells).values() and cells[0].label != cells[1].label
+
+
+def test_every_version_is_told(tmp_path: Path) -> None:
+    records = [make_record(block=block, run_id=f"r{block}") for block in range(2)]
+    packages = {**records[0].provenance["packages"], "torch": "2.14.0"}
+    records[1].provenance = {**records[1].provenance, "packages": packages}
+    rows = read_rows(write(tmp_path / "runs", records))[0]
+    facts = dict(sections.provenance(rows, gather(rows), tmp_path)["facts"])
+    assert facts["Packages"].startswith("python 3.11.9, torch 2.13.0 and 2.14.0, bitsandbytes 0.50.2")
+
+
 def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) -> None:
     """With a trace, say. Another host's block is another one, and quality alone adds to the speed that is there."""
     old, new, there, alone = (make_record(index=i, run_id=f"{9 - i}run") for i in range(4))
@@ -155,6 +185,10 @@ def test_task_builds_from_paths_names_and_globs(
     assert run(settings(tmp_path, runs=[sweep.name], name="mine")) == 0
     assert (tmp_path / "reports" / "mine" / "index.html").is_file()
     assert find_runs(["*", sweep.name], sweep.parent) == [sweep]
+    odd = sweep.parent.rename(sweep.parent.with_name("of[1]"))
+    assert (
+        find_runs([sweep.name], odd) == find_runs(["*"], odd) == find_runs([str(odd / sweep.name)], tmp_path)
+    )
 
 
 @pytest.mark.parametrize("runs", [[], ["nowhere"]])

@@ -37,7 +37,7 @@ def test_a_lone_run_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_lone_runs_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.strftime", lambda form: "now")
+    monkeypatch.setattr("time.strftime", lambda form, *_: "now")
     assert bench.run(lone(tmp_path)) == bench.run(lone(tmp_path)) == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["now", "now-2", "workloads"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,24 @@ def test_a_case_that_fails_is_a_row_and_the_others_go_on(
     assert {row["part_of"] for row in rows[1:]} == {"attention", "small steps", "sampling"}
     text = report.markdown({"rows": rows, "limits": {"cache_bytes": 1}, "provenance": {}, "config": {}})
     assert "products failed: CUDA out of memory" in text
+
+
+def test_a_case_that_runs_out_of_memory_takes_no_other_along(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cases(_: Setting) -> Iterator[Case]:
+        def full(_: int) -> torch.Tensor:
+            raise RuntimeError("CUDA out of memory")
+
+        for rows in (1, 2, 3):
+            yield Case(
+                "k", "p", rows, Side("a", full if rows == 2 else lambda i: torch.ones(1)), None, 1e6, 1e3, 1
+            )
+
+    monkeypatch.setattr(suite, "PARTS", {"products": SimpleNamespace(cases=cases)})
+    rows = list(suite.rows(setting(False, rows=(1,), contexts=(16,)), LIMITS, 1, 1e-5, lambda: None))
+    assert [row.get("rows") for row in rows] == [1, None, 3]
+    assert rows[1]["kernel"] == "k (p, 2 rows)" and rows[1]["error"] == "CUDA out of memory"
 
 
 @pytest.mark.parametrize(

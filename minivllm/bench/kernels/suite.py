@@ -18,6 +18,8 @@ PARTS = {
     "experts": mixture,
     "sampling": sampling,
 }
+# Out of memory, no such kernel, a package that is not installed.
+FAILURES = (RuntimeError, MemoryError, BadInput)
 Row = dict[str, Any]
 
 
@@ -36,8 +38,15 @@ def rows(
     for name, part in PARTS.items():
         try:
             for case in part.cases(setting):
-                row = measure(case, limits, repeats, sample_s, synchronise)
-                yield {"part_of": name, **row, "from_memory": setting.is_from_memory(case)}
-        # Out of memory, no such kernel, or a package that is not installed: the other parts go on.
-        except (RuntimeError, MemoryError, BadInput) as error:
-            yield {"part_of": name, "kernel": name, "ok": False, "error": first_line(error)}
+                try:
+                    row = measure(case, limits, repeats, sample_s, synchronise)
+                    row["from_memory"] = setting.is_from_memory(case)
+                except FAILURES as error:
+                    row = _failed(f"{case.kernel} ({case.part}, {case.rows} rows)", error)
+                yield {"part_of": name, **row}
+        except FAILURES as error:  # where a case was made: of this part there are no more
+            yield {"part_of": name, **_failed(name, error)}
+
+
+def _failed(kernel: str, error: Exception) -> Row:
+    return {"kernel": kernel, "ok": False, "error": first_line(error)}
