@@ -153,6 +153,8 @@ class _Reading:
                 verdict = "failed"
             elif not self._live(pairs):
                 verdict = "not live"
+            elif self._apart(pairs):
+                verdict = "apart"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
             found.append(self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band))
@@ -232,6 +234,14 @@ class _Reading:
                 continue  # no knob differs at all
             found = liveness(list(cells))
             if not found or any(item.verdict != "not live" for item in found):
+                return True
+        return False
+
+    def _apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
+        """Whether in any pair one arm was measured after the other had ended, so that the ratio holds what drifted between."""
+        for pair in pairs:
+            one, other = (sorted(map(_started, self.arms[chosen].timed)) for chosen in pair)
+            if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
                 return True
         return False
 
@@ -354,6 +364,11 @@ class _Reading:
             if effect.verdict == "not live":
                 notes.append(
                     f"{effect.name} did no work that its counters show, so what is measured is not its effect."
+                )
+            if effect.verdict == "apart":
+                notes.append(
+                    f"{effect.name}: one arm was measured after the other had ended, so that what drifted in between is in "
+                    "the ratio; sweep.fresh=true measures them block by block."
                 )
         for cell in self.cells:
             if zeros := zero_blocks(cell, self.metric):

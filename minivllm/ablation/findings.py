@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["faster", "slower", "none", "not live", "failed", "too few blocks"]
+Verdict = Literal["faster", "slower", "none", "not live", "apart", "failed", "too few blocks"]
 Togetherness = Literal["more together", "less together", "none", "failed", "too few blocks"]
 
 # What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has them now. A record

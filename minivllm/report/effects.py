@@ -12,7 +12,7 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLOURS = {"faster": "green", "slower": "red", "failed": "red", "not live": "yellow"}
+COLOURS = {"faster": "green", "slower": "red", "failed": "red", "not live": "yellow", "apart": "yellow"}
 
 
 def effects_table(analysis: Analysis) -> Table:

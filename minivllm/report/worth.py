@@ -98,6 +98,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
     for state, text in (
         ("none", "None"),
         ("not live", "Not live, so not a result"),
+        ("apart", "Measured at other times, so not a result"),
         ("failed", "Failed"),
         ("too few blocks", "Too few blocks for a verdict"),
     ):

@@ -164,6 +164,20 @@ def test_records_of_older_code_are_left_out() -> None:
     assert any(f"{len(old)} records" in note for note in found.notes)
 
 
+def test_arms_that_were_measured_at_other_times_give_no_verdict() -> None:
+    """An arm that failed and was tried again on another day, or one that was added: the drift of a day is no effect."""
+    design = Design("leave_one_out", SIX)
+    rows = ablation_rows(design, {"c": 0.5})
+    for row in rows:
+        if row["arm"] == "without b":
+            row["provenance.started_at"] = row["provenance.started_at"].replace("2025-01-01", "2025-01-02")
+            row["metrics.output_tokens_per_s"] *= 0.8
+    found = analysed(rows)
+    effects = by_name(found.effects)
+    assert effects["b"].verdict == "apart" and effects["c"].verdict == "slower"
+    assert [name for name in SIX if any(note.startswith(f"{name}: one arm") for note in found.notes)] == ["b"]
+
+
 def earlier(rows: list[Row]) -> list[Row]:
     for row in rows:
         row["provenance.started_at"] = "2024" + row["provenance.started_at"][4:]
