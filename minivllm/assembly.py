@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from minivllm.config import build
+from minivllm.config import build, trims
 from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
@@ -98,7 +98,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             keep_deterministic(loaded.model)
         if level == "batch":
             make_batch_invariant(loaded, device)
-        if config["runtime"]["trim_last_layer"] and not compiles:
+        if trims(config["runtime"]):
             loaded.model.trim()
         if fused:
             from minivllm.models.kernels.fuse import fuse  # imports Triton

@@ -22,14 +22,12 @@ from minivllm.ablation.findings import (
     Togetherness,
     Verdict,
 )
-from minivllm.ablation.metric import OTHERS, Metric, figures, find_metric, zero_blocks
+from minivllm.ablation.metric import OTHERS, Block, Metric, find_metric, logarithms, zero_blocks
 from minivllm.bench.records import flatten
 from minivllm.report.cells import Cell, foundations, gather
 from minivllm.report.format import count
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, status_of
-
-Block = tuple[str, int]  # host and block number: within one, ratios are paired
 
 
 def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | None:
@@ -135,7 +133,7 @@ class _Reading:
         )
 
     def _recorded(self, metric: Metric) -> bool:
-        return any(_values(cell, metric) for cell in self.arms.values())
+        return any(logarithms(cell, metric) for cell in self.arms.values())
 
     # ---- effects
 
@@ -224,7 +222,7 @@ class _Reading:
 
     def _logs(self, chosen: Chosen, metric: Metric) -> dict[Block, float]:
         cell = self.arms.get(chosen)
-        return {} if cell is None else _values(cell, metric)
+        return {} if cell is None else logarithms(cell, metric)
 
     def _live(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
         """Whether in any pair some counter of what was changed differs, or nothing counts it."""
@@ -250,7 +248,7 @@ class _Reading:
         base = self._logs(self.design.baseline, metric)
         if again is None or not base:
             return None
-        copies = _values(again, metric)
+        copies = logarithms(again, metric)
         logs = np.array([copies[block] - base[block] for block in sorted(base.keys() & copies.keys())])
         if not len(logs):
             return None
@@ -386,14 +384,6 @@ class _Reading:
                 "again, are left out."
             )
         return notes
-
-
-def _values(cell: Cell, metric: Metric) -> dict[Block, float]:
-    """Logarithms of the figure, by host and block."""
-    return {
-        (str(row.get("provenance.host") or ""), int(row.get("block") or 0)): math.log(value)
-        for row, value in figures(cell, metric)
-    }
 
 
 def _band(noise: Effect | None) -> float:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from minivllm.ablation import statistics
-from minivllm.ablation.metric import Metric, figures, find_metric, zero_blocks
+from minivllm.ablation.metric import Metric, find_metric, logarithms, zero_blocks
 from minivllm.report.cells import DEVICE, Cell, gather, like_for_like
 from minivllm.report.format import count
 from minivllm.report.rows import Row
@@ -164,7 +164,7 @@ class _Draft:
     metric: Metric
 
     def __post_init__(self) -> None:
-        self.before, self.after = _logs(self.first, self.metric), _logs(self.second, self.metric)
+        self.before, self.after = (logarithms(cell, self.metric) for cell in (self.first, self.second))
         self.method: Literal["paired", "two samples"] = (
             "paired" if _took_turns(self.first, self.second) else "two samples"
         )
@@ -246,14 +246,6 @@ class _Draft:
             verdict=verdict,
             reason=reason,
         )
-
-
-def _logs(cell: Cell, metric: Metric) -> dict[Any, float]:
-    """Logarithms of the figure by host and block."""
-    return {
-        (str(row.get("provenance.host")), row.get("block")): math.log(value)
-        for row, value in figures(cell, metric)
-    }
 
 
 def _why(cell: Cell, metric: Metric) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from minivllm.errors import BadInput
 from minivllm.report.cells import Cell
 from minivllm.report.rows import Row, number
 
+Block = tuple[str, int]  # host and block number: within one, ratios are paired
 USUAL = "output_tokens_per_s"
 ENERGY = "energy.joules_per_output_token"
 OTHERS = ("ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
@@ -42,6 +44,14 @@ def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
     """
     found = _recorded(cell, metric)
     return [] if any(value <= 0 for _, value in found) else found
+
+
+def logarithms(cell: Cell, metric: Metric) -> dict[Block, float]:
+    """Those of the `figures`, by host and block."""
+    return {
+        (str(row.get("provenance.host") or ""), int(row.get("block") or 0)): math.log(value)
+        for row, value in figures(cell, metric)
+    }
 
 
 def zero_blocks(cell: Cell, metric: Metric) -> int:

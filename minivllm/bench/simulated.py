@@ -15,7 +15,7 @@ from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.roofline import causal_pairs, in_windows
 from minivllm.bench.step_times import RooflineTimes, StepTimes, architecture_costs, fit_records
 from minivllm.cache.manager import CacheManager
-from minivllm.config import build
+from minivllm.config import build, trims
 from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
@@ -155,9 +155,8 @@ class SimulatedEngine(Adapter):
         source = resolve(config["model"], allow_random=True)[1]
         model = ModelConfig.from_dict(source.config)
         cache = build(config["cache"])
-        runtime = config.get("runtime") or {}
-        trims = bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
-        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trims)
+        trimmed = trims(config.get("runtime") or {})
+        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)
         self.step_times: StepTimes
         if steps is not None:
             self.step_times = fit_records(steps, config)

@@ -142,7 +142,7 @@ class _Search:
         if not self._stands(measurement):
             if not fits(measurement.config):
                 raise _Failed(
-                    f"{measurement.arm}: its requests take{self.duration(rate)[1:]} and measure.timeout_s is "
+                    f"{measurement.arm}: its requests take {arrivals_s(measurement.config):.0f} s of arrivals and measure.timeout_s is "
                     f"{measurement.config['measure']['timeout_s']:g}: raise that, or lower workload.num_requests"
                 )
             print(f"trying {measurement.arm}{self.duration(rate)}", flush=True)
