@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     # Hydra's parser takes overrides in one piece; people write -m among them.
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
-    sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]
     with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals
         signal.signal(signal.SIGTERM, _interrupt)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
     try:
+        sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]
         return _run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -133,9 +133,14 @@ def _withhold(arguments: list[str]) -> list[str]:
     refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
     arm by itself, so it takes the overrides from here. A preset and an ablation are
     told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put their logs.
+
+    Raises:
+        BadInput: a flag that Hydra does not have.
     """
     _withheld.clear()
-    given = get_args_parser().parse_known_args(arguments)[0]
+    given, unknown = get_args_parser().parse_known_args(arguments)
+    if unknown:
+        raise BadInput(f"{unknown[0]}: no such flag; settings are given as KNOB=VALUE, and --help lists both")
     kept = [
         text
         for text in given.overrides

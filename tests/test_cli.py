@@ -108,6 +108,8 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
         (["--config-dir=/no/such/folder"], "'/no/such/folder' not found"),
         (["--config-name=nothing"], "nothing"),
         (["--cfg=job", "--run"], "Only one of"),
+        (["--frsh"], "--frsh: no such flag"),
+        (["-m", "--frsh", "quant=int8,nf4"], "--frsh: no such flag"),
         (["task=report"], "runs is empty"),
         (
             ["task=report", "runtime.profile=true"],
@@ -141,11 +143,6 @@ def test_options_that_are_not_utf_8_are_one_line(cli: Cli, user_dir: Path, tasks
         done = cli(*argv)
         assert done.code == 2 and "a file of options is not UTF-8 text" in done.err
         assert done.err.count("\n") == 1 and done.err.startswith("error: ")
-
-
-def test_unknown_flag_is_refused(cli: Cli) -> None:
-    done = cli("--frsh")
-    assert done.code == 2 and "unrecognized arguments: --frsh" in done.err
 
 
 def test_full_errors_on_request(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
