@@ -46,7 +46,10 @@ CHOICE_ORDER = (
 OPEN_LOOPS = ("poisson", "gamma", "constant", "ramp", "replay")  # arrivals at a rate that is set
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"
-PACKAGES = "provenance.packages."
+PACKAGES = {
+    "packages": "",
+    "peer_packages": "peer's ",
+}  # field of the provenance, what its packages are called
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,18 @@ def gather(rows: list[Row]) -> list[Cell]:
 
 def foundations(rows: Iterable[Row]) -> dict[str, str]:
     """The fields of a record that say what its figures stand on besides the configuration, with their titles."""
-    packages = {key for row in rows for key in row if key.startswith(PACKAGES)}
+    packages = {
+        (f"provenance.{kind}.{name}", whose + name)
+        for row in rows
+        for kind, whose in PACKAGES.items()
+        for name in below(row, f"provenance.{kind}")
+    }
     return {
         DEVICE: "device",
         "provenance.code_hash": "code",
         "provenance.driver": "driver",
         "provenance.threads": "threads",
-        **{key: key.removeprefix(PACKAGES) for key in sorted(packages)},
+        **dict(sorted(packages)),
     }
 
 

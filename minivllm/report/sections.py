@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell, name_columns, names_of, show
+from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, PACKAGES, Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
 from minivllm.report.tables import Column, speedups, spread_text, text, used_columns
@@ -321,10 +321,12 @@ def _facts(rows: list[Row]) -> list[tuple[str, str]]:
         if values:
             low, high = sig(min(values) * scale), sig(max(values) * scale)
             facts.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
-    packages = {name: None for row in rows for name in below(row, "provenance.packages")}
-    versions = {name: distinct(rows, f"provenance.packages.{name}") for name in packages}
-    told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items() if held]
-    facts.append(("Packages", ", ".join(told) or MISSING))
+    for kind, whose in PACKAGES.items():
+        packages = {name: None for row in rows for name in below(row, f"provenance.{kind}")}
+        versions = {name: distinct(rows, f"provenance.{kind}.{name}") for name in packages}
+        told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items()]
+        if told or not whose:
+            facts.append((f"{whose}packages".capitalize(), ", ".join(told) or MISSING))
     facts.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
     return facts
 

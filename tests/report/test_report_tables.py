@@ -122,15 +122,16 @@ def test_a_knob_that_changes_no_number_is_no_column(tmp_path: Path) -> None:
         ({"packages": {"python": "3.11.9", "torch": "2.14.0"}}, "torch"),
         ({"threads": 1}, "threads"),
         ({"driver": "999.1"}, "driver"),
+        ({"peer_packages": {"python": "3.12.1", "vllm": "0.33.0"}}, "peer's vllm"),
     ],
 )
 def test_figures_on_other_grounds_are_never_averaged(
     changed: dict[str, Any], title: str, tmp_path: Path
 ) -> None:
     records = [make_record(block=block, run_id=f"r{block}") for block in range(3)]
-    records[0].provenance = {**records[0].provenance, "driver": "999.0"}
-    for record in records[1:]:
-        record.provenance = {**record.provenance, "driver": "999.0"}
+    same = {"driver": "999.0", "peer_packages": {"python": "3.12.1", "vllm": "0.32.0"}}
+    for record in records:
+        record.provenance = record.provenance | same
     records[0].provenance.update(changed)
     cells = gather(read_rows(write(tmp_path / "runs", records))[0])
     assert sorted(len(cell.rows) for cell in cells) == [1, 2]
@@ -140,10 +141,12 @@ def test_figures_on_other_grounds_are_never_averaged(
 def test_every_version_is_told(tmp_path: Path) -> None:
     records = [make_record(block=block, run_id=f"r{block}") for block in range(2)]
     packages = {**records[0].provenance["packages"], "torch": "2.14.0"}
-    records[1].provenance = {**records[1].provenance, "packages": packages}
+    peers = {"vllm": "0.32.0"}
+    records[1].provenance = {**records[1].provenance, "packages": packages, "peer_packages": peers}
     rows = read_rows(write(tmp_path / "runs", records))[0]
     facts = dict(sections.provenance(rows, gather(rows), tmp_path)["facts"])
     assert facts["Packages"].startswith("python 3.11.9, torch 2.13.0 and 2.14.0, bitsandbytes 0.50.2")
+    assert facts["Peer's packages"] == "vllm 0.32.0"
 
 
 def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) -> None:
