@@ -41,34 +41,65 @@ inline Levels levels_of(Format format) {
   return _mm512_load_si512(table);
 }
 
-// Turns them into [pairs][64][2], and asks for `lines` lines of memory for each 16 of them.
-inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
-  auto [format, from, pairs] = stored;
-  if (format == Format::kInt8) {
+// The bfloat16 of one pair: 64 outputs, four times sixteen, of two inputs side by side.
+template <bool coded>
+MINIVLLM_INLINE inline void convert(const uint8_t* from, const Levels& levels, __m512bh (&to)[4]) {
+  if constexpr (coded) {
+    each<2>([&](auto half) MINIVLLM_INLINE {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half));
+      const __m512i words = _mm512_cvtepu8_epi16(bytes);
+      to[half] = (__m512bh)_mm512_permutexvar_epi16(words, levels);
+      to[2 + half] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), levels);
+    });
+  } else {
     const auto widen = [](const uint8_t* bytes) {
       return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
     };
-    for (int64_t p = 0; p < pairs; ++p, from += 128, to += 128) {
-      if (p % kPairs == 0) ask(next, lines);
-      for (int i = 0; i < 128; i += 32)
-        _mm512_store_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(widen(from + i + 16), widen(from + i)));
-    }
-    return;
-  }
-  for (int64_t p = 0; p < pairs; ++p, from += 64, to += 128) {
-    if (p % kPairs == 0) ask(next, lines);
-    for (int half = 0; half < 2; ++half) {
-      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half));
-      const __m512i words = _mm512_cvtepu8_epi16(bytes);
-      _mm512_store_si512(to + 32 * half, _mm512_permutexvar_epi16(words, levels));
-      _mm512_store_si512(to + 64 + 32 * half,
-                         _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), levels));
-    }
+    each<4>([&](auto i) MINIVLLM_INLINE { to[i] = _mm512_cvtne2ps_pbh(widen(from + 32 * i + 16), widen(from + 32 * i)); });
   }
 }
 
-constexpr bool kMultipliesStored = false;
-void multiply_stored(const Stored&, const Levels&, const Factor*, const char*, int64_t, bool, float*);
+// Turns them into [pairs][64][2], and asks for `lines` lines of memory for each 16 of them.
+template <bool coded>
+inline void expand_all(const uint8_t* from, int64_t pairs, const Levels& levels, const char* next, int64_t lines,
+                       Factor* to) {
+  for (int64_t p = 0; p < pairs; ++p, from += coded ? 64 : 128, to += 2 * kColumns) {
+    if (p % kPairs == 0) ask(next, lines);
+    __m512bh both[4];
+    convert<coded>(from, levels, both);
+    each<4>([&](auto n) MINIVLLM_INLINE { _mm512_store_si512(to + 32 * n, (__m512i)both[n]); });
+  }
+}
+
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
+  if (stored.format == Format::kInt8) return expand_all<false>(stored.from, stored.pairs, levels, next, lines, to);
+  expand_all<true>(stored.from, stored.pairs, levels, next, lines, to);
+}
+
+constexpr int64_t kStoredRows = kRows;
+
+template <bool coded, int M>
+[[gnu::noinline]] void multiply_stored_into(const uint8_t* from, int64_t pairs, const Levels& levels, const Factor* x,
+                                            int64_t stride, const char* next, bool clear, float* sums) {
+  constexpr int64_t kBytes = coded ? 64 : 128;  // of a pair
+  sum_pairs<M>(pairs, clear, sums, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
+    __m512bh b[4];
+    ask(next, kBytes / 64);
+    convert<coded>(from + p * kBytes, levels, b);
+    multiply_pair<M>(x, stride, p, b, held);
+  });
+}
+
+// sums[rows][64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, for up to 6 rows: few enough that the
+// panel is needed nowhere else.
+inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
+                            const char* next, int64_t, bool clear, float* sums) {
+  with_rows<kStoredRows>(rows, [&](auto count) {
+    constexpr auto by_bytes = multiply_stored_into<false, count()>, by_codes = multiply_stored_into<true, count()>;
+    const auto multiply = stored.format == Format::kInt8 ? by_bytes : by_codes;
+    multiply(stored.from, stored.pairs, levels, x, stride, next, clear, sums);
+  });
+}
 
 #else
 
@@ -144,12 +175,12 @@ inline void expand(const Stored& stored, const Levels& levels, const char* next,
   });
 }
 
-constexpr bool kMultipliesStored = true;
+constexpr int64_t kStoredRows = 1;
 
 // sums[64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, which one row alone needs nowhere else.
 // By halves: the sums of all outputs would not stay in 16 registers.
-inline void multiply_stored(const Stored& stored, const Levels& levels, const Factor* x, const char* next, int64_t lines,
-                            bool clear, float* sums) {
+inline void multiply_stored(int64_t, const Stored& stored, const Levels& levels, const Factor* x, int64_t, const char* next,
+                            int64_t lines, bool clear, float* sums) {
   with_format(stored.format, [&](auto format) {
     for (int half = 0; half < 2; ++half) {
       __m256 held[4];

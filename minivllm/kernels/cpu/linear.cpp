@@ -82,10 +82,9 @@ void add(int64_t rows, const Piece& piece) {
   if (piece.tiles)
     multiply_tiles(rows > kTile, piece.tiles, piece.stride, piece.weights, piece.pairs / kPairs, piece.next, piece.lines,
                    clear, sums);
-  else if (piece.stored) {
-    if constexpr (kMultipliesStored)
-      multiply_stored(*piece.stored, *piece.levels, piece.x, piece.next, piece.lines, clear, sums);
-  } else
+  else if (piece.stored)
+    multiply_stored(rows, *piece.stored, *piece.levels, piece.x, piece.stride, piece.next, piece.lines, clear, sums);
+  else
     multiply_rows(rows, piece.x, piece.stride, piece.weights, piece.pairs, piece.next, piece.lines, clear, sums);
   if (!piece.scale) return;
   for (int64_t n = 0; n < kPanel; n += kLanes) {
@@ -157,7 +156,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   const bool plain = weight.format == Format::kBfloat16 && !kFloats;  // weights are factors as they lie
   const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
   const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
-  const bool direct = kMultipliesStored && rows == 1;  // and converted on the way
+  const bool direct = !plain && !tiled && rows <= kStoredRows;  // and converted on the way
   const int64_t width = coded ? weight.group : plain && tiled && once ? inputs : kPiece;
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
   // others leave it idle.

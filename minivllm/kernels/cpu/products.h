@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 namespace minivllm {
 
@@ -16,9 +17,21 @@ MINIVLLM_ASKS void ask(const char*& next, int64_t lines) {
   for (int64_t n = 0; n < lines; ++n, next += 64) __builtin_prefetch(next, 0, 2);
 }
 
+// Calls code(0) to code(kCount - 1) with constants, in line: sums that a variable indexes GCC keeps in memory, and it may
+// unroll a loop too late to see that none does. `code` has to be marked, too.
+#define MINIVLLM_INLINE __attribute__((always_inline))
+template <typename Code, int... kIndex>
+MINIVLLM_INLINE inline void each(const Code& code, std::integer_sequence<int, kIndex...>) {
+  (code(std::integral_constant<int, kIndex>{}), ...);
+}
+template <int kCount, typename Code>
+MINIVLLM_INLINE inline void each(const Code& code) {
+  each(code, std::make_integer_sequence<int, kCount>{});
+}
+
 // Calls `code` with the number of rows, at most kMost, as a constant.
 template <int kMost, typename Code>
-inline void with_rows(int64_t rows, const Code& code) {
+MINIVLLM_INLINE inline void with_rows(int64_t rows, const Code& code) {
   if constexpr (kMost > 1)
     if (rows < kMost) return with_rows<kMost - 1>(rows, code);
   code(std::integral_constant<int, kMost>{});
