@@ -28,6 +28,7 @@ from minivllm.bench.clock import Clock
 from minivllm.bench.driver import drive
 from minivllm.bench.engine import BenchEngine, EngineOutput
 from minivllm.bench.engines import MinivllmEngine
+from minivllm.bench.identity import code_hash
 from minivllm.bench.provenance import provenance
 from minivllm.bench.workload import Workload
 from minivllm.config import build, compose
@@ -145,7 +146,7 @@ def main() -> None:
             "quartiles": statistics.quantiles(ratios, n=4),
             "pairs": len(ratios),
         },
-        "provenance": provenance(config, ""),
+        "provenance": provenance(config, code_hash()),
         "command": "python scripts/harness_overhead.py",
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.bench import storage
+from minivllm.bench.identity import code_hash
 from minivllm.bench.provenance import provenance
 from minivllm.config import build, compose
 from minivllm.quant.base import Quantizer
@@ -122,7 +123,7 @@ def measure() -> dict[str, Any]:
         "codebook": library.functional.get_4bit_type("nf4", device="cpu").tolist(),
         "deviation_in_block": float(scaled.std()),
         "by_value": curves,
-        "provenance": provenance(compose([]), ""),
+        "provenance": provenance(compose([]), code_hash()),
         "command": "python scripts/quantization_error.py",
     }
 
