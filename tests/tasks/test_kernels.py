@@ -18,6 +18,7 @@ from minivllm.bench.kernels.case import Case, Setting, Side
 from minivllm.bench.kernels.timing import check, measure, median
 from minivllm.bench.record import Roofline
 from minivllm.config import compose
+from minivllm.engine import sampler
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
@@ -91,6 +92,21 @@ def test_each_triton_kernel_gives_what_the_reference_gives(part: Any) -> None:
         small: {"sum + RMSNorm", "norm + rotary", "norm + rotary + write", "SwiGLU"},
     }
     assert set(checked(where, part)) == expected[part]
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_the_sampler_is_timed_with_the_kernels_that_an_engine_gives_it(
+    triton: bool, compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def sample(*args: Any, kernels: Any = None) -> Any:
+        given.append(kernels)
+        return sampler.sample(*args, kernels=kernels)
+
+    monkeypatch.setattr(sampling, "sample", sample)
+    next(sampling.cases(setting(triton))).ours.call(0)
+    assert given == [None if triton else library.load()]
 
 
 @pytest.mark.parametrize("triton", [True, False])

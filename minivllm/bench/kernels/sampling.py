@@ -1,4 +1,4 @@
-"""The sampler beside the plainest way to the same tokens. It is torch's operations, well chosen, on every device."""
+"""The sampler beside the plainest way to the same tokens. But for a CPU's greedy tokens it is torch's operations, well chosen."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minivllm.engine.packing import SamplingColumns, pack_sampling, upload
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise, filter_probs, sample
+from minivllm.kernels.cpu.library import active
 
 TOP_K, TOP_P = 20, 0.9
 _LIKELY = 64  # tokens that stand out, or 16-bit noise would have many of the same rank
@@ -42,9 +43,11 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     logits = _logits(setting, copies, rows)
     requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
     counters = SamplerCounters()
+    with setting.own():
+        kernels = active()
 
     def ours(i: int) -> Tensor:
-        picks = sample(logits[i % copies], requests, counters)
+        picks = sample(logits[i % copies], requests, counters, kernels=kernels)
         return torch.tensor([one.token_id for one in picks.read(counters)])
 
     def theirs(i: int) -> Tensor:
