@@ -15,6 +15,7 @@ from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.models.kernels.grouped import group_experts
+from minivllm.models.kernels.native import make_native
 from minivllm.models.weights import Progress
 from minivllm.threads import thread_count
 
@@ -116,10 +117,12 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             batch_invariant=level == "batch",
             overlap=config["runtime"]["overlap"],
         )
+        if config["runtime"]["native_layers"]:
+            make_native(loaded.model.model.layers, engine.runner.attention)
         if compiles:
             compile_layers(engine)
             left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
-            left_out += ["trim_last_layer"] if config["runtime"]["trim_last_layer"] else []
+            left_out += [knob for knob in ("native_layers", "trim_last_layer") if config["runtime"][knob]]
             if left_out:
                 loaded.warnings.append(
                     f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"

@@ -26,6 +26,7 @@ from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.models.kernels.grouped import GroupedMoE
+from minivllm.models.kernels.native import NativeLayer
 from minivllm.models.weights import Progress
 
 
@@ -64,11 +65,12 @@ class MinivllmEngine(Adapter):
         self._started: dict[str, float | None] = {}  # until it is told
         self.engine.events.subscribe(self._listen)
         self._base = self._counters()
-        modules = self.engine.loaded.model.modules()
+        modules = list(self.engine.loaded.model.modules())
         self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
-        self._compiled = [m for m in self.engine.loaded.model.modules() if isinstance(m, CompiledPart)]
-        self._grouped = sum(isinstance(m, GroupedMoE) for m in self.engine.loaded.model.modules())
-        kinds = Counter(map(kernel_name, self.engine.loaded.model.modules()))
+        self._native = sum(isinstance(module, NativeLayer) for module in modules)
+        self._compiled = [module for module in modules if isinstance(module, CompiledPart)]
+        self._grouped = sum(isinstance(module, GroupedMoE) for module in modules)
+        kinds = Counter(map(kernel_name, modules))
         self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
         self.info = self._describe(time.monotonic() - begin)
 
@@ -191,6 +193,7 @@ class MinivllmEngine(Adapter):
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
                 "modules_fused": float(self._fused),
+                "native_layers": float(self._native),
                 "compiled": float(len(self._compiled)),
                 "compiled_graphs": float(sum(part.compiler.graphs for part in self._compiled[:1])),
                 **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),

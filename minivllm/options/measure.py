@@ -21,6 +21,7 @@ class RuntimeOptions(Options):
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
     linear_kernel: Literal["torch", "triton"] = "torch"
     moe: Literal["auto", "grouped", "loop"] = "auto"
+    native_layers: bool = True
     trim_last_layer: bool = True
     overlap: bool = False
     cuda_graphs: bool | Literal["auto"] = "auto"

@@ -33,6 +33,7 @@ DECISIVE = {
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
     "runtime.moe": ("runtime.mixtures_grouped",),
+    "runtime.native_layers": ("runtime.native_layers",),
     "runtime.trim_last_layer": ("runtime.rows_trimmed",),
 }
 

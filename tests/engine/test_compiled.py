@@ -102,7 +102,7 @@ def test_the_record_says_so() -> None:
         runtime = engine.liveness()["runtime"]
         assert (runtime["compiled"], runtime["compiled_graphs"], runtime["cpu_kernels"]) == (8, 2, "off")
         assert engine.info.compile_s is not None and engine.info.compile_s > 0
-        left_out = "does without cpu_kernels and fused_kernels and trim_last_layer"
+        left_out = "does without cpu_kernels and fused_kernels and native_layers and trim_last_layer"
         assert any(left_out in one for one in engine.info.warnings)
         assert not engine.engine.loaded.model.trims
 

@@ -52,10 +52,13 @@ class CPUBackend:
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""
-        keys, values = self.kv.parts[layer]
-        out: Tensor = self.kernel(
-            *(q, k, v, keys, values),
+        out: Tensor = self.kernel(q, k, v, *self.arguments(layer, batch))
+        return out
+
+    def arguments(self, layer: int, batch: StepBatch) -> tuple[Tensor | float, ...]:
+        """What the kernel takes after q, k and v."""
+        return (
+            *self.kv.parts[layer],
             *(batch.slot_mapping, batch.query_start_loc, batch.seq_lens, batch.block_table),
             *self.constants[layer],
         )
-        return out

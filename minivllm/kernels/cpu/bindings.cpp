@@ -13,13 +13,11 @@
 #include "attention.h"
 #include "fused.h"
 #include "linear.h"
+#include "operators.h"
 #include "vector.h"
 
+namespace minivllm {
 namespace {
-
-using at::Tensor;
-using c10::optional;
-using namespace minivllm;
 
 // Calls `code` with T as the type of `tensor`.
 template <typename Code>
@@ -80,6 +78,8 @@ void use_huge_pages(const Tensor& memory) {
 #endif
 }
 
+}  // namespace
+
 Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& scales,
                  const optional<Tensor>& zeros, const optional<Tensor>& bias, int64_t format, int64_t outputs,
                  int64_t group) {
@@ -106,6 +106,8 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   return out;
 }
 
+namespace {
+
 Tensor embed(const Tensor& packed, const Tensor& token_ids) {
   TORCH_CHECK(packed.dim() == 2 && is_dense(packed, at::kByte) && token_ids.dim() == 1 && is_dense(token_ids, at::kLong),
               "embed: packed bfloat16, int64 [tokens]");
@@ -120,6 +122,8 @@ Tensor embed(const Tensor& packed, const Tensor& token_ids) {
   }
   return out;
 }
+
+}  // namespace
 
 Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_cache,
                        const Tensor& v_cache, const Tensor& slots, const Tensor& starts, const Tensor& lengths,
@@ -197,6 +201,8 @@ Tensor silu_and_multiply_op(const Tensor& gate_up) {
   return out;
 }
 
+namespace {
+
 Tensor likeliest_op(const Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "likeliest: [rows, vocabulary]");
   Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
@@ -208,8 +214,10 @@ Tensor likeliest_op(const Tensor& logits) {
 }
 
 }  // namespace
+}  // namespace minivllm
 
 TORCH_LIBRARY(minivllm_cpu, library) {
+  using namespace minivllm;
   library.def("has_linear() -> bool", has_linear_op);
   library.def("pack(Tensor(a!) rows, int format) -> Tensor(a!)", pack);
   library.def(

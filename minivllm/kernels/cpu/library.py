@@ -31,7 +31,7 @@ _FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-e
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operators of bindings.cpp, which says what they take."""
+    """The operators of bindings.cpp, which says what they take, and what is built of them."""
 
     has_linear: bool
     compile_s: float  # 0 where they had been compiled before
@@ -44,6 +44,7 @@ class Kernels:
     norm_and_rotate_: Callable[..., Any]
     silu_and_multiply: Callable[..., Any]
     likeliest: Callable[..., Any]
+    decoder_layer: Callable[..., Any]  # the class of layer.cpp
 
 
 _active: Kernels | None = None
@@ -101,10 +102,12 @@ def load() -> Kernels:
     else:
         torch.ops.load_library(str(path))
     operators = getattr(torch.ops, _NAME)
-    names = [name for name in Kernels.__dataclass_fields__ if name not in ("has_linear", "compile_s")]
+    apart = ("has_linear", "compile_s", "decoder_layer")
+    names = [name for name in Kernels.__dataclass_fields__ if name not in apart]
     return Kernels(
         has_linear=operators.has_linear(),
         compile_s=time.perf_counter() - begin if compiled else 0.0,
+        decoder_layer=getattr(torch.classes, _NAME).DecoderLayer,
         **{name: getattr(operators, name).default for name in names},
     )
 

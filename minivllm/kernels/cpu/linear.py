@@ -84,9 +84,12 @@ class PanelLinear(nn.Module):
         self.form, self.group = int(form), group // repeats if group else inputs
         self.multiply = kernels.linear
 
+    @property
+    def state(self) -> tuple[Tensor | int | None, ...]:
+        """What `kernels.linear` takes after x."""
+        return self.weight, self.scales, self.zeros, self.bias, self.form, self.outputs, self.group
+
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        out: Tensor = self.multiply(
-            x, self.weight, self.scales, self.zeros, self.bias, self.form, self.outputs, self.group
-        )
+        out: Tensor = self.multiply(x, *self.state)
         return out
