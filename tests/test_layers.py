@@ -250,3 +250,21 @@ def test_the_engine_stays_readable(places: tuple[str, ...], most: int) -> None:
 )
 def test_files_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_FILE_LINES
+
+
+def test_an_engine_decodes_without_torch_s_compiler_and_what_it_does_not_need() -> None:
+    script = (
+        "import sys\n"
+        "from minivllm import LLM, SamplingParams\n"
+        "with LLM('tiny', overrides=['cache.num_blocks=16']) as llm:\n"
+        "    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'bitsandbytes', 'pandas')"
+        " if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[]\n", done.stdout + done.stderr

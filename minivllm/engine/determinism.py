@@ -32,7 +32,10 @@ def deterministic_kernels(only: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     elif _ASKED:
         gc.collect()  # those of engines that are gone
-    torch.use_deterministic_algorithms(only or bool(_ASKED))
+    wanted = only or bool(_ASKED)
+    # To set it, even to what it is, imports torch's compiler: a second or more.
+    if wanted != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(wanted)
     # Everything here is written before it is read. (The stubs do not know the attribute.)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
