@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -33,8 +34,7 @@ from minivllm.models.loading import LoadedModel
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """One new token of one request."""
 
     request: Request

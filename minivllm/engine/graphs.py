@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -200,7 +200,7 @@ class GraphKeeper:
         def step() -> tuple[Tensor, ...]:
             tensors = shape.unpack(ints[extra:])
             token_ids = fill_in(tensors["token_ids"], self.pending)
-            batch = replace(first, **{**tensors, "token_ids": token_ids}, attention=layout)
+            batch = first._replace(**{**tensors, "token_ids": token_ids}, attention=layout)
             logits = self.runner.forward(batch)
             if key.kind == "logits":
                 return (logits,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -79,18 +78,16 @@ class Runner:
             prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
         )
         if pending is not None:
-            batch = replace(batch, token_ids=fill_in(batch.token_ids, pending))
+            batch = batch._replace(token_ids=fill_in(batch.token_ids, pending))
         if (policy := self.eviction) is not None:
             counts = zip(batch.seq_lens_host, batch.query_lens_host, strict=True)
-            batch = replace(
-                batch,
+            batch = batch._replace(
                 mass=torch.zeros(batch.block_table.shape, device=self.device),
                 observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
             )
         shared = self.attention.prepare(batch)
-        return batch if shared is None else replace(batch, attention=shared)
+        return batch if shared is None else batch._replace(attention=shared)
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits [L, vocab] of `batch.logit_rows`, in the model's dtype."""
         hidden = self.model(batch, self.attention)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ class SamplerCounters:
     beam_rounds: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The chosen token of one request, with log-probabilities if it asked for them."""
 
     token_id: int

@@ -209,7 +209,7 @@ class Scheduler:
     def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
         """Let waiting requests join, as far as policy, budget and cache allow."""
         policy, cache = self.policy, self.cache
-        if step.preempted:
+        if step.preempted or not self.waiting:
             return
         for request in policy.candidates(self.waiting, self._num_seqs, now):
             if policy.shed and self._is_hopeless(request, now):

@@ -1,8 +1,10 @@
-"""The two frozen records that carry one step: what to do (plan), and the tensors to do it with (batch)."""
+"""The two frozen records that carry one step: what to do (plan), and the tensors to do it with (batch).
+
+They are tuples, since every step makes one of each, and one ScheduledRequest for every request.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm.cache.manager import Transfers
@@ -13,7 +15,7 @@ if TYPE_CHECKING:  # the scheduler imports this file and must stay free of torch
     from minivllm.engine.request import Request
 
 
-class ScheduledRequest(NamedTuple):  # a tuple, since every step makes one for every request
+class ScheduledRequest(NamedTuple):
     """One request's share of a step: compute tokens [start, start + num_tokens)."""
 
     request: Request
@@ -37,8 +39,7 @@ class ScheduledRequest(NamedTuple):  # a tuple, since every step makes one for e
         return self.end == self.request.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """The scheduler's decision for one step. Pure Python; nothing of it is a tensor."""
 
     scheduled: tuple[ScheduledRequest, ...]
@@ -58,8 +59,7 @@ class StepPlan:
         return sum(part.num_tokens for part in self.scheduled if part.prefill)
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class StepBatch(NamedTuple):
     """One step's tensors, ragged (no padding), passed through model, layer and attention.
 
     Requests lie one after another along the token axis. T tokens, R requests, B blocks of the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> 
     for slots in torch.arange(kv.layout.num_blocks * BLOCK).split(_PIECE):
         # Each token is a sequence that consists of it, whatever its slot; what they attend to is of no interest.
         nowhere = torch.zeros(len(slots), 1, dtype=torch.int32)
-        batch = replace(_batch(setting, len(slots), 1, 1, 1), slot_mapping=slots, block_table=nowhere)
+        batch = _batch(setting, len(slots), 1, 1, 1)._replace(slot_mapping=slots, block_table=nowhere)
         for layer, spec in enumerate(specs):
             k, v = (part.flatten(0, 1)[slots] for part in kv.parts[layer])
             q = torch.zeros(len(slots), spec.num_heads, spec.head_dim, dtype=DTYPE)
@@ -86,7 +85,7 @@ def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> 
 def _caller(
     backend: AttentionBackend, batch: StepBatch, q: Tensor, k: Tensor, v: Tensor
 ) -> Callable[[int], Tensor]:
-    prepared = replace(batch, attention=backend.prepare(batch))
+    prepared = batch._replace(attention=backend.prepare(batch))
     copies = len(q)
 
     def call(i: int) -> Tensor:
