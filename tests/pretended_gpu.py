@@ -349,7 +349,7 @@ def pretend() -> None:
         "device_count": 1,
         "get_device_capability": (9, 0),
         "get_device_properties": SimpleNamespace(
-            L2_cache_size=1 << 20, name="pretended", total_memory=MEMORY
+            multi_processor_count=132, L2_cache_size=1 << 20, name="pretended", total_memory=MEMORY
         ),
         "mem_get_info": (MEMORY, MEMORY),
         "graph_pool_handle": (0, 0),

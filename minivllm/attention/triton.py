@@ -22,11 +22,17 @@ DECODE_ROWS = (
     16  # (query, head) pairs of a tile where requests have one query or a few; a tensor core's least
 )
 MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
+LEAST_SPLIT_SIZE = 64  # the most keys that a program takes at a time
 
 
 def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Tiles as int32 [n, 2]; a GPU copies them without a wait."""
     return upload(np.array(pairs, np.int32).ravel(), device).view(-1, 2)
+
+
+def _processors(device: torch.device) -> int:
+    """Of a GPU; for the interpreter those of an H100."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 class TritonBackend:
@@ -38,7 +44,8 @@ class TritonBackend:
     Args:
         specs: attention of each layer.
         kv: the cache.
-        split_size: keys that one program goes through when requests decode, a power of two; null: all of them.
+        split_size: most keys that one program goes through when requests decode, a power of two; a quarter of them where
+            a GPU would not be full otherwise; null: all keys of a request.
         invariant: tiles of one shape and no splits, so that a query's result is the same to the bit whatever else is
             computed in the step. For runtime.determinism=batch.
 
@@ -66,14 +73,16 @@ class TritonBackend:
             ) from None
         check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
         refuse_scores(self.name, kv)
-        if split_size is not None and (split_size < 64 or split_size & (split_size - 1)):
+        if split_size is not None and (split_size < LEAST_SPLIT_SIZE or split_size & (split_size - 1)):
             raise BadInput(
-                f"attention.split_size={split_size} must be a power of two of at least 64, or null (never split)"
+                f"attention.split_size={split_size} must be a power of two of at least {LEAST_SPLIT_SIZE}, or null "
+                "(never split)"
             )
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
         self.split_size = None if invariant else split_size
         self.invariant = invariant
+        self.processors = _processors(kv.parts[0][0].device)
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.
         self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
@@ -85,7 +94,8 @@ class TritonBackend:
 
     def _tiles(self, spec: AttentionSpec, batch: StepBatch) -> tuple[Tiles, ...]:
         few = self.paged.tile_shape(spec, DECODE_ROWS)
-        many = self.paged.tile_shape(spec, self.paged.prompt_rows(spec.head_dim, self.kv.dtype))
+        rows = self.paged.prompt_rows(spec.head_dim, self.kv.dtype, self.kv.compressed)
+        many = self.paged.tile_shape(spec, rows)
         lens = batch.query_lens_host
         if self.invariant:
             return (self._launch(spec, range(len(lens)), batch, *many),)
@@ -116,10 +126,14 @@ class TritonBackend:
             table = self._one_each[count]
         else:
             pairs = [(row, first) for row in rows for first in range(0, lens[row], queries)]
+            # Those that see the most keys begin first, so that none of them is what a GPU ends with.
+            pairs.sort(key=lambda pair: lens[pair[0]] - batch.seq_lens_host[pair[0]] - pair[1])
             table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
-        enough = count * spec.num_kv_heads > MOST_SPLIT_PROGRAMS
-        if split_size is None or longest <= split_size or enough:
+        programs = count * spec.num_kv_heads
+        if split_size is not None and programs * -(-longest // split_size) < 2 * self.processors:
+            split_size = max(LEAST_SPLIT_SIZE, split_size // 4)
+        if split_size is None or longest <= split_size or programs > MOST_SPLIT_PROGRAMS:
             return self.paged.Tiles(table, count, block_m, queries)
         return self.paged.Tiles(table, count, block_m, queries, -(-longest // split_size), split_size)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,14 +15,14 @@ from torch import Tensor, nn
 from minivllm import LLM, SamplingParams
 from minivllm.attention.base import AttentionBackend, AttentionSpec
 from minivllm.attention.eager import EagerBackend
-from minivllm.attention.kernels import write
+from minivllm.attention.kernels import paged, write
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression import compress
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout, CacheManager
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.step import ScheduledRequest
+from minivllm.engine.step import ScheduledRequest, StepBatch
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.models.rope import rotate
@@ -89,6 +91,53 @@ def test_pieces_of_the_keys_are_put_together(name: str, size: int | None) -> Non
         in_cuts(attention, qkv, CUTS).double(), reference(*qkv, spec), atol=2e-6, rtol=1e-5
     )
     assert attention.counters == {"launches": 3, "launches_split": 0 if size is None else 2}
+
+
+@pytest.mark.parametrize("name", ["grouped", "window"])
+def test_more_pieces_than_are_put_together_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And pieces without keys, since the step's longest request is another, or the window begins behind them."""
+    monkeypatch.setattr(paged, "PIECES", 2)
+    layout = CacheLayout(32, 14)
+    lengths = (150, 3, 70)
+    pairs = run_in_pieces(backend, SPECS[name], layout, torch.float32, 1, device=DEVICE, lengths=lengths)
+    for out, expected in pairs:
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("requests", "length", "size"),
+    [(1, 512, 128), (1, 128, 0), (4, 4096, 128), (5, 4096, 512), (65, 4096, 0)],
+)
+def test_pieces_are_shorter_where_whole_ones_would_not_fill_a_gpu(
+    requests: int, length: int, size: int
+) -> None:
+    spec = AttentionSpec(16, 8, 16, 0.25)
+    attention = TritonBackend([spec], KVCache([spec], CacheLayout(16, 2), torch.float32, DEVICE))
+    attention.processors = 132
+    batch = SimpleNamespace(
+        query_lens_host=(1,) * requests,
+        seq_lens_host=(length,) * requests,
+        token_ids=torch.zeros(requests),
+        block_table=torch.zeros(requests, 1, device=DEVICE),
+    )
+    ((tiles,),) = attention.prepare(cast(StepBatch, batch)).values()
+    assert (tiles.split_size, tiles.splits) == (size, -(-length // size) if size else 1)
+
+
+def test_tiles_with_the_most_keys_begin_first() -> None:
+    spec = SPECS["grouped"]
+    attention = backend([spec], KVCache([spec], LAYOUT, torch.float32, DEVICE))
+    batch = SimpleNamespace(
+        query_lens_host=(40, 20),
+        seq_lens_host=(40, 90),
+        token_ids=torch.zeros(60),
+        block_table=torch.zeros(2, 1, device=DEVICE),
+    )
+    ((tiles,),) = attention.prepare(cast(StepBatch, batch)).values()
+    begins = [
+        (0, 70)[row] + first for row, first in tiles.table.tolist()
+    ]  # of their queries, in the sequence
+    assert begins == sorted(begins, reverse=True) and len(begins) > 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
     python tests/kernels/compiling.py [COMPUTE_CAPABILITY ...]
 
-Prints a line a kernel: its constants, shared memory in bytes, and how many instructions its longest loop has.
+Prints a line a kernel: its constants, shared memory in bytes, bytes a thread that its registers do not hold, and how many
+instructions its longest loop has.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from minivllm.attention.kernels import paged, write
 from minivllm.models.kernels import small
 from minivllm.quant.kernels import products
 
-SHARED_MEMORY = {80: 166912, 90: 232448}  # bytes that a program may have
+SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
+SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
 FLOAT32 = "partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
 KINDS = {
     **dict.fromkeys(FLOAT32.split(), "*fp32"),
@@ -43,19 +45,19 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
         for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
             cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
             heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
-            for rows, split in ((16, 512), (paged.prompt_rows(dim, dtype), 0)):
-                constants = {
-                    **heads,
-                    "BLOCK_SIZE": 16,
-                    "WINDOW": window,
-                    "CAPPED": capped,
-                    "FORMAT": storage,
+            keys = {"WINDOW": window, "BLOCK_N": paged.keys_per_step(dim, dtype)}
+            for rows, split in ((16, 512), (paged.prompt_rows(dim, dtype, bool(storage)), 0)):
+                tile = {
                     "SPLIT_SIZE": split,
                     "BLOCK_M": rows,
-                    "BLOCK_N": paged.keys_per_step(dim, dtype),
+                    "BLOCK_SIZE": 16,
+                    "CAPPED": capped,
+                    "FORMAT": storage,
                 }
-                yield paged._attend, {**floats, **cache}, constants, {"num_stages": 2}
-            yield paged._combine, floats, {**heads, "BLOCK_M": 16}, {}
+                options = paged.launch_options(rows, dim, bool(storage))
+                yield paged._attend, {**floats, **cache}, {**heads, **keys, **tile}, options
+            pieces = {"SPLIT_SIZE": 512, "BLOCK_M": 16, "PIECES": paged.PIECES}
+            yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
             written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
             yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
         for rows in (16,) if wide else (16, 64):
@@ -83,13 +85,24 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
         yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
 
 
-def longest_loop(binary: bytes) -> int:
-    """Instructions from the target of a branch backwards to the branch, those of loops within it included."""
+def told(tool: str, option: str, binary: bytes) -> str:
+    """What a tool of CUDA's says of machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def spilled(binary: bytes) -> int:
+    """Bytes of a thread's stack."""
+    found = re.search(r"STACK:(\d+)", told(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary))
+    assert found
+    return int(found[1])
+
+
+def longest_loop(binary: bytes) -> int:
+    """Instructions from the target of a branch backwards to the branch, those of loops within it included."""
+    lines = told(triton.knobs.nvidia.nvdisasm.path, "-c", binary).splitlines()
     count, longest, labels = 0, 0, dict[str, int]()
     for line in lines:
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -116,8 +129,9 @@ def main(capabilities: list[int]) -> None:
             source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
             made = triton.compile(source, target=target, options=options)
             assert made.metadata.shared <= SHARED_MEMORY[capability], (kernel, constants)
-            loop = longest_loop(made.asm["cubin"])
-            print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, loop)
+            stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
+            assert stack <= SPILLED or kinds["out"] == "*fp32", (kernel, constants, stack)
+            print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
 
 
 if __name__ == "__main__":

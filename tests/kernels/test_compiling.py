@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", ["80", "90"])
+@pytest.mark.parametrize("capability", ["80", "89", "90"])
 def test_every_kernel_compiles(capability: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -21,19 +21,21 @@ from minivllm.kernels.common import dot, narrow, tanh
 
 
 @triton.jit
-def _rows(tiles, query_starts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """This program's tile: its request, the first of its queries, how many the request has; of each row the query within
-    the request and within the step, the head, and whether there is one. The heads that share keys lie together."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    tile = tl.program_id(0)
+def _tile(tiles, query_starts, seq_lens):
+    """This program's tile: its request, the first of its queries, where those of the request begin in the step, how many
+    they are, and how many tokens the request holds before them. Programs are (key-value head, tile, ...): those that run
+    together read the heads of a token, which lie together."""
+    tile = tl.program_id(1)
     request, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     begin = tl.load(query_starts + request)
     query_len = tl.load(query_starts + request + 1) - begin
-    m = tl.arange(0, BLOCK_M)
-    index = first + m // GROUP
-    head = tl.program_id(1) * GROUP + m % GROUP
-    held = (m < BLOCK_M // GROUP * GROUP) & (index < query_len)
-    return request, first, query_len, index, (begin + index).to(tl.int64), head, held
+    return request, first, begin, query_len, tl.load(seq_lens + request) - query_len
+
+
+@triton.jit
+def _rows(m, GROUP: tl.constexpr):
+    """Rows of a tile: the query, from the tile's first, and the head. The heads that share keys lie together."""
+    return m // GROUP, tl.program_id(0) * GROUP + m % GROUP
 
 
 @triton.jit
@@ -43,18 +45,13 @@ def _key_range(
     context,
     QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The keys of this program: those that a query of its tile sees, in its piece if there are pieces."""
+    """The keys that a query of this program's tile sees: from a step of BLOCK_N on."""
     low = 0
     high = context + tl.minimum(first + QUERIES, query_len)
     if WINDOW:
         low = tl.maximum(context + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if SPLIT_SIZE:
-        split = tl.program_id(2)
-        low = tl.maximum(low, split * SPLIT_SIZE)
-        high = tl.minimum(high, (split + 1) * SPLIT_SIZE)
     return low, high
 
 
@@ -69,19 +66,12 @@ def _weigh(scores, maximum, total):
 
 
 @triton.jit
-def _finish(
-    out, acc, total, rows, head, held, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
-):
-    """Write what the rows' queries and heads come to; 0 for one that saw nothing."""
-    d = tl.arange(0, DIM)
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(
-        out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
-        narrow(acc, out.dtype.element_ty),
-        mask=held[:, None] & (d < HEAD_DIM)[None, :],
-    )
+def _blocks(table_row, n, high, BLOCK_SIZE: tl.constexpr):
+    """The cache blocks of keys n, of those below `high`."""
+    return tl.load(table_row + n // BLOCK_SIZE, mask=n < high, other=0)
 
 
+PIECES = 16  # of one query and head that are put together at a time
 _LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
@@ -122,13 +112,26 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One tile of queries, one key-value head, one piece of the keys (all of them if SPLIT_SIZE is 0) a program."""
+    """One key-value head, one tile of queries, one piece of the keys (all of them if SPLIT_SIZE is 0) a program.
+
+    A step's blocks are looked up in the step before: keys and values are then fetched ahead, since what they wait for
+    is there.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    request, first, query_len, index, rows, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
-    kv_head = tl.program_id(1)
-    context = tl.load(seq_lens + request) - query_len
+    request, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
+    low, high = _key_range(first, query_len, context, BLOCK_M // GROUP, WINDOW, BLOCK_N)
+    if SPLIT_SIZE:
+        split = tl.program_id(2)
+        low, high = tl.maximum(low, split * SPLIT_SIZE), tl.minimum(high, (split + 1) * SPLIT_SIZE)
+        if low >= high:
+            return  # there are pieces for the longest sequence, or the longest that a recorded step is for
+    kv_head = tl.program_id(0)
+    m = tl.arange(0, BLOCK_M)
+    query_of, head = _rows(m, GROUP)
+    index = first + query_of
+    held = (m < BLOCK_M // GROUP * GROUP) & (index < query_len)
+    rows = (begin + index).to(tl.int64)
     position = tl.where(held, context + index, -1)
-    low, high = _key_range(first, query_len, context, BLOCK_M // GROUP, WINDOW, SPLIT_SIZE, BLOCK_N)
     d = tl.arange(0, DIM)
     inside = d < HEAD_DIM
     query = tl.load(
@@ -140,10 +143,12 @@ def _attend(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    table_row = block_table + request * table_stride
+    ahead = _blocks(table_row, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE)
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         exists = n < high
-        block = tl.load(block_table + request * table_stride + n // BLOCK_SIZE, mask=exists, other=0)
+        block, ahead = ahead, _blocks(table_row, n + BLOCK_N, high, BLOCK_SIZE)
         at = (block.to(tl.int64) * BLOCK_SIZE + n % BLOCK_SIZE) * KV_HEADS + kv_head
         key = tl.load(
             keys + at[None, :] * HEAD_DIM + d[:, None], mask=exists[None, :] & inside[:, None], other=0
@@ -162,24 +167,23 @@ def _attend(
             values + at[:, None] * HEAD_DIM + d[None, :], mask=exists[:, None] & inside[None, :], other=0
         )
         if FORMAT:
-            factor = tl.load(value_scales + at, mask=exists, other=0.0)
-            value = narrow(widen(value, tl.float32, FORMAT) * factor[:, None], dtype)
-        acc = dot(narrow(weights, dtype), value, acc * decay[:, None])
+            weights *= tl.load(value_scales + at, mask=exists, other=0.0)[None, :]
+        acc = dot(narrow(weights, dtype), widen(value, dtype, FORMAT), acc * decay[:, None])
+    kept = held[:, None] & inside[None, :]
     if SPLIT_SIZE:
-        piece = ((tl.program_id(0) * KV_HEADS + kv_head) * tl.num_programs(2) + tl.program_id(2)).to(tl.int64)
-        m = tl.arange(0, BLOCK_M)
+        piece = (tl.program_id(1) * KV_HEADS + kv_head).to(tl.int64) * tl.num_programs(2) + split
         tl.store(maxima + piece * BLOCK_M + m, maximum)
         tl.store(sums + piece * BLOCK_M + m, total)
-        tl.store(
-            partial + (piece * partial_rows + m[:, None]) * HEAD_DIM + d[None, :],
-            acc,
-            mask=(held & (maximum > float("-inf")))[:, None] & inside[None, :],
-        )
+        tl.store(partial + (piece * partial_rows + m[:, None]) * HEAD_DIM + d[None, :], acc, mask=kept)
     else:
-        _finish(out, acc, total, rows, head, held, HEADS, HEAD_DIM, DIM)
+        tl.store(
+            out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
+            narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out.dtype.element_ty),
+            mask=kept,
+        )
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["tiles", "query_starts"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)
 def _combine(
     partial,
     maxima,
@@ -187,39 +191,55 @@ def _combine(
     out,
     tiles,
     query_starts,
+    seq_lens,
     splits,
     partial_rows,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
-    """Put the pieces of one tile and one key-value head together, always from the first to the last."""
-    _, _, _, _, rows, head, held = _rows(tiles, query_starts, HEADS, KV_HEADS, BLOCK_M)
+    """Put the pieces of one query and head together, from the first to the last that has keys, PIECES at a time."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    _, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
+    m = tl.program_id(2)
+    query_of, head = _rows(m, GROUP)
+    if first + query_of >= query_len:
+        return
+    low, high = _key_range(first, query_len, context, BLOCK_M // GROUP, WINDOW, BLOCK_N)
+    last = tl.cdiv(high, SPLIT_SIZE)
+    before = (tl.program_id(1) * KV_HEADS + tl.program_id(0)).to(tl.int64) * splits
     d = tl.arange(0, DIM)
     inside = d < HEAD_DIM
-    m = tl.arange(0, BLOCK_M)
-    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
-    first = ((tl.program_id(0) * KV_HEADS + tl.program_id(1)) * splits).to(tl.int64)
-    for split in range(0, splits):
-        piece = first + split
-        found = tl.load(maxima + piece * BLOCK_M + m)
-        there = held & (found > float("-inf"))  # nothing was written for the others
-        highest = tl.where(there, tl.maximum(maximum, found), maximum)
-        pivot = tl.where(highest == float("-inf"), 0.0, highest)
-        decay, share = tl.exp2(maximum - pivot), tl.where(there, tl.exp2(found - pivot), 0.0)
-        total = total * decay + tl.load(sums + piece * BLOCK_M + m) * share
+    maximum = float("-inf")
+    total = 0.0
+    acc = tl.zeros([DIM], tl.float32)
+    for start in range(low // SPLIT_SIZE, last, PIECES):
+        split = start + tl.arange(0, PIECES)
+        there = split < last
+        piece = before + split
+        found = tl.load(maxima + piece * BLOCK_M + m, mask=there, other=float("-inf"))
+        summed = tl.load(sums + piece * BLOCK_M + m, mask=there, other=0.0)
         part = tl.load(
-            partial + (piece * partial_rows + m[:, None]) * HEAD_DIM + d[None, :],
+            partial + (piece * partial_rows + m)[:, None] * HEAD_DIM + d[None, :],
             mask=there[:, None] & inside[None, :],
             other=0.0,
         )
-        acc = acc * decay[:, None] + part * share[:, None]
+        highest = tl.maximum(maximum, tl.max(found, 0))
+        pivot = tl.where(highest == float("-inf"), 0.0, highest)  # the query sees no key of these pieces
+        share, decay = tl.exp2(found - pivot), tl.exp2(maximum - pivot)
+        total = total * decay + tl.sum(summed * share, 0)
+        acc = acc * decay + tl.sum(part * share[:, None], 0)
         maximum = highest
-    _finish(out, acc, total, rows, head, held, HEADS, HEAD_DIM, DIM)
+    row = (begin + first + query_of).to(tl.int64)
+    tl.store(
+        out + (row * HEADS + head) * HEAD_DIM + d, narrow(acc / total, out.dtype.element_ty), mask=inside
+    )
 
 
 @dataclass(frozen=True)
@@ -241,11 +261,11 @@ def tile_shape(spec: AttentionSpec, rows: int) -> tuple[int, int]:
     return block_m, block_m // group
 
 
-def prompt_rows(head_dim: int, dtype: torch.dtype) -> int:
-    """Rows of the widest tile that fits the registers of sm_80 and sm_90 without spilling (as compiled for both)."""
+def prompt_rows(head_dim: int, dtype: torch.dtype, compressed: bool) -> int:
+    """Rows of the widest tile that fits the registers, as compiled for 8.0, 8.9 and 9.0; `compressed`: the cache."""
     if dtype is torch.float32:
         return 16
-    return 128 if head_dim <= 128 else 64
+    return 64 if head_dim > 128 or compressed else 128
 
 
 def keys_per_step(head_dim: int, dtype: torch.dtype) -> int:
@@ -253,6 +273,14 @@ def keys_per_step(head_dim: int, dtype: torch.dtype) -> int:
     if dtype is torch.float32:
         return 16
     return max(16, min(64, 8192 // triton.next_power_of_2(head_dim)))
+
+
+def launch_options(block_m: int, head_dim: int, compressed: bool) -> dict[str, int]:
+    """Warps, and how far a program of `_attend` fetches ahead: of three stages one is the look-up of blocks."""
+    wide = block_m >= 64
+    # A third would be beyond the shared memory of compute capability 8.9, or the registers.
+    few = wide and (head_dim > 128 or compressed)
+    return {"num_warps": 8 if wide else 4, "num_stages": 2 if few else 3}
 
 
 def attend(
@@ -277,13 +305,15 @@ def attend(
     """
     keys, values, *scales = kv.parts[layer]
     key_scales, value_scales = scales or (keys, values)
-    dim = triton.next_power_of_2(spec.head_dim)
     sizes = {
         "HEADS": spec.num_heads,
         "KV_HEADS": spec.num_kv_heads,
         "HEAD_DIM": spec.head_dim,
-        "DIM": dim,
+        "DIM": max(16, triton.next_power_of_2(spec.head_dim)),  # 16: the least that tl.dot adds up
+        "WINDOW": spec.window or 0,
+        "SPLIT_SIZE": tiles.split_size,
         "BLOCK_M": tiles.block_m,
+        "BLOCK_N": keys_per_step(spec.head_dim, q.dtype),
     }
     partial = maxima = sums = out
     rows = 0
@@ -292,8 +322,7 @@ def attend(
         rows = tiles.queries * (spec.num_heads // spec.num_kv_heads)
         partial = torch.empty(*pieces, rows, spec.head_dim, dtype=torch.float32, device=q.device)
         maxima, sums = torch.empty(2, *pieces, tiles.block_m, dtype=torch.float32, device=q.device)
-    wide = tiles.block_m >= 128 or (tiles.block_m >= 64 and dim > 128)
-    _attend[(tiles.count, spec.num_kv_heads, tiles.splits)](
+    _attend[(spec.num_kv_heads, tiles.count, tiles.splits)](
         q,
         keys,
         values,
@@ -314,16 +343,23 @@ def attend(
         spec.scale / spec.soft_cap if spec.soft_cap else spec.scale * _LOG2_E,
         (spec.soft_cap or 0.0) * _LOG2_E,
         BLOCK_SIZE=kv.layout.block_size,
-        WINDOW=spec.window or 0,
         CAPPED=spec.soft_cap is not None,
         FORMAT=FORMATS[kv.kv_dtype],
-        SPLIT_SIZE=tiles.split_size,
-        BLOCK_N=keys_per_step(spec.head_dim, q.dtype),
-        num_warps=8 if wide else 4,
-        num_stages=2,
         **sizes,
+        **launch_options(tiles.block_m, spec.head_dim, kv.compressed),
     )
     if tiles.split_size:
-        _combine[(tiles.count, spec.num_kv_heads)](
-            partial, maxima, sums, out, tiles.table, query_starts, tiles.splits, rows, **sizes
+        _combine[(spec.num_kv_heads, tiles.count, rows)](
+            partial,
+            maxima,
+            sums,
+            out,
+            tiles.table,
+            query_starts,
+            seq_lens,
+            tiles.splits,
+            rows,
+            PIECES=PIECES,
+            num_warps=1,  # so that nothing waits for another warp
+            **sizes,
         )
