@@ -144,9 +144,12 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     ranks = torch.arange(width, device=probs.device)[None, :]
     keep = (ranks < columns.top_k[:, None]) | (columns.top_k == 0)[:, None]
     kept = probs * keep
-    # top-p is measured on what top-k left; the token that crosses p is kept.
-    before = kept.cumsum(dim=-1) - kept
-    keep &= before < columns.top_p[:, None] * kept.sum(dim=-1, keepdim=True)
+    # top-p is measured on what top-k left; the token that crosses p is kept. In whole numbers, since the order in which
+    # a GPU adds up is not said, and torch refuses to where runtime.determinism asks for the same bits.
+    units = (kept.double() * 2.0**40).long()
+    before = units.cumsum(dim=-1) - units
+    top_p = columns.top_p.double()[:, None]
+    keep &= (before < top_p * units.sum(dim=-1, keepdim=True)) | (top_p == 1)
     keep &= probs >= columns.min_p[:, None] * probs[:, :1]
     return probs * keep
 

@@ -116,6 +116,24 @@ def test_filters_keep_exactly_the_tokens_they_should(params: SamplingParams, kep
     assert set(draws(torch.tensor([2.0, 1.0, 0.0, -1.0]), params, 500).nonzero().flatten().tolist()) == kept
 
 
+def test_filters_add_up_whole_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of floats along a row are what torch refuses on a GPU where only deterministic kernels are wanted."""
+    plain = torch.Tensor.cumsum
+
+    def cumsum(self: torch.Tensor, dim: int) -> torch.Tensor:
+        assert not self.is_floating_point()
+        return plain(self, dim)
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
+    assert sample(torch.tensor([[2.0, 1.0, 0.0]]), [request(SamplingParams(top_p=0.5))])[0].token_id == 0
+
+
+def test_a_row_without_top_p_keeps_what_hardly_ever_comes() -> None:
+    probs = torch.tensor([[1.0, 1e-13, 1e-20]]).expand(2, -1)
+    kept = filter_probs(probs, columns([request(SamplingParams(top_p=p)) for p in (1.0, 0.99)]))
+    assert (kept > 0).tolist() == [[True] * 3, [True, False, False]]
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(
