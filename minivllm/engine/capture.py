@@ -42,11 +42,12 @@ class CudaCapture:
                 step()
         finally:
             current.wait_stream(self.stream)
+        torch.cuda.empty_cache()  # as recording begins with; what is missing afterwards is the graph's, the driver's part too
+        free = torch.cuda.mem_get_info(self.device)[0]
         # A recording that fails leaves its own stream the current one.
         with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            reserved = torch.cuda.memory_reserved(self.device)
             outputs = step()
-        self.num_bytes += torch.cuda.memory_reserved(self.device) - reserved
+        self.num_bytes += max(0, free - torch.cuda.mem_get_info(self.device)[0])
         return outputs, graph.replay
 
 

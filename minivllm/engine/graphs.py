@@ -95,6 +95,7 @@ class GraphKeeper:
         self.counters = {"graph_replays": 0, "graph_captures": 0}
         self.capture_s = 0.0
         self._num_drawn = 0  # rows of the step that was filled in
+        self._logits = torch.empty(0, device=runner.device)
 
     def capture_all(self, params: SamplingParams) -> None:
         """Record what requests with these parameters need and what greedy ones do, the largest first, so that the
@@ -178,6 +179,12 @@ class GraphKeeper:
         first, *others = (tensor[:count] for tensor in graph.outputs)
         return first if key.kind == "logits" else Picks(first, others[0] if others else None)
 
+    def _keep(self, logits: Tensor) -> Tensor:
+        """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each apart: gigabytes."""
+        if len(self._logits) < len(logits):  # in the run before a recording
+            self._logits = logits.new_empty(self.sizes[-1], logits.shape[1])
+        return self._logits[: len(logits)].copy_(logits)
+
     def _add(self, key: GraphKey) -> None:
         begin = time.perf_counter()
         self.graphs[key] = self._record(key)
@@ -203,7 +210,7 @@ class GraphKeeper:
             batch = first._replace(**{**tensors, "token_ids": token_ids}, attention=layout)
             logits = self.runner.forward(batch)
             if key.kind == "logits":
-                return (logits,)
+                return (self._keep(logits),)
             likeliest = logits.max(dim=-1).indices
             if key.kind == "greedy":
                 return (likeliest,)

@@ -244,6 +244,16 @@ def test_what_decodes_as_configured_is_recorded_at_start(
         assert keeper.counters["graph_captures"] == before < before + keeper.counters["graph_replays"]
 
 
+def test_graphs_that_end_with_logits_share_their_memory(folder: Path) -> None:
+    with load(folder, "attention=cpu", "batching.max_num_seqs=4") as llm:
+        assert record_all(llm.engine, record, replace(DRAWN, top_k=5)) is None
+        keeper = llm.engine.launcher.graphs
+        assert keeper is not None
+        found = [graph.outputs[0] for key, graph in keeper.graphs.items() if key.kind == "logits"]
+        assert len(found) >= 3 and len({logits.data_ptr() for logits in found}) == 1
+        assert {len(logits) for logits in found} == {1, 2, 4}
+
+
 def out_of_memory(step: Step) -> Any:
     step()
     raise torch.OutOfMemoryError("out of memory. Tried to allocate 2 MiB.\nSee the documentation")
@@ -376,12 +386,15 @@ def test_recordings_share_a_stream_that_is_no_other_engine_s(monkeypatch: pytest
         "CUDAGraph": lambda: SimpleNamespace(replay=None),
         "stream": nullcontext,
         "graph": graph,
-        "memory_reserved": lambda device: 0,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (free.pop(0), 100),
     }
+    free = [90, 70, 70, 65, 65, 80]  # before and after each
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     captures = [CudaCapture(torch.device("cuda")) for _ in range(2)]
     for capture in (captures[0], captures[0], captures[1]):
         capture(lambda: ())
+    assert [capture.num_bytes for capture in captures] == [25, 0]  # somebody else gave memory back meanwhile
     assert recorded[0] is recorded[1] is captures[0].stream
     assert recorded[2] is captures[1].stream is not recorded[0]
