@@ -163,6 +163,10 @@ class SDPABackend:
             keys, values = self.kv.gather(layer, batch.block_table[part.row, :blocks], 1, part.seq_len)
             keys, values = keys[:, : part.seq_len], values[:, : part.seq_len]
         mask = part.masks.get(spec.window)
+        group = spec.num_heads // spec.num_kv_heads
+        if mask is not None and group > 1 and q.is_cuda:
+            # Of a GPU's kernels only the plain one, which stores all scores, takes a mask and fewer heads of keys.
+            keys, values, group = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2), 1
         out = F.scaled_dot_product_attention(
             q[part.tokens][None].transpose(1, 2),
             keys.transpose(1, 2),
@@ -170,6 +174,6 @@ class SDPABackend:
             attn_mask=mask,
             is_causal=mask is None,
             scale=spec.scale,
-            enable_gqa=spec.num_heads != spec.num_kv_heads,
+            enable_gqa=group > 1,
         )
         return out[0].transpose(0, 1)

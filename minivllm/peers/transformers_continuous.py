@@ -22,6 +22,7 @@ from minivllm.peers.pretrained import import_transformers, load
 from minivllm.peers.tables import TRANSFORMERS_CONTINUOUS
 
 NO_EOS = -1
+PAGED = "paged|"
 SENTINEL = "reset"
 WAIT_S = 0.2  # between two looks at whether the thread is still alive
 NOTE = "transformers' continuous batching shows no steps: no breakdown, use of bandwidth or queueing time"
@@ -70,10 +71,14 @@ class TransformersContinuousEngine(Adapter):
         options: dict[str, Any] = {"do_sample": False}
         if temperature:
             options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        settings = self._batching()
+        if not hasattr(settings, "auto_switch_to_flash"):  # older releases: the name of the attention says it
+            name = self._loaded.attn_implementation.removeprefix(PAGED)
+            self._loaded.model.set_attn_implementation(PAGED + name)
         try:
             self._manager = self._loaded.model.init_continuous_batching(
                 generation_config=self._transformers.GenerationConfig(eos_token_id=NO_EOS, **options),
-                continuous_batching_config=self._batching(),
+                continuous_batching_config=settings,
             )
         except (ImportError, ValueError) as error:
             raise BadInput(f"transformers refuses this continuous batching: {error}") from error
@@ -94,10 +99,12 @@ class TransformersContinuousEngine(Adapter):
             "default_compile_level": self._compile_level,
             "seed": 0 if seed is None else seed,  # one generator for all, whatever a request's own seed
         }
-        if not TRANSFORMERS_CONTINUOUS.usual("cache", "block_size", cache["block_size"]):
-            options["page_size"] = cache["block_size"]
         kind = self._transformers.ContinuousBatchingConfig
         known = {field.name for field in fields(kind)}
+        if "auto_switch_to_flash" not in known:
+            del options["auto_switch_to_flash"]
+        if not TRANSFORMERS_CONTINUOUS.usual("cache", "block_size", cache["block_size"]):
+            options["page_size" if "page_size" in known else "block_size"] = cache["block_size"]
         if unknown := options.keys() - known:
             raise BadInput(
                 f"this transformers has no {', '.join(sorted(unknown))} in ContinuousBatchingConfig: "
@@ -194,7 +201,7 @@ class TransformersContinuousEngine(Adapter):
             "attention": {"kernel": self._loaded.attn_implementation},
             "batching": {"most_at_once": float(self._most)},
             "cache": {
-                "block_size": float(settled.page_size),
+                "block_size": float(getattr(settled, "page_size", None) or settled.block_size),
                 "num_blocks": float(settled.num_blocks or 0),
                 "prefix_caching": float(settled.allow_block_sharing),
             },
