@@ -3,24 +3,41 @@
 #
 #   scripts/gpu_suite.sh [PART ...]      (no argument: all of them, in this order)
 #
+#   ceilings      what is installed, and what the device can do at most: read and copy bandwidth, matrix rates
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
-#   correctness   the rest of the ladder on the GPU
-#   ceilings      what the device can do at most: read and copy bandwidth, matrix rates
-#   kernels       each kernel by itself against these, then what it is worth: a workload with and without it
+#   table         the figures that others quote: batch 1, 256 requests at once, a long prompt
+#   precision     four and eight bits against sixteen, and the other kernel for sixteen
+#   batching      batch 64: the gap between steps, continuous against static batching, on two sets of lengths
+#   peer          transformers' continuous batching, with the 256 requests of the table
+#   scaling       what a step costs as requests and context grow
+#   kernels       each kernel by itself against these ceilings
+#   correctness   the rest of the ladder, as far as it uses the GPU
 #   waits         what CUDA graphs and overlapping steps are worth, in a batch and alone
-#   table         the figures that others quote: batch 1, 256 requests at once, a long prompt, precisions, batching
-#   studies       the studies, cut to fit
+#   ablation      what each optimisation is worth beside the others: over two calls, the second goes on
+#   backends      attention, cache and product kernels, a workload with and without each
+#   studies       the other studies
 #
-# Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560). What
-# is known by then is in $OUT (default: gpu_results): a log a part, and an archive of the records, renewed after each
-# command. PYTHON chooses the interpreter; nothing is installed.
+# Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
+# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, and an
+# archive of its records, renewed after each command. PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
+# the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is left out. TESTERS is how many
+# processes test at once (default: 8; compiling is most of it).
+#
+# In half an hour of a GPU, by calls of at most 10 minutes:
+#   PART_S=200 scripts/gpu_suite.sh ceilings kernel-tests; PART_S=330 scripts/gpu_suite.sh table
+#   CALL_S=570 scripts/gpu_suite.sh precision batching
+#   CALL_S=570 scripts/gpu_suite.sh peer scaling kernels
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
 PYTHON=${PYTHON:-python3}
 PART_S=${PART_S:-560}
-PARTS=${*:-kernel-tests correctness ceilings kernels waits table studies}
-export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+CALL_S=${CALL_S:-}
+TESTERS=${TESTERS:-8}
+TIMEOUT_S=240 # of a measurement
+PARTS=${*:-ceilings kernel-tests table precision batching peer scaling kernels correctness waits ablation backends studies}
+# Test processes are many: none of them should compile with many more.
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_COMPILE_THREADS=2
 mkdir -p "$OUT"
 failed=0
 
@@ -29,100 +46,167 @@ run() { # run NAME COMMAND...: add to the log of the part, keep the records, go 
     shift
     echo "== $name: $*" | tee -a "$log"
     if [ "$left" -le 0 ]; then
-        echo "   left out: the part has had its $PART_S seconds" | tee -a "$log"
+        echo "   left out: the time is over" | tee -a "$log"
         failed=1
         return
     fi
     before=$(wc -c <"$log")
-    timeout --foreground --signal=INT --kill-after=30 "$left" "$@" >>"$log" 2>&1
+    timeout --foreground --signal=INT --kill-after=20 "$left" "$@" >>"$log" 2>&1
     code=$?
     tail -c "+$((before + 1))" "$log" | tail -n 25
     if [ $code -ne 0 ]; then
         echo "   failed (exit code $code), see $log" | tee -a "$log"
         failed=1
     fi
-    shopt -s nullglob
-    records=(runs/gpu-* reports/gpu-*)
-    shopt -u nullglob
+    part_names+=("$name")
+    records=()
+    for name in "${part_names[@]}"; do # only the part's own: an archive has to stay small
+        [ ! -e "runs/$name" ] || records+=("runs/$name")
+        [ ! -e "reports/$name" ] || records+=("reports/$name")
+    done
     [ ${#records[@]} -gt 0 ] || return
     if ! tar -czf "$OUT/.records" --exclude='*.log' "${records[@]}" 2>>"$log" ||
-        ! mv "$OUT/.records" "$OUT/records.tar.gz"; then
+        ! mv "$OUT/.records" "$OUT/$part.tar.gz"; then
         echo "   the records could not be archived, see $log" | tee -a "$log"
         rm -f "$OUT/.records"
         failed=1
     fi
 }
 
+without() { # without VARIABLE NAME: say that a command is left out, for want of what the variable names
+    echo "== $2: left out, since $1 is not set" | tee -a "$OUT/$part.log"
+}
+
+tests() { # tests NAME PATH...: so many at once; what takes longest is told
+    local name=$1
+    shift
+    run "$name" "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TESTERS" --dist worksteal --durations=15 "$@"
+}
+
 cells() { # cells NAME OVERRIDES...: a sweep on the GPU with random weights, records under runs/NAME
     local name=$1
     shift
     run "$name" "$PYTHON" run.py -m "sweep.name=$name" runtime.device=cuda model.weights=random \
-        measure.timeout_s=240 "$@"
+        "measure.timeout_s=$TIMEOUT_S" "$@"
 }
 
 sweep() { # sweep NAME OVERRIDES...: the same with the workload `chat`
     cells "$@" workload=chat
 }
 
+alone() { # alone NAME OVERRIDES...: one request at a time, whose 256 tokens after the first tell the step (tpot_ms)
+    cells "$@" batching.max_num_seqs=1 model.max_model_len=1024 arrival=concurrency arrival.concurrency=1 \
+        workload.num_requests=4 workload.input_len=128 workload.output_len=257 measure.repeats=3
+}
+
+LONG="workload.input_len.min=100 workload.input_len.max=1024 workload.output_len.min=100 workload.output_len.max=1024"
+
 for part in $PARTS; do
     end_s=$((SECONDS + PART_S))
+    [ -z "$CALL_S" ] || [ "$end_s" -le "$CALL_S" ] || end_s=$CALL_S
+    part_names=()
     : >"$OUT/$part.log"
     case $part in
-    kernel-tests)
-        run kernel-tests "$PYTHON" -m pytest -q -p no:cacheprovider tests/attention/test_triton.py \
-            tests/quant/test_products.py tests/models/test_fused.py tests/gpu/test_kernels.py
-        ;;
-    correctness)
-        run correctness "$PYTHON" -m pytest -q -p no:cacheprovider tests/gpu/test_device.py tests/gpu/test_cuda.py \
-            tests/gpu/test_graphs.py tests/models tests/quant tests/attention/test_backends.py tests/engine
-        ;;
     ceilings)
+        run environment "$PYTHON" -c 'import bitsandbytes, bokeh, hydra, omegaconf, torch, transformers, triton; print(
+            torch.__version__, triton.__version__, transformers.__version__, torch.cuda.get_device_name())'
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
         ;;
-    kernels)
-        for model in qwen3 qwen3_8b; do
-            run "gpu-kernels-$model" "$PYTHON" run.py preset=kernels "model=$model" runtime.device=cuda \
-                "name=gpu-kernels-$model" task.contexts=[512,4096]
-        done
-        sweep gpu-qwen3-attention model=qwen3 attention=triton,sdpa runtime.fused_kernels=triton,off
-        sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,flex,torch_varlen cache.block_size=256
-        sweep gpu-qwen3-kv model=qwen3 attention=triton,sdpa cache.kv_dtype=auto,int8,fp8
-        sweep gpu-qwen3-nf4-kernels model=qwen3 quant=nf4 quant.kernel=triton,bitsandbytes
-        sweep gpu-qwen3-int8-kernels model=qwen3 quant=int8,int4 quant.kernel=triton,torch
-        sweep gpu-qwen3-invariant model=qwen3 attention=triton,invariant runtime.determinism=batch \
-            workload.num_requests=8
-        ;;
-    waits)
-        sweep gpu-qwen3-waits model=qwen3 runtime.cuda_graphs=false,true runtime.overlap=false,true
-        sweep gpu-qwen3-waits-batch1 model=qwen3 batching=sequential workload.num_requests=4 \
-            runtime.cuda_graphs=false,true runtime.overlap=false,true
+    kernel-tests)
+        tests kernel-tests tests/attention/test_triton.py tests/quant/test_products.py tests/models/test_fused.py \
+            tests/gpu/test_kernels.py
         ;;
     table)
-        cells gpu-batch1 model=qwen3,qwen3_8b runtime.linear_kernel=torch,triton arrival=concurrency arrival.concurrency=1 \
-            workload.num_requests=4 workload.input_len=128 workload.output_len=256
-        sweep gpu-256-requests model=qwen3 engine=minivllm,transformers_continuous sweep.skip_absent=true \
-            workload.num_requests=256 batching.max_num_seqs=256 \
-            workload.input_len.min=100 workload.input_len.max=1024 \
-            workload.output_len.min=100 workload.output_len.max=1024
+        # With overlap tokens come as fast as they can; without it the phases of a step are its own.
+        alone gpu-batch1 model=qwen3_8b,qwen3 runtime.overlap=true,false
+        # Prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without a graph.
+        # shellcheck disable=SC2086
+        sweep gpu-256-requests model=qwen3 runtime.overlap=true,false batching.max_num_seqs=256 \
+            batching.max_num_batched_tokens=16384 batching.prefill_first=true workload.num_requests=256 $LONG \
+            model.max_model_len=2048 measure.repeats=2
         cells gpu-8b-prompt model=qwen3_8b model.max_model_len=8448 arrival=concurrency arrival.concurrency=1 \
-            batching.max_num_batched_tokens=8192 workload.num_requests=4 workload.input_len=8192 workload.output_len=2
-        cells gpu-8b-precision model=qwen3_8b quant=bf16,int8,nf4 arrival=concurrency arrival.concurrency=1,16 \
-            workload.num_requests=16 workload.input_len=128 workload.output_len=64
-        sweep gpu-8b-batching model=qwen3_8b batching=static,continuous batching.max_num_seqs=64 \
-            workload.num_requests=128 workload.output_len.min=16 workload.output_len.max=512
+            batching.max_num_seqs=1 batching.max_num_batched_tokens=8192 workload.num_requests=4 \
+            workload.input_len=8192 workload.output_len=2 measure.repeats=3
+        ;;
+    precision)
+        cells gpu-8b-precision model=qwen3_8b model.max_model_len=1024 runtime.overlap=true quant=bf16,int8,nf4 \
+            arrival=concurrency arrival.concurrency=1,16 batching.max_num_seqs=16 \
+            workload.num_requests=16 workload.input_len=128 workload.output_len=129 measure.repeats=2
+        alone gpu-batch1-triton model=qwen3_8b,qwen3 runtime.overlap=true runtime.linear_kernel=triton
+        ;;
+    batching)
+        # All 64 end together, so that every decoding step is of 64. The gap is breakdown.gap_ms.
+        cells gpu-gap model=qwen3_8b,qwen3 model.max_model_len=1024 runtime.overlap=true,false \
+            batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=257
+        # With overlap the GPU works on in the host's gap: how long it idles is in a trace.
+        cells gpu-gap-trace model=qwen3_8b model.max_model_len=1024 runtime.overlap=true runtime.profile=true \
+            batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=129
+        # What counts is the steady window: a run ends with a batch that drains, however it is batched.
+        # shellcheck disable=SC2086
+        sweep gpu-8b-batching model=qwen3_8b model.max_model_len=2048 runtime.overlap=true batching=continuous,static \
+            batching.max_num_seqs=64 workload.num_requests=256 $LONG
+        if [ -n "${AZURE_TRACE:-}" ]; then
+            cells gpu-8b-batching-azure model=qwen3_8b runtime.overlap=true batching=continuous,static \
+                batching.max_num_seqs=64 arrival=offline workload=trace "workload.path=$AZURE_TRACE" \
+                workload.num_requests=256 workload.too_long=skip
+        else
+            without AZURE_TRACE gpu-8b-batching-azure
+        fi
+        ;;
+    peer)
+        # Its own knobs: it knows no overlap, and its mask has a row for each token of a step.
+        # shellcheck disable=SC2086
+        TIMEOUT_S=420 sweep gpu-256-requests-peer model=qwen3 engine=transformers_continuous sweep.skip_absent=true \
+            batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 cache.memory_fraction=0.8 \
+            measure.warmup_requests=16
+        ;;
+    scaling)
+        cells gpu-scaling preset=scaling model=qwen3 model.max_model_len=32768 measure.repeats=2 \
+            'sweep.params=[{workload.num_requests: "1,4,16,64,256"}, {workload.input_len: "512,2048,8192,32000"}]'
+        ;;
+    kernels)
+        for model in qwen3_8b qwen3; do
+            run "gpu-kernels-$model" "$PYTHON" run.py preset=kernels "model=$model" runtime.device=cuda \
+                "name=gpu-kernels-$model" task.contexts=[512,4096] task.repeats=7 task.sample_ms=5
+        done
+        ;;
+    correctness)
+        tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_cuda.py \
+            tests/models/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py
+        ;;
+    waits)
+        cells gpu-8b-waits model=qwen3_8b model.max_model_len=1024 runtime.cuda_graphs=false,true runtime.overlap=false,true \
+            batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=129
+        alone gpu-qwen3-waits-batch1 model=qwen3 runtime.cuda_graphs=false,true runtime.overlap=false,true
+        ;;
+    ablation)
+        sweep gpu-ablation +ablation=leave_one_out optimisations=gpu model=qwen3 model.max_model_len=1024 \
+            'ablation.only=[kv_cache,continuous,fused_attention,fused_kernels,cuda_graphs,overlap]' measure.repeats=8 \
+            measure.roofline=false
+        ;;
+    backends)
+        # Graphs are for attention=triton alone: without them what differs is the kernel.
+        sweep gpu-qwen3-attention model=qwen3 attention=triton,sdpa runtime.fused_kernels=triton,off \
+            runtime.cuda_graphs=false
+        sweep gpu-qwen3-kv model=qwen3 attention=triton,sdpa cache.kv_dtype=auto,int8,fp8 runtime.cuda_graphs=false
+        sweep gpu-qwen3-int8-kernels model=qwen3 quant=int8,int4 quant.kernel=triton,torch
+        sweep gpu-qwen3-nf4-kernels model=qwen3 quant=nf4 quant.kernel=triton,bitsandbytes
+        sweep gpu-qwen3-invariant model=qwen3 attention=triton,invariant runtime.determinism=batch \
+            workload.num_requests=8
+        sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,torch_varlen,flex cache.block_size=256 \
+            runtime.cuda_graphs=false
         ;;
     studies)
-        cells gpu-scaling preset=scaling model=qwen3 model.max_model_len=32768 \
-            'sweep.params=[{workload.num_requests: "1,4,16,64,256"}, {workload.input_len: "512,2048,8192,32000"}]'
         cells gpu-batching preset=batching model=qwen3
         cells gpu-chunked-prefill preset=chunked_prefill model=qwen3
         cells gpu-prefix-cache preset=prefix_cache model=qwen3
         cells gpu-concurrency preset=concurrency model=qwen3 workload.num_requests=64
-        cells gpu-attention preset=attention model=qwen3 attention=sdpa,triton
+        cells gpu-attention preset=attention model=qwen3 attention=sdpa,triton runtime.cuda_graphs=false
         cells gpu-cache model=qwen3 cache=paged,contiguous
         ;;
     *)
-        echo "unknown part $part: choose from kernel-tests correctness ceilings kernels waits table studies" >&2
+        echo "unknown part $part: choose from ceilings kernel-tests table precision batching peer scaling kernels correctness" \
+            "waits ablation backends studies" >&2
         exit 2
         ;;
     esac

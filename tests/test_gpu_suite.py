@@ -18,7 +18,21 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ROOT / "scripts" / "gpu_suite.sh"
-PARTS = ("kernel-tests", "correctness", "ceilings", "kernels", "waits", "table", "studies")
+PARTS = (
+    *(
+        "ceilings",
+        "kernel-tests",
+        "table",
+        "precision",
+        "batching",
+        "peer",
+        "scaling",
+        "kernels",
+        "correctness",
+    ),
+    *("waits", "ablation", "backends", "studies"),
+)
+MEASURING = [part for part in PARTS if part not in ("ceilings", "kernel-tests", "correctness")]
 SEPARATOR = "\x1e"
 
 Cli = Callable[..., Any]
@@ -32,7 +46,8 @@ def suite(
     recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n")
     recorder.chmod(0o755)
     log.touch()
-    environment = {**os.environ, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
+    known = {name: value for name, value in os.environ.items() if name not in ("AZURE_TRACE", "CALL_S")}
+    environment = {**known, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
     done = subprocess.run(["bash", str(script), *parts], env=environment, capture_output=True, text=True)
     commands = log.read_text().split(SEPARATOR)[:-1]
     return done.returncode, [command.split("\x1f")[:-1] for command in commands]
@@ -51,7 +66,8 @@ def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "kernel-tests", "correctness", "ceilings")
-    assert code == 0 and len(commands) == 3
+    assert code == 0 and len(commands) == 4
+    assert all(words[words.index("-n") + 1] == "8" for words in commands if "pytest" in words)
     paths = [word for words in commands for word in words if word.startswith(("tests/", "scripts/"))]
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
@@ -68,57 +84,75 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
     """Also where a command fails, and where the whole is killed with the last one still running."""
     script = copied(tmp_path)
     then = (
-        "ls $OUT/records.tar.gz >> $OUT/seen 2>/dev/null\n"
+        "ls $OUT/waits.tar.gz >> $OUT/seen 2>/dev/null\n"
         "echo begun; cat $OUT/waits.log > $OUT/meanwhile\n"
         "case $* in *batch1*) exit 3;; esac\n"
-        "mkdir -p runs/gpu-waits && echo {} > runs/gpu-waits/record.json; echo measured; echo $PYTHONPATH"
+        "mkdir -p runs/gpu-8b-waits runs/gpu-other && echo {} > runs/gpu-8b-waits/record.json; echo measured; echo $PYTHONPATH"
     )
     code, commands = suite(tmp_path, "waits", script=script, then=then)
     out = tmp_path / "out"
     assert (code, len(commands)) == (1, 2)
-    assert (out / "seen").read_text().count("records.tar.gz") == 1  # when the second command began
-    with tarfile.open(out / "records.tar.gz") as archive:
-        assert "runs/gpu-waits/record.json" in archive.getnames()
+    assert (out / "seen").read_text().count("waits.tar.gz") == 1  # when the second command began
+    with tarfile.open(out / "waits.tar.gz") as archive:
+        assert "runs/gpu-8b-waits/record.json" in archive.getnames()
+        assert not any("other" in name for name in archive.getnames())  # only what is the part's
     log = (out / "waits.log").read_text()
     assert "measured" in log and "failed (exit code 3)" in log
     assert (out / "meanwhile").read_text().count("begun") == 2  # also of the command that is still running
     assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
-    assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "records.tar.gz", "seen", "waits.log"]
+    assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "seen", "waits.log", "waits.tar.gz"]
 
 
 def test_an_archive_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     script, out = copied(tmp_path), tmp_path / "out"
-    (script.parents[1] / "runs" / "gpu-ceilings").mkdir(parents=True)
-    assert suite(tmp_path, "ceilings", script=script)[0] == 0  # also where there is no report
-    good = (out / "records.tar.gz").read_bytes()
+    (script.parents[1] / "runs" / "gpu-scaling").mkdir(parents=True)
+    assert suite(tmp_path, "scaling", script=script)[0] == 0  # also where there is no report
+    good = (out / "scaling.tar.gz").read_bytes()
     failing = tmp_path / "bin" / "tar"
     failing.parent.mkdir()
     failing.write_text("#!/bin/sh\necho torn > $2\nexit 2\n")
     failing.chmod(0o755)
     path = f"{failing.parent}:{os.environ['PATH']}"
-    assert suite(tmp_path, "ceilings", script=script, PATH=path)[0] == 1
-    assert "could not be archived" in (out / "ceilings.log").read_text()
-    assert (out / "records.tar.gz").read_bytes() == good and not (out / ".records").exists()
+    assert suite(tmp_path, "scaling", script=script, PATH=path)[0] == 1
+    assert "could not be archived" in (out / "scaling.log").read_text()
+    assert (out / "scaling.tar.gz").read_bytes() == good and not (out / ".records").exists()
 
 
 def test_a_part_that_runs_again_begins_its_log_anew(tmp_path: Path) -> None:
     for then in ("echo first", "echo second"):
-        suite(tmp_path, "ceilings", then=then)
-    log = (tmp_path / "out" / "ceilings.log").read_text()
-    assert "second" in log and "first" not in log and log.count("== ceilings") == 1
+        suite(tmp_path, "correctness", then=then)
+    log = (tmp_path / "out" / "correctness.log").read_text()
+    assert "second" in log and "first" not in log and log.count("== correctness") == 1
 
 
 def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    code, commands = suite(tmp_path, "waits", "ceilings", then="exec sleep 30", PART_S="1")
+    code, commands = suite(tmp_path, "waits", "peer", then="exec sleep 30", PART_S="1")
     assert code == 1 and len(commands) == 2  # the second of the first part is left out, the next part begins
     assert "left out" in (tmp_path / "out" / "waits.log").read_text()
-    assert "failed (exit code 124)" in (tmp_path / "out" / "ceilings.log").read_text()
+    assert "failed (exit code 124)" in (tmp_path / "out" / "peer.log").read_text()
 
 
-@pytest.mark.parametrize("part", ["kernels", "waits", "table", "studies"])
+def test_a_call_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "waits", "peer", then="exec sleep 30", CALL_S="2")
+    assert code == 1 and len(commands) == 1
+    assert "left out" in (tmp_path / "out" / "peer.log").read_text()
+
+
+def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "batching")
+    assert code == 0 and not any("azure" in word for words in commands for word in words)
+    assert (
+        "gpu-8b-batching-azure: left out, since AZURE_TRACE is not set"
+        in (tmp_path / "out" / "batching.log").read_text()
+    )
+
+
+@pytest.mark.parametrize("part", MEASURING)
 def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
     """Each sweep is planned as with sweep.dry_run=true, every arm composed; nothing is measured."""
-    code, commands = suite(tmp_path, part)
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    code, commands = suite(tmp_path, part, AZURE_TRACE=str(trace))
     assert code == 0 and commands
     names = []
     for script, *words in commands:
