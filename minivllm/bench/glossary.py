@@ -158,6 +158,16 @@ class MFU(Figure):
     name, unit, direction = "roofline.mfu", "share", "higher"
 
 
+class RooflineShare(Figure):
+    """Share of the run that its steps would have taken at the measured limits: the rest is what a perfect engine gains.
+
+    Formula: sum over all steps of max(bytes / bandwidth, operations / matrix rate) / the run's duration.
+    Example: steps that need 60 s at the limits, in a run of 80 s: 0.75.
+    """
+
+    name, unit, direction = "roofline.share", "share", "higher"
+
+
 class ForwardTime(Figure):
     """The model's part of a mean step; on a GPU the time to launch it, the wait for it is in sample_ms.
 

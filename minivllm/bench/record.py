@@ -106,6 +106,8 @@ class Roofline:
     prefill_s: float | None = None
     mfu: float | None = None
     fits_cache: bool | None = None  # the streamed bytes fit the last-level cache, so MBU may exceed 1
+    least_s: float | None = None  # that all steps would have taken at these limits
+    share: float | None = None  # of the window's duration
 
 
 @dataclass

@@ -132,8 +132,30 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) ->
         return None
 
 
-def _seconds(steps: Sequence[dict[str, Any]]) -> float:
-    return sum(step.get(phase) or 0.0 for step in steps for phase in PHASES) / 1000
+def _decodes(step: dict[str, Any]) -> bool:
+    return bool(step["num_tokens"]) and not step["num_prefill_tokens"]
+
+
+def _prefills(step: dict[str, Any]) -> bool:
+    return bool(step["num_tokens"]) and step["num_prefill_tokens"] == step["num_tokens"]
+
+
+def _timed(
+    steps: Sequence[dict[str, Any]], kind: Callable[[dict[str, Any]], bool], overlapped: bool
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Steps of a kind, and their seconds; no steps, no seconds.
+
+    A step that is launched before the one before it has ended waits for that one in its own phases. So its time is from
+    the beginning of the next to that of the one after, and only a step counts that is followed by two of its kind:
+    none is charged what another kind took.
+    """
+    if not overlapped:
+        chosen = [step for step in steps if kind(step)]
+        milliseconds = sum(step.get(phase) or 0.0 for step in chosen for phase in PHASES)
+        return chosen, milliseconds / 1000 if chosen else None
+    found = [three for three in zip(steps, steps[1:], steps[2:], strict=False) if all(map(kind, three))]
+    seconds = sum(last["start_s"] - following["start_s"] for _, following, last in found)
+    return [step for step, _, _ in found], seconds if found else None
 
 
 def usage(
@@ -142,16 +164,17 @@ def usage(
     probes: Roofline,
     cache_bytes: int | None = None,
     overlapped: bool = False,
+    window_s: float | None = None,
 ) -> Roofline:
-    """MBU and MFU of a window's steps against the probed limits.
+    """MBU and MFU of a window's steps against the probed limits, and the share of it that these would have allowed.
 
     Args:
         costs: `EngineInfo.model`.
         steps: `BenchEngine.steps()`.
         probes: bandwidth and matrix rate, from `probe`.
         cache_bytes: size of the last-level cache.
-        overlapped: steps were launched before the one before them had ended. Then a step's phases hold the wait for
-            that one instead of its own, so no kind of step has a time.
+        overlapped: steps were launched before the one before them had ended, see `_timed`.
+        window_s: from the first arrival to the last token.
 
     Returns:
         The record's `roofline`; what cannot be computed is None.
@@ -159,12 +182,11 @@ def usage(
     result = Roofline(probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s, probes.matrix_dtype)
     if not costs:
         return result
-    decode = [s for s in steps if not s["num_prefill_tokens"] and s["num_tokens"]]
-    prefill = [s for s in steps if s["num_prefill_tokens"] and s["num_prefill_tokens"] == s["num_tokens"]]
+    decode, result.decode_s = _timed(steps, _decodes, overlapped)
+    prefill, result.prefill_s = _timed(steps, _prefills, overlapped)
     if decode:
         result.decode_bytes = sum(_bytes(costs, step) for step in decode)
         result.decode_flops = sum(_flops(costs, step) for step in decode)
-        result.decode_s = None if overlapped else _seconds(decode)
         if result.decode_s and probes.bandwidth_bytes_per_s:
             result.mbu = result.decode_bytes / result.decode_s / probes.bandwidth_bytes_per_s
         if cache_bytes is not None:
@@ -172,9 +194,12 @@ def usage(
     if prefill:
         result.prefill_bytes = sum(_bytes(costs, step) for step in prefill)
         result.prefill_flops = sum(_flops(costs, step) for step in prefill)
-        result.prefill_s = None if overlapped else _seconds(prefill)
         if result.prefill_s and probes.matrix_flops_per_s:
             result.mfu = result.prefill_flops / result.prefill_s / probes.matrix_flops_per_s
+    bandwidth, rate = probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s
+    if steps and bandwidth and rate and not result.fits_cache:
+        result.least_s = sum(max(_bytes(costs, s) / bandwidth, _flops(costs, s) / rate) for s in steps)
+        result.share = result.least_s / window_s if window_s else None
     return result
 
 
@@ -237,14 +262,16 @@ def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
 
 
 def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
-    """Operations of a step that only decodes or only prefills, from below where it does not count its own pairs.
+    """Operations of a step, from below where it does not count its own pairs.
 
-    `context_tokens` is the sum of the sequences' lengths after the step. Requests of equal shares are
-    assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs. Within a window no
-    token attends to more than its request has there.
+    `context_tokens` is the sum of the sequences' lengths after the step. In one that only decodes or only prefills requests
+    of equal shares are assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs. Of
+    others the last token of each request alone is known to attend to all of it. Within a window no token attends to
+    more than its request has there.
     """
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
-    each, length = tokens / requests, step["context_tokens"] / requests
+    alike = _decodes(step) or _prefills(step)
+    each, length = tokens / requests if alike else 1.0, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
     if (window := costs.get("window")) is not None:
         near = requests * causal_pairs(length, each, window)

@@ -219,15 +219,23 @@ class Session:
 
         info, steps, liveness = engine.info, engine.steps(), engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
-        reached = partial(usage, info.model, steps, cache_bytes=self._cache_bytes(), overlapped=overlapped)
         max_running = full_batch(info.max_num_seqs, arrival, workload.num_talks)
+        figures = metrics.compute(traces, config["measure"].get("slo") or {}, max_running)
+        reached = partial(
+            usage,
+            info.model,
+            steps,
+            cache_bytes=self._cache_bytes(),
+            overlapped=overlapped,
+            window_s=figures.duration_s,
+        )
         record = self._record(
             measurement,
             workload_hash=workload.hash,
             cold=Cold()
             if virtual
             else Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
-            metrics=metrics.compute(traces, config["measure"].get("slo") or {}, max_running),
+            metrics=figures,
             memory=self._memory(steps),
             energy=energy,
             roofline=reached(self._limits),

@@ -88,7 +88,12 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    small = {"compression": "zstd", "compression_level": 15, "use_dictionary": False, "write_statistics": False}
+    small = {
+        "compression": "zstd",
+        "compression_level": 15,
+        "use_dictionary": False,
+        "write_statistics": False,
+    }
     atomically(path, lambda temporary: pyarrow.parquet.write_table(table, temporary, **small))
 
 

@@ -278,11 +278,11 @@ def overlap_steps(liveness: Mapping[str, Mapping[str, float | str]]) -> int:
 
 
 def _overlaps(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
-    """The time of a kind of step is not known where a step's phases hold the wait for another."""
+    """Phases tell less where one of them holds the wait for another step."""
     if count := overlap_steps(liveness):
         yield (
-            f"{count} steps overlapped the step before, so no kind of step has a time of its own and there is no MBU "
-            "and no MFU: runtime.overlap=false gives them"
+            f"{count} steps overlapped the step before: MBU and MFU are of steps that two of their kind follow, and phases "
+            "of a step hold the wait for another (runtime.overlap=false tells them apart)"
         )
 
 

@@ -59,6 +59,7 @@ COLUMNS = (
     Column("memory.host_rss_peak", "Host peak", "GB", 1e-9, terminal=True),
     Column("energy.joules_per_output_token", "Energy", "J/token"),
     Column("roofline.mbu", "MBU", "%", 100.0),
+    Column("roofline.share", "Roofline", "%", 100.0),
 )
 # Shown where a price was set; table.csv has it among the others.
 COST = Column("cost.per_million_output_tokens", "Cost", "per million tokens", terminal=True)

@@ -146,14 +146,36 @@ def test_prefill_of_two_equal_prompts() -> None:
     assert result.prefill_flops == 1600 * 6 + 256 * 12 + 400 * 2
 
 
-def test_overlapping_steps_have_no_times() -> None:
-    """What is counted stays; a time that holds the wait for another step is not charged to anything."""
-    steps = [step(num_tokens=4, num_prefill_tokens=4, context_tokens=4), step(num_tokens=1, context_tokens=5)]
-    limits = Roofline(bandwidth_bytes_per_s=1.0, matrix_flops_per_s=1.0)
-    result = usage(COSTS, steps, limits, cache_bytes=1, overlapped=True)
-    assert result.mbu is result.mfu is result.decode_s is result.prefill_s is None
-    assert result.decode_bytes == 2000 + 128 * 5 and result.prefill_flops == 1600 * 4 + 256 * 10 + 400
-    assert not roofline.exceeds(result)
+def test_overlapping_steps_take_from_the_beginning_of_the_next_to_that_of_the_one_after() -> None:
+    """Each waits for the one before it. None is charged what a step of another kind took, or idleness."""
+    prompt = {"num_tokens": 4, "num_prefill_tokens": 4, "context_tokens": 4}
+    kinds = [prompt, *({"num_tokens": 1, "context_tokens": n} for n in (5, 6, 7, 8)), prompt]
+    begins = (0.0, 0.1, 0.6, 0.7, 0.9, 5.0)  # the second waits for the prompt of half a second
+    steps = [step(start_s=begin, **kind) for begin, kind in zip(begins, kinds, strict=True)]
+    result = usage(COSTS, steps, Roofline(10e3, 1.0), cache_bytes=1, overlapped=True)
+    assert result.decode_bytes == 2 * 2000 + 128 * (5 + 6)
+    assert result.decode_s == pytest.approx((0.7 - 0.6) + (0.9 - 0.7))
+    assert result.mbu == pytest.approx(result.decode_bytes / 0.3 / 10e3)
+    # No prompt has two of its kind behind it.
+    assert result.mfu is result.prefill_s is result.prefill_flops is None
+
+
+def test_the_share_of_a_run_that_the_limits_would_allow() -> None:
+    steps = [
+        step(num_tokens=4, num_prefill_tokens=4, context_tokens=4),  # by its operations
+        step(num_tokens=1, context_tokens=5),  # by its bytes
+        step(num_tokens=3, num_requests=2, num_prefill_tokens=2, context_tokens=8),  # at least 8 pairs
+    ]
+    result = usage(COSTS, steps, Roofline(1000.0, 1600.0), window_s=20.0)
+    mixed = max((2000 + 128 * 8) / 1000, (1600 * 3 + 256 * 8 + 400 * 2) / 1600)
+    least = (1600 * 4 + 256 * 10 + 400) / 1600 + (2000 + 128 * 5) / 1000 + mixed
+    assert result.least_s == pytest.approx(least) and result.share == pytest.approx(least / 20)
+    for other in (
+        usage(COSTS, steps, Roofline(1000.0, 1600.0), cache_bytes=4000, window_s=20.0),
+        usage(COSTS, [], Roofline(1000.0, 1600.0), window_s=20.0),
+        usage(COSTS, steps, Roofline(1000.0), window_s=20.0),
+    ):
+        assert other.share is other.least_s is None
 
 
 def test_without_costs_there_is_nothing_to_say() -> None:
