@@ -1,10 +1,10 @@
 """Codes of four bits to 16-bit numbers, in registers: NF4's sixteen levels, and integers.
 
 A table in memory costs a load a weight, and a kernel that loads faster than it computes has no loads to spare. NVIDIA's
-byte permutation, `prmt`, picks each of four bytes out of eight by three bits of its own: two of them and a choice by the
-fourth bit look four half bytes up, once for the upper bytes of 16-bit levels and once for the lower. An integer needs
-one: 0x43 before a code's byte is 128 + code in bfloat16, and 0x64 1024 + code in float16 (Kim et al. 2022, "Who Says
-Elephants Can't Run", https://arxiv.org/abs/2211.10017).
+byte permutation, `prmt`, picks each of four bytes out of eight by three bits of its own. By a code's upper three bits it
+finds the even and the odd level of a pair, four half bytes at once, and the code's last bit chooses; once for the lower
+bytes of 16-bit levels and once for the upper. An integer needs one: 0x43 before a code's byte is 128 + code in bfloat16,
+and 0x64 1024 + code in float16 (Kim et al. 2022, "Who Says Elephants Can't Run", https://arxiv.org/abs/2211.10017).
 """
 
 from __future__ import annotations
@@ -23,15 +23,26 @@ LEVELS = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 # Multiplied by this they lose least when rounded to bfloat16: 0.0006 of the weight, 0.0011 as they are, and 0.0016
-# where each weight is rounded after its scale.
-STRETCH = tl.constexpr(1.437)
+# where each weight is rounded after its scale. The eighth, which costs nothing, gives both levels of a pair the same
+# upper byte in bfloat16, but for the zero; all the others' have the bits of _COMMON.
+STRETCH = tl.constexpr(1.437 / 8)
+_COMMON = 0x3C
 
-_HALF = """
-prmt.b32 negative, {0}, {1}, index; prmt.b32 positive, {2}, {3}, index; prmt.b32 mask, 0, 0x80808080, fourth;
-lop3.b32 low, positive, negative, mask, 0xE4;
-prmt.b32 negative, {4}, {5}, index; prmt.b32 positive, {6}, {7}, index;
-lop3.b32 high, positive, negative, mask, 0xE4;
+# Four codes, the levels' lower or upper bytes by all 16. 0xE4 takes from its first input where the third has ones, else
+# from the second.
+_EACH = """
+prmt.b32 even, {0}, {1}, index; prmt.b32 odd, {2}, {3}, index;
+lop3.b32 {target}, odd, even, last, 0xE4;
 """
+# The upper bytes by pairs. The zero's pair lacks _COMMON: 0xF2 adds the third input where the second has zeros.
+_SHARED = """
+prmt.b32 high, {0}, {1}, index;
+lop3.b32 high, high, last, {common:#010x}, 0xF2;
+"""
+
+
+def _word(numbers: list[int]) -> str:
+    return f"0x{sum(number << 8 * i for i, number in enumerate(numbers)):08x}"
 
 
 def program(dtype: torch.dtype) -> str:
@@ -41,25 +52,30 @@ def program(dtype: torch.dtype) -> str:
         dtype: of the levels, 16 bits wide.
     """
     bits = (torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value).to(dtype).view(torch.int16).tolist()
-    words = [
-        sum((bits[first + i] >> shift & 0xFF) << 8 * i for i in range(4))
-        for shift in (0, 8)
-        for first in (0, 4, 8, 12)
-    ]
-    look_up = _HALF.format(*(f"0x{word:08x}" for word in words))
-    # `index` is three bits of each half byte. `fourth` picks, as the fourth is set, one of bytes 4 to 7 and its sign, or
-    # one of bytes 0 to 3: all ones or all zeros. 0xE4 takes from its first input where the third has ones, else from
-    # the second.
+    low, high = ([number >> shift & 0xFF for number in bits] for shift in (0, 8))
+
+    def each(numbers: list[int], target: str) -> str:
+        fours = (numbers[:8:2], numbers[8::2], numbers[1:8:2], numbers[9::2])
+        return _EACH.format(*map(_word, fours), target=target)
+
+    if dtype is torch.bfloat16:
+        high[6] &= ~_COMMON  # the zero is 7
+        upper = _SHARED.format(_word(high[:8:2]), _word(high[8::2]), common=_COMMON * 0x01010101)
+    else:
+        upper = each(high, "high")
+    # `index` is the upper three bits of each half byte; `last`, all ones or zeros, its last bit: of bytes 0 to 7, picked
+    # by three bits, the odd are ones, and with its fourth bit set a half byte picks the sign of the same.
+    half = f"prmt.b32 last, 0xff00ff00, 0xff00ff00, codes;{each(low, 'low')}{upper}"
     return f"""{{
-.reg .b32 index, fourth, negative, positive, mask, low, high;
-and.b32 index, $4, 0x77777777;
-shr.u32 fourth, $4, 1;
-lop3.b32 fourth, $4, fourth, 0x88888888, 0xE4;
-{look_up}
+.reg .b32 codes, index, even, odd, last, low, high;
+mov.b32 codes, $4;
+shr.u32 index, $4, 1;
+and.b32 index, index, 0x77777777;
+{half}
 prmt.b32 $0, low, high, 0x7351; prmt.b32 $2, low, high, 0x6240;
 shr.u32 index, index, 16;
-shr.u32 fourth, fourth, 16;
-{look_up}
+shr.u32 codes, $4, 16;
+{half}
 prmt.b32 $1, low, high, 0x7351; prmt.b32 $3, low, high, 0x6240;
 }}"""
 
