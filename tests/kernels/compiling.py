@@ -32,6 +32,7 @@ KINDS = {
     **dict.fromkeys(["tiles", "block_table", "query_starts", "seq_lens"], "*i32"),
     **dict.fromkeys(["scale", "soft_cap", "eps"], "fp32"),
     "slots": "*i64",
+    "counters": "*i32",
     "codes": "*u8",
 }
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
@@ -60,15 +61,14 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
             yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
             written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
             yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
-        for rows in (16,) if wide else (16, 64):
-            tile = {"BLOCK_M": rows, "BLOCK_K": 128}
-            outputs = {"BLOCK_N": 64}
+        floats["scale"] = f"*{name}"  # of here on: a number for each output
+        for rows, end in ends(16, 4, (16,) if wide else (16, 64)):
             for stored in ("i8", name):
-                whole = {**floats, "weight": f"*{stored}"}
-                yield products._whole, whole, {**tile, **outputs}, {"num_stages": 3}
+                constants = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, **end, "SCALED": stored == "i8"}
+                yield products._whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
         pairs = {"pairs": "*i64" if wide else "*i32"}
-        for rows in (8,) if wide else (8, 16, 32, 64):
-            tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype]}
+        for rows, end in ends(8, 2, (8,) if wide else (8, 16, 32, 64)):
+            tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype], **end}
             for scales, group, nested in (("fp32", 64, 0), ("u8", 64, 256), (name, 128, 0), (name, 32, 0)):
                 constants = {
                     **tile,
@@ -79,10 +79,21 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
                 }
                 options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
                 yield products._four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
-        summed = {"SCALED": True, "BIASED": True, "PARTS": 16, "BLOCK": 256}
-        yield products._add, {**floats, "scale": f"*{name}"}, summed, {}
+        for rows in (2, 4):
+            summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
+            yield products._add, floats, summed, {"num_warps": rows}
         yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
         yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+
+
+def ends(
+    least: int, adding: int, several: tuple[int, ...]
+) -> Iterator[tuple[int, dict[str, bool | int | float]]]:
+    """Rows of a product's tile, and how its programs end: with an output, with a part, or with all parts added."""
+    end = {"SCALED": False, "BIASED": True, "FACTOR": 0.5, "PARTED": True, "ADDING": 0}
+    yield least, {**end, "PARTED": False}
+    for rows in several:
+        yield rows, {**end, "ADDING": adding if rows == least else 0}
 
 
 def told(tool: str, option: str, binary: bytes) -> str:

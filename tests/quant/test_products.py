@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -177,3 +178,108 @@ def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: 
         LLM("tiny", device="cpu", overrides=["runtime.linear_kernel=triton"])
     with pytest.raises(BadInput, match="must be auto, triton or bitsandbytes"):
         NF4(kernel="fast").pack(weight, None)
+
+
+def layer_and_input(rows: int, outputs: int, inputs: int, name: str) -> tuple[nn.Module, Tensor]:
+    """A layer of the method with a bias, and activations."""
+    torch.manual_seed(0)
+    method: Quantizer = METHODS[name]("bfloat16")
+    weight = (torch.randn(outputs, inputs) * 0.05).to(method.dtype).to(DEVICE)
+    layer = method.pack(weight, torch.randn(outputs).to(method.dtype).to(DEVICE))
+    return layer, torch.randn(rows, inputs).to(method.dtype).to(DEVICE)
+
+
+class Ends:
+    """How products end from now on: `later` is that of their cuts, if not None. Their memory is NaN first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.later: bool | None = None
+        self.cuts: list[products._Cut] = []
+        self.counters = torch.zeros(products._TILES, dtype=torch.int32, device=DEVICE)
+        ends, make = self, products._Cut.__init__
+
+        def cut(cut: products._Cut, *args: Any, **kwargs: Any) -> None:
+            make(cut, *args, **kwargs)
+            if ends.later is not None and cut.grid[1] > 1:
+                cut.later = ends.later
+            for tensor in (cut.out, cut.partial):
+                tensor.fill_(torch.nan)
+            ends.cuts.append(cut)
+
+        monkeypatch.setattr(products._Cut, "__init__", cut)
+        monkeypatch.setattr(products, "_counters", lambda device: ends.counters)
+
+
+class Parted:
+    """A kernel that is told that there are several parts."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return lambda *args, **kwargs: self.kernel[grid](*args, **{**kwargs, "PARTED": True})
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    return Ends(monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
+@torch.inference_mode()
+def test_the_last_program_adds_what_a_kernel_of_its_own_adds(name: str, ends: Ends) -> None:
+    """To the bit, with rows and outputs that fill no tile; and it leaves the counters as it found them."""
+    for rows in (1, 3, 8):
+        layer, x = layer_and_input(rows, 96, 448, name)
+        outs = []
+        for ends.later in (False, True):
+            outs.append(layer(x))
+            assert not ends.counters.any()
+        assert not outs[0].isnan().any()
+        assert torch.equal(*outs)
+    assert all(cut.grid[1] > 1 for cut in ends.cuts)
+
+
+@pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
+@torch.inference_mode()
+def test_one_part_is_the_sum_of_its_parts(name: str, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of one part rounds as the sum of one part would: the program's end is the same."""
+    layer, x = layer_and_input(5, 96, {"int4": 32, "nf4": 64}.get(name, 128), name)
+    whole = layer(x)
+    assert ends.cuts[-1].grid[1] == 1 and not ends.cuts[-1].later
+    run = products._Cut.run
+
+    def parted(cut: products._Cut, *args: Any, **kwargs: Any) -> Tensor:
+        """All the same, but with a sum of one part."""
+        launch = Parted(args[0])
+        cut.partial = torch.full((1, cut.rows, cut.outputs), torch.nan, device=DEVICE)
+        cut.later = True
+        return run(cut, launch, *args[1:], **kwargs)
+
+    monkeypatch.setattr(products._Cut, "run", parted)
+    assert torch.equal(layer(x), whole)
+    assert not whole.isnan().any()
+
+
+@torch.inference_mode()
+def test_parts_beyond_those_fetched_at_once_are_added(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "INTERPRETED", False)  # which cuts into few
+    layer, x = layer_and_input(2, 64, 64 * 19, "nf4")
+    for ends.later in (False, True):
+        out = layer(x)
+        assert ends.cuts[-1].grid == (1, 19)
+        assert not ends.counters.any()
+        assert layer.bias is not None
+        wanted = x.double() @ stored(layer).t() + layer.bias.double()
+        assert float((out.double() - wanted).norm() / wanted.norm()) < 0.005
+
+
+@torch.inference_mode()
+def test_many_rows_are_added_later_and_the_cut_is_that_of_few(ends: Ends) -> None:
+    layer, x = layer_and_input(20, 96, 448, "nf4")
+    outs = [layer(x[:rows]) for rows in (1, 8, 9, 20)]
+    assert [cut.later for cut in ends.cuts] == [False, False, True, True]
+    assert len({cut.grid for cut in ends.cuts}) == 1
+    assert torch.equal(outs[0], outs[1][:1])  # their tiles are of one width
+    for out in outs:
+        torch.testing.assert_close(out, outs[-1][: out.shape[0]])

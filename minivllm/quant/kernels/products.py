@@ -3,11 +3,13 @@
 At few rows a product costs the time to read its weight. So a program reads a tile of the weight once, widens it in
 registers and multiplies it with all rows at once. Inputs are cut into so many parts that programs fill the GPU, as a
 weight has few rows of output; how many depends on the weight alone, so a row's result does not depend on the number
-of rows beside it (but for the width of the tile, 8 to 64 rows). The parts are added in a fixed order.
+of rows beside it (but for the width of the tile, 8 to 64 rows). The parts are added in their order: of few rows by the
+program of a tile that ends last, which saves a launch, of more by a kernel, which has more programs to do it.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ _WARPS = 2048  # about 16 for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
 _BLOCK_K = 128  # inputs of a step
 _FOUR_BIT_BLOCK_K = 64  # NF4's smallest block of weights with a scale of its own; int4's may have half of it
+_TILES = _WARPS // 2 // 2  # the most that are cut into parts: programs of two warps, two of them for a tile
+# Parts that are fetched at once: one after the other would cost the time to fetch for each.
+_TOGETHER = tl.constexpr(16)
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 # Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
@@ -30,10 +35,106 @@ _VARYING = ["rows", "steps"]
 
 
 @triton.jit
-def _store(partial, acc, rows, outputs, m, n):
-    """Each part of the inputs has its own place: partial is float32 [parts, rows, outputs]."""
-    at = (tl.program_id(1).to(tl.int64) * rows + m[:, None]) * outputs + n[None, :]
-    tl.store(partial + at, acc, mask=(m < rows)[:, None] & (n < outputs)[None, :])
+def _finish(
+    total,
+    scale,
+    bias,
+    out,
+    rows,
+    outputs,
+    m,
+    n,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    FACTOR: tl.constexpr,
+):
+    """Scale and bias of each output, in float32, to their place in out [rows, outputs]."""
+    total *= FACTOR
+    if SCALED:
+        total *= tl.load(scale + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    if BIASED:
+        total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    at = m[:, None].to(tl.int64) * outputs + n[None, :]
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(out + at, narrow(total, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_parts(
+    partial,
+    scale,
+    bias,
+    out,
+    rows,
+    outputs,
+    parts,
+    m,
+    n,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    FACTOR: tl.constexpr,
+):
+    """Add the parts one after the other, whatever the layout of the tile; then finish it."""
+    total = tl.zeros([m.shape[0], n.shape[0]], tl.float32)
+    at = partial + m[:, None].to(tl.int64) * outputs + n[None, :]
+    left = tl.where((m < rows)[:, None] & (n < outputs)[None, :], parts, 0)
+    size = rows.to(tl.int64) * outputs
+    for first in tl.range(0, parts, _TOGETHER, num_stages=1):
+        fetched = ()
+        for i in tl.static_range(_TOGETHER):
+            # Past the first cache, which other processors' stores do not reach.
+            value = tl.load(at, mask=left > first + i, other=0.0, cache_modifier=".cg")
+            fetched += (value,)  # type: ignore[assignment]
+            at += size
+        for i in tl.static_range(_TOGETHER):
+            total += fetched[i]
+    _finish(total, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR)
+
+
+@triton.jit
+def _end(
+    acc,
+    partial,
+    counters,
+    scale,
+    bias,
+    out,
+    rows,
+    outputs,
+    m,
+    n,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    FACTOR: tl.constexpr,
+    PARTED: tl.constexpr,
+    ADDING: tl.constexpr,
+):
+    """What a program does with its sums [BLOCK_M, BLOCK_N]: they are the product, or a part of it.
+
+    Each part has its own place in partial, float32 [parts, rows, outputs]. Where ADDING is not 0, the program of a tile
+    that comes last adds them, so many rows at a time. Its threads see what all the others stored: each program's
+    stores come before its barrier, that before its step of the counter, which one thread makes and which releases and
+    acquires at the scope of the GPU, and the last program's step before its next barrier, after which threads load.
+    No loop goes over the rows: within one, the compiler takes registers away from the loop over the inputs.
+    """
+    if not PARTED:
+        _finish(acc, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR)
+    else:
+        at = (tl.program_id(1).to(tl.int64) * rows + m[:, None]) * outputs + n[None, :]
+        tl.store(partial + at, acc, mask=(m < rows)[:, None] & (n < outputs)[None, :])
+        if ADDING:
+            counter, parts = counters + tl.program_id(0), tl.num_programs(1)
+            tl.debug_barrier()
+            before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+            tl.debug_barrier()
+            if before == parts - 1:
+                tl.store(counter, 0)  # for the next product, which begins when this one has ended
+                for first in tl.static_range(0, m.shape[0], ADDING):
+                    if first < rows:
+                        few = first + tl.arange(0, ADDING)
+                        _add_parts(
+                            partial, scale, bias, out, rows, outputs, parts, few, n, SCALED, BIASED, FACTOR
+                        )
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -41,6 +142,10 @@ def _whole(
     x,  # [rows, inputs]
     weight,  # int8, or of the dtype of x: [outputs, inputs]
     partial,
+    counters,
+    scale,
+    bias,
+    out,
     rows,
     outputs,
     inputs,
@@ -48,8 +153,13 @@ def _whole(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    FACTOR: tl.constexpr,
+    PARTED: tl.constexpr,
+    ADDING: tl.constexpr,
 ):
-    """One tile of outputs, `steps` steps of inputs a program; the weight without its scales."""
+    """One tile of outputs, `steps` steps of inputs a program."""
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dtype: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -64,7 +174,9 @@ def _whole(
         if b.dtype == tl.int8:
             b = narrow(b.to(tl.float32), dtype)
         acc = dot(a, b, acc)
-    _store(partial, acc, rows, outputs, m, n)
+    _end(
+        acc, partial, counters, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR, PARTED, ADDING
+    )
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -77,6 +189,10 @@ def _four_bits(
     nested_scales,  # float32 [scales / NESTED]
     offset,  # float32 [1]
     partial,
+    counters,
+    scale,
+    bias,
+    out,
     rows,
     outputs,
     inputs,
@@ -88,6 +204,11 @@ def _four_bits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
+    FACTOR: tl.constexpr,
+    PARTED: tl.constexpr,
+    ADDING: tl.constexpr,
 ):
     """NF4 in bitsandbytes' layout, and AFFINE int4 in the same.
 
@@ -107,15 +228,15 @@ def _four_bits(
         group = step * BLOCK_K // GROUP
         if AFFINE:
             block = (group * outputs + row) * 2
-            scale = tl.load(scales + block, mask=there, other=0.0).to(tl.float32)
+            step_scale = tl.load(scales + block, mask=there, other=0.0).to(tl.float32)
         else:
             block = row * (inputs // GROUP) + group
             if NESTED:
                 code = tl.load(scales + block, mask=there, other=0).to(tl.int32)
-                scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
-                scale = tl.load(nested_levels + code) * scale + tl.load(offset)
+                step_scale = tl.load(nested_scales + block // NESTED, mask=there, other=0.0)
+                step_scale = tl.load(nested_levels + code) * step_scale + tl.load(offset)
             else:
-                scale = tl.load(scales + block, mask=there, other=0.0)
+                step_scale = tl.load(scales + block, mask=there, other=0.0)
         packed = tl.load(codes + row[:, None] * half + j[None, :], mask=there[:, None], other=0)
         if AFFINE:
             even, odd = count(packed, dtype)
@@ -125,80 +246,137 @@ def _four_bits(
         first = pair.to(word).to(dtype, bitcast=True)
         second = (pair >> BITS).to(word).to(dtype, bitcast=True)
         part = dot(even, first, tl.zeros([BLOCK_N, BLOCK_M], tl.float32))
-        acc += dot(odd, second, part) * scale[:, None]
+        acc += dot(odd, second, part) * step_scale[:, None]
         if AFFINE:
             zero = tl.load(scales + block + 1, mask=there, other=0.0).to(tl.float32)
             acc += zero[:, None] * tl.sum(first.to(tl.float32) + second.to(tl.float32), 0)[None, :]
-    if not AFFINE:
-        acc *= 1 / STRETCH
-    _store(partial, tl.trans(acc), rows, outputs, m, n)
+    _end(
+        tl.trans(acc),
+        partial,
+        counters,
+        scale,
+        bias,
+        out,
+        rows,
+        outputs,
+        m,
+        n,
+        SCALED,
+        BIASED,
+        FACTOR,
+        PARTED,
+        ADDING,
+    )
 
 
-@triton.jit(do_not_specialize=["size", "parts"])  # else the order would depend on the rows
+@triton.jit(do_not_specialize=["rows"])
 def _add(
     partial,
     scale,
     bias,
     out,
-    size,
+    rows,
     outputs,
     parts,
     SCALED: tl.constexpr,
     BIASED: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Add the parts, in an order that depends on their number alone; then scale and bias of each output.
+    """The parts of all tiles, BLOCK_M rows a program."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    _add_parts(partial, scale, bias, out, rows, outputs, parts, m, n, SCALED, BIASED, FACTOR)
 
-    All are fetched at once: one after the other would cost the time to fetch for each.
+
+@functools.cache
+def _kept_counters(device: torch.device) -> Tensor:
+    return torch.zeros(_TILES, dtype=torch.int32, device=device)
+
+
+def _counters(device: torch.device) -> Tensor:
+    """How many programs of each tile have stored their part: int32, all zero before and after a product.
+
+    A device has one for all products, since they follow each other in one stream. It is never freed, as captured graphs
+    have its address, and comes with the first product, which is never a captured one. A product that fails midway on a
+    GPU takes everything on it with it; the interpreter can be stopped, so there it is made anew.
     """
-    i, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTS)
-    inside = i < size
-    there = (part < parts)[:, None] & inside[None, :]
-    total = tl.sum(tl.load(partial + part[:, None] * size + i[None, :], mask=there, other=0.0), 0)
-    dtype: tl.constexpr = out.dtype.element_ty
-    if SCALED:
-        total *= tl.load(scale + i % outputs, mask=inside, other=0.0).to(tl.float32)
-    if BIASED:
-        total += tl.load(bias + i % outputs, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + i, narrow(total, dtype), mask=inside)
+    return torch.zeros(_TILES, dtype=torch.int32) if INTERPRETED else _kept_counters(device)
 
 
-class _Launch:
-    """The cut of one product: rows a tile, parts of the inputs, and where their results go."""
+class _Cut:
+    """How one product is cut: rows a tile, parts of the inputs; and where the results go.
+
+    Args:
+        x: [rows, inputs].
+        outputs: rows of the weight.
+        scale, bias: [outputs] or None.
+        factor: of all sums.
+        warps: of a program with `least_rows` rows, the fewest that it computes.
+    """
 
     def __init__(
-        self, x: Tensor, outputs: int, block_k: int = _BLOCK_K, warps: int = 4, least_rows: int = 16
+        self,
+        x: Tensor,
+        outputs: int,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        factor: float = 1.0,
+        block_k: int = _BLOCK_K,
+        warps: int = 4,
+        least_rows: int = 16,
     ) -> None:
-        self.rows, inputs = x.shape
-        self.outputs, self.device, self.dtype = outputs, x.device, x.dtype
-        self.block_m = max(least_rows, triton.next_power_of_2(self.rows))
+        rows, inputs = x.shape
+        self.block_m = max(least_rows, triton.next_power_of_2(rows))
+        self.few = warps  # rows whose parts are added at once: two numbers a thread; with more, fewer are fetched at once
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
-        wanted = 3 if INTERPRETED else max(1, _WARPS // warps // tiles)
+        wanted = max(1, _WARPS // warps // tiles)
+        if INTERPRETED:
+            wanted = min(wanted, 3)  # a program costs time, and none run beside it
         each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
         self.grid = (tiles, triton.cdiv(steps, each))
-        self.partial = torch.empty(self.grid[1], self.rows, outputs, dtype=torch.float32, device=x.device)
-        # What every kernel takes after its weight: partial, rows, outputs, inputs, steps.
-        self.arguments = (self.partial, self.rows, outputs, inputs, each)
+        parts = self.grid[1]
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+        # What is not looked at has some tensor in its place.
+        self.partial = self.counters = out
+        if parts > 1:
+            self.partial = torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
+            self.counters = _counters(x.device)
+        self.scale, self.bias, self.out = out if scale is None else scale, out if bias is None else bias, out
+        self.rows, self.outputs, self.inputs, self.each = rows, outputs, inputs, each
+        self.form = {"SCALED": scale is not None, "BIASED": bias is not None, "FACTOR": factor}
+        # A program has time for few rows only: many are added sooner by many programs.
+        self.later = parts > 1 and self.block_m > least_rows
 
-    def add(self, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The product: [rows, outputs] in the dtype of x."""
-        out = torch.empty(self.rows, self.outputs, dtype=self.dtype, device=self.device)
-        size = out.numel()
-        _add[(triton.cdiv(size, 256),)](
+    def run(self, kernel: Any, *arguments: Tensor, **options: Any) -> Tensor:
+        """The product, [rows, outputs] in the dtype of x, by a kernel that takes x, the weight and so on first."""
+        ends = (self.scale, self.bias, self.out, self.rows, self.outputs)
+        kernel[self.grid](
+            *arguments,
             self.partial,
-            out if scale is None else scale,
-            out if bias is None else bias,
-            out,
-            size,
-            self.outputs,
-            self.grid[1],
-            SCALED=scale is not None,
-            BIASED=bias is not None,
-            PARTS=triton.next_power_of_2(self.grid[1]),
-            BLOCK=256,
+            self.counters,
+            *ends,
+            self.inputs,
+            self.each,
+            BLOCK_M=self.block_m,
+            BLOCK_N=_BLOCK_N,
+            PARTED=self.grid[1] > 1,
+            ADDING=0 if self.later or self.grid[1] == 1 else self.few,
+            **self.form,
+            **options,
         )
-        return out
+        if self.later:
+            _add[(self.grid[0], triton.cdiv(self.rows, self.few))](
+                self.partial,
+                *ends,
+                self.grid[1],
+                BLOCK_M=self.few,
+                BLOCK_N=_BLOCK_N,
+                num_warps=self.few,
+                **self.form,
+            )
+        return self.out
 
 
 def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -211,17 +389,8 @@ def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor 
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    cut = _Launch(x, weight.shape[0])
-    _whole[cut.grid](
-        x.contiguous(),
-        weight,
-        *cut.arguments,
-        BLOCK_M=cut.block_m,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
-        num_stages=3,
-    )
-    return cut.add(scale, bias)
+    cut = _Cut(x, weight.shape[0], scale, bias)
+    return cut.run(_whole, x.contiguous(), weight, BLOCK_K=_BLOCK_K, num_stages=3)
 
 
 def takes_nf4(state: Any) -> bool:
@@ -282,19 +451,17 @@ def _four_bit_product(
     x: Tensor, codes: Tensor, outputs: int, tables: tuple[Tensor, ...], bias: Tensor | None, **form: int
 ) -> Tensor:
     block_k = min(_FOUR_BIT_BLOCK_K, form["GROUP"])
-    cut = _Launch(x, outputs, block_k, warps=2, least_rows=8)
-    # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
-    _four_bits[cut.grid](
+    factor = 1.0 if form["AFFINE"] else 1 / STRETCH.value
+    cut = _Cut(x, outputs, None, bias, factor, block_k, warps=2, least_rows=8)
+    return cut.run(
+        _four_bits,
         x.contiguous().view(torch.int32 if x.itemsize == 2 else torch.int64),
         codes,
         *tables,
-        *cut.arguments,
         dtype=_DTYPES[x.dtype],
-        BLOCK_M=cut.block_m,
-        BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
+        # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
         num_warps=2 if cut.block_m <= 32 else 4,
         num_stages=4,
         **form,
     )
-    return cut.add(None, bias)
