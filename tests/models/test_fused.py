@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minivllm import LLM, SamplingParams
+from minivllm.attention.base import AttentionBackend
 from minivllm.bench.engines import MinivllmEngine
 from minivllm.config import compose
+from minivllm.engine.step import StepBatch
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.models.gemma import GemmaNorm
 from minivllm.models.kernels import small
-from minivllm.models.layers import ACTIVATIONS, RMSNorm
-from tests.reference import make_checkpoint
+from minivllm.models.kernels.fuse import FusedDecoder, FusedSandwich, fuse
+from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
+from minivllm.models.loading import load_model
+from minivllm.quant.plain import Plain
+from tests.reference import CausalAttention, make_batch, make_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {
@@ -73,11 +85,103 @@ def test_tokens_are_those_of_the_plain_layers(family: str, attention: str, tmp_p
             results.append([o.outputs[0].token_ids for o in llm.generate([[5, 6, 7, 8, 9], [9]], params)])
     assert results[0] == results[1]
     layers = {
-        "qwen3": {"FusedLayer"},
-        "gemma3_text": {"FusedSandwich"},
+        "qwen3": {"FusedDecoder", "FusedLayer"},
+        "gemma3_text": {"FusedDecoder", "FusedSandwich"},
         "mixtral": set(),
     }  # the last has its own
     assert fused == [set(), {"FusedNorm", "FusedMLP", "FusedAttention"} | layers[family]]
+
+
+class Counter(TorchDispatchMode):
+    """Counts sums of hidden states, and launches of norms with and without one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.calls: Counts[str] = Counts()
+        for name in ("norm", "add_norm"):
+            patch.setattr(small, name, partial(self.counted, name, getattr(small, name)))
+
+    def counted(self, name: str, kernel: Callable[..., Any], *args: Any) -> Any:
+        self.calls[name] += 1
+        return kernel(*args)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        terms = [value for value in args if isinstance(value, Tensor) and value.shape[1:] == (48,)]
+        self.calls["sum"] += str(function).startswith("aten.add.Tensor") and len(terms) == 2
+        return function(*args, **(kwargs or {}))
+
+
+def here(prompts: list[list[int]]) -> StepBatch:
+    batch = make_batch(prompts)
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: x.to(DEVICE) for name, x in values.items() if isinstance(x, Tensor)})
+
+
+@torch.inference_mode()
+def each_sum_at_once(decoder: FusedDecoder, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+    """What a FusedDecoder gives, with a sum after each layer and norms without one before the next."""
+    x = decoder.embed_tokens(batch.token_ids)
+    rotations = [rotary(batch) for rotary in decoder.rotaries]
+    for layer, rope in zip(decoder.layers, decoder.rope_of_layer, strict=True):
+        x, delta = layer(x, None, *rotations[rope], batch, attention)
+        x = x + delta
+    out: Tensor = decoder.norm(x)
+    return out
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        *(
+            (family, "bfloat16")
+            for family in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "qwen3_moe")
+        ),
+        *(("qwen3", dtype) for dtype in ("float32", "float16")),
+    ],
+)
+@torch.inference_mode()
+def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
+    family: str, dtype: str, trims: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, family)
+    model = load_model(str(tmp_path), quant=Plain(dtype), device=DEVICE).model
+    if trims:
+        model.trim()
+    assert fuse(model) == sum(type(module).__module__ == fuse.__module__ for module in model.modules())
+    assert isinstance(model.model, FusedDecoder)
+    batch = here([[5, 17, 3, 99, 42, 8], [1], [9, 4, 30]])
+    batch = replace(batch, logit_rows=batch.logit_rows[::2])  # the second prompt goes on
+    attention = CausalAttention(model.attention_specs)
+    wanted = each_sum_at_once(model.model, batch, attention)
+    with monkeypatch.context() as patch, Counter(patch) as counter:
+        found = model(batch, attention)
+    assert found.shape == (2 if trims else 10, 48) and torch.equal(found, wanted)
+    after = 2 if isinstance(model.model.layers[0], FusedSandwich) else 0  # norms of what is added
+    assert counter.calls == {"norm": 1 + after * 3, "add_norm": 2 * 3, "sum": 0}
+
+
+def test_a_model_with_a_layer_or_norm_of_its_own_keeps_its_sums(tmp_path: Path) -> None:
+    class OwnLayer(DecoderLayer):
+        pass
+
+    class OwnNorm(RMSNorm):
+        pass
+
+    make_checkpoint(tmp_path)
+    batch = here([[5, 17, 3, 99, 42, 8]])
+    for own in (OwnLayer, OwnNorm):
+        loaded = load_model(str(tmp_path), quant=Plain("float32"), device=DEVICE)
+        model, attention = loaded.model, CausalAttention(loaded.model.attention_specs)
+        wanted = model(batch, attention)
+        changed = model.model.layers[1]
+        if own is OwnNorm:
+            changed = changed.input_layernorm
+        changed.__class__ = own
+        fuse(model)
+        names = {type(module).__name__ for module in model.modules()}
+        assert {"Decoder", "DecoderLayer", "FusedNorm", own.__name__} <= names
+        torch.testing.assert_close(model(batch, attention), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cpu_kernels", ["auto", "'off'"])

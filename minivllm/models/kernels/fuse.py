@@ -24,6 +24,7 @@ from minivllm.models.layers import (
     beside,
     wanted,
 )
+from minivllm.models.llama import Decoder
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
@@ -95,30 +96,34 @@ class FusedAttention(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """DecoderLayer whose second norm takes the sum before it along."""
+    """DecoderLayer whose norms take the sum before them along: the first one that of the layer before."""
 
     def __init__(self, inner: DecoderLayer) -> None:
         super().__init__()
-        assert isinstance(inner.post_attention_layernorm, FusedNorm)
         self.input_layernorm, self.self_attn = inner.input_layernorm, inner.self_attn
         self.post_attention_layernorm, self.mlp = inner.post_attention_layernorm, inner.mlp
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
-    ) -> Tensor:
-        """[tokens, hidden] to the same."""
-        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x, normed = self.post_attention_layernorm.add(beside(attended, x, batch), attended)
-        out: Tensor = x + self.mlp(normed)
-        return out
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        batch: StepBatch,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer trims."""
+        x, normed = _add(self.input_layernorm, x, delta)
+        attended = self.self_attn(normed, cos, sin, batch, attention)
+        x, normed = _add(self.post_attention_layernorm, beside(attended, x, batch), attended)
+        return x, self.mlp(normed)
 
 
 class FusedSandwich(nn.Module):
-    """SandwichLayer whose third norm takes the sum before it along."""
+    """SandwichLayer whose first and third norm take the sum before them along."""
 
     def __init__(self, inner: SandwichLayer) -> None:
         super().__init__()
-        assert isinstance(inner.pre_feedforward_layernorm, FusedNorm)
         self.self_attn, self.mlp = inner.self_attn, inner.mlp
         self.input_layernorm, self.post_attention_layernorm = (
             inner.input_layernorm,
@@ -128,13 +133,47 @@ class FusedSandwich(nn.Module):
         self.post_feedforward_layernorm = inner.post_feedforward_layernorm
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
-    ) -> Tensor:
-        """[tokens, hidden] to the same."""
-        attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        attended = self.post_attention_layernorm(attended)
-        x, normed = self.pre_feedforward_layernorm.add(beside(attended, x, batch), attended)
-        out: Tensor = x + self.post_feedforward_layernorm(self.mlp(normed))
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        batch: StepBatch,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """See FusedLayer."""
+        x, normed = _add(self.input_layernorm, x, delta)
+        attended = self.post_attention_layernorm(self.self_attn(normed, cos, sin, batch, attention))
+        x, normed = _add(self.pre_feedforward_layernorm, beside(attended, x, batch), attended)
+        return x, self.post_feedforward_layernorm(self.mlp(normed))
+
+
+def _add(norm: nn.Module, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Hidden states from their two terms, and their norm; those before the first layer have one term."""
+    assert isinstance(norm, FusedNorm)
+    return (x, norm(x)) if delta is None else norm.add(x, delta)
+
+
+class FusedDecoder(nn.Module):
+    """Decoder whose layers hand on the last sum as its two terms (vLLM does so, too): the next norm adds them.
+
+    Args:
+        inner: all norms between its layers' parts, and the last one, are fused.
+        layers: that stand for the layers of `inner`.
+    """
+
+    def __init__(self, inner: Decoder, layers: list[FusedLayer | FusedSandwich]) -> None:
+        super().__init__()
+        self.embed_tokens, self.layers, self.norm = inner.embed_tokens, nn.ModuleList(layers), inner.norm
+        self.rope_of_layer, self.rotaries = inner.rope_of_layer, inner.rotaries
+
+    def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """See Decoder."""
+        x, delta = self.embed_tokens(batch.token_ids), None
+        rotations = [rotary(batch) for rotary in self.rotaries]
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            x, delta = layer(x, delta, *rotations[rope], batch, attention)
+        out: Tensor = _add(self.norm, x, delta)[1]
         return out
 
 
@@ -149,15 +188,27 @@ def fuse(model: nn.Module) -> int:
             if (made := _fused(module)) is not None:
                 model.set_submodule(name, made)
                 replaced += 1
-        # Layers last: they hold the norms that were made above, and only those can add.
+        # The decoder last: what is made above is what it asks for.
         for name, module in list(model.named_modules()):
-            if type(module) is DecoderLayer and isinstance(module.post_attention_layernorm, FusedNorm):
-                model.set_submodule(name, FusedLayer(module))
-                replaced += 1
-            elif type(module) is SandwichLayer and isinstance(module.pre_feedforward_layernorm, FusedNorm):
-                model.set_submodule(name, FusedSandwich(module))
-                replaced += 1
+            if type(module) is Decoder and (layers := _summing(module)) is not None:
+                model.set_submodule(name, FusedDecoder(module, layers))
+                replaced += 1 + len(layers)
     return replaced
+
+
+def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
+    """Layers that leave their last sum to the next norm; None where a norm or a layer is none that is known here."""
+    layers: list[FusedLayer | FusedSandwich] = []
+    norms = [decoder.norm]
+    for layer in decoder.layers:
+        if type(layer) is DecoderLayer:
+            layers.append(FusedLayer(layer))
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        elif type(layer) is SandwichLayer:
+            layers.append(FusedSandwich(layer))
+            norms += [layer.input_layernorm, layer.pre_feedforward_layernorm]
+    is_whole = len(layers) == len(decoder.layers) and all(isinstance(norm, FusedNorm) for norm in norms)
+    return layers if is_whole else None
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
