@@ -11,9 +11,11 @@ from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
 from minivllm.engine.engine import Engine
+from minivllm.engine.sampler import TORCH, TokenKernels
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.kernels.grouped import group_experts
 from minivllm.models.kernels.native import make_native
 from minivllm.models.weights import Progress
@@ -59,6 +61,15 @@ def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
             "asks; use attention=auto, attention=invariant or attention=triton"
         )
     return invariant
+
+
+def token_kernels(cpu: Kernels | None, triton: bool) -> TokenKernels:
+    """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as far as there are any."""
+    if triton:
+        from minivllm.engine.kernels.sampling import draw, likeliest  # imports Triton
+
+        return TokenKernels(likeliest, draw, fused=True)
+    return TORCH if cpu is None else TokenKernels(cpu.likeliest)
 
 
 def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
@@ -113,6 +124,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             cache,
             lambda specs, kv: build(attention, specs=specs, kv=kv),
             device,
+            token_kernels(loaded.kernels, fused),
             seed=config["measure"]["seed"],
             batch_invariant=level == "batch",
             overlap=config["runtime"]["overlap"],

@@ -100,12 +100,11 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
 def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
     """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is returned."""
     keeper = GraphKeeper(
-        engine.runner,
+        engine.launcher,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,
         engine.loaded.warnings,
-        engine.launcher.one_by_one,
     )
     try:
         keeper.capture_all(params)

@@ -24,7 +24,7 @@ from minivllm.engine.packing import Download
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import Sampled
+from minivllm.engine.sampler import TORCH, Sampled, TokenKernels
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
@@ -70,6 +70,7 @@ class Engine:
         cache: how the KV cache is cut up.
         attention: makes the attention backend from the model's layers and the cache.
         device: where everything lives.
+        kernels: to choose tokens with.
         seed: seeds of requests that bring none are derived from it.
         batch_invariant: sample each request by itself; model and attention must be invariant already.
         overlap: plan and launch the next step before the tokens of one are read.
@@ -86,6 +87,7 @@ class Engine:
         cache: CachePolicy,
         attention: AttentionFactory,
         device: torch.device,
+        kernels: TokenKernels = TORCH,
         seed: int = 0,
         batch_invariant: bool = False,
         overlap: bool = False,
@@ -122,7 +124,7 @@ class Engine:
         )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, batch_invariant, loaded.kernels)
+        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant)
         self.overlap = Overlap(overlap)
         self._flight: Flight | None = None  # launched, and its tokens not read yet
         self._untold: tuple[StepTimed, Download] | None = (

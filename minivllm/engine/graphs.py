@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from minivllm.engine.packing import SamplingColumns, pack, pack_sampling, upload
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.runner import Runner, fill_in
-from minivllm.engine.sampler import Picks, SamplerCounters, draw
+from minivllm.engine.runner import fill_in
+from minivllm.engine.sampler import Picks, SamplerCounters
 from minivllm.engine.step import ScheduledRequest, StepBatch
 from minivllm.errors import first_line
+
+if TYPE_CHECKING:
+    from minivllm.engine.launcher import Launcher
 
 # Runs a function that always reads and writes the same tensors; what it returned, and how to do the same again.
 Capture = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]]
@@ -63,24 +66,20 @@ class GraphKeeper:
     in the reserved block 0.
 
     Args:
-        runner: whose steps are recorded.
+        launcher: whose steps are recorded.
         largest: most requests of a step; those of more than `MOST_ROWS` are not recorded.
         max_model_len: most tokens of a request.
         capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for memory among them.
         warnings: are told what could not be recorded while requests were served.
-        one_by_one: rows may not be drawn together.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        largest: int,
-        max_model_len: int,
-        capture: Capture,
-        warnings: list[str],
-        one_by_one: bool = False,
+        self, launcher: Launcher, largest: int, max_model_len: int, capture: Capture, warnings: list[str]
     ) -> None:
-        self.runner, self.capture, self.warnings, self.one_by_one = runner, capture, warnings, one_by_one
+        # Not the launcher itself, which holds this: both would outlive the engine until garbage is collected.
+        runner = self.runner = launcher.runner
+        self.kernels, self.one_by_one = launcher.kernels, launcher.one_by_one
+        self.capture, self.warnings = capture, warnings
         largest = min(largest, MOST_ROWS)
         sizes = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_ROWS, 16))
         self.sizes = sorted({size for size in sizes if size < largest} | {largest})
@@ -176,6 +175,7 @@ class GraphKeeper:
         graph.replay()
         self.counters["graph_replays"] += 1
         counters.tokens_drawn += self._num_drawn
+        counters.drawn_fused += self._num_drawn * self.kernels.fused
         first, *others = (tensor[:count] for tensor in graph.outputs)
         return first if key.kind == "logits" else Picks(first, others[0] if others else None)
 
@@ -211,13 +211,12 @@ class GraphKeeper:
             logits = self.runner.forward(batch)
             if key.kind == "logits":
                 return (self._keep(logits),)
-            likeliest = logits.max(dim=-1).indices
+            likeliest = self.kernels.likeliest(logits)
             if key.kind == "greedy":
                 return (likeliest,)
             columns = SamplingColumns.unpack(ints[:extra])
-            draws = columns.temperatures > 0
-            warm = columns._replace(temperatures=torch.where(draws, columns.temperatures, 1.0))
-            return torch.where(draws, draw(logits.float(), warm, None), likeliest), likeliest
+            drawn = self.kernels.draw(logits, columns, None)
+            return torch.where(columns.temperatures > 0, drawn, likeliest), likeliest
 
         outputs, replay = self.capture(step)
         return Graph(ints, outputs, replay, step)

@@ -14,9 +14,8 @@ from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.packing import Download
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, best_continuations, sample
+from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, best_continuations, sample
 from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
-from minivllm.kernels.cpu.library import Kernels
 
 
 @dataclass(eq=False, slots=True)
@@ -41,21 +40,16 @@ class Launcher:
     Args:
         runner: makes tensors and logits.
         cache: is told where attention went, if it asks.
+        kernels: to choose tokens with.
         one_by_one: sample each request by itself.
-        kernels: those for CPUs, where they are used.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        cache: CacheManager,
-        one_by_one: bool = False,
-        kernels: Kernels | None = None,
+        self, runner: Runner, cache: CacheManager, kernels: TokenKernels, one_by_one: bool = False
     ) -> None:
         self.runner = runner
         self.cache = cache
-        self.one_by_one = one_by_one
-        self.kernels = kernels
+        self.kernels, self.one_by_one = kernels, one_by_one
         self.counters = SamplerCounters()
         self.graphs: GraphKeeper | None = None  # of steps that only decode, where they can be recorded
 

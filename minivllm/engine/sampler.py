@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from minivllm.engine.logprobs import top_logprobs
 from minivllm.engine.packing import Download, SamplingColumns, pack_sampling, upload
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import Kernels
 
 MASK32 = 0xFFFFFFFF
 # Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.
@@ -27,6 +26,7 @@ class SamplerCounters:
     """What the sampler did, for the liveness of its knobs."""
 
     tokens_drawn: int = 0  # not just the likeliest
+    drawn_fused: int = 0  # of these, in a kernel of its own (runtime.fused_kernels)
     rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
     tokens_changed: int = 0  # by any of these: not what the model finds likeliest
     beam_rounds: int = 0
@@ -188,14 +188,55 @@ class Picks:
         return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
 
 
-def _likeliest(logits: Tensor, kernels: Kernels | None) -> Tensor:
-    """The first of the largest logits of each row, int64 [R].
+def likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest logits [R, vocab] of each row, int64 [R].
 
     Like argmax, which is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
     C++ kernel a thirtieth.
     """
-    picks: Tensor = logits.max(dim=-1).indices if kernels is None else kernels.likeliest(logits)
-    return picks
+    return logits.max(dim=-1).indices
+
+
+def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> Tensor:
+    """One draw a row.
+
+    Args:
+        scores: [R, vocab], any float dtype.
+        columns: of the R requests.
+        reach: the largest top-k; None where no row has a filter.
+
+    Returns:
+        int64 [R]; of a row of temperature 0 any token.
+    """
+    if reach is not None:
+        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
+        scores, token_ids = scores.topk(min(reach, scores.shape[1]), dim=-1)
+    else:
+        token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
+    probs = torch.softmax(scores / columns.temperatures[:, None], dim=-1)
+    if reach is not None:
+        probs = filter_probs(probs, columns)
+    noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
+    picks = (probs / noise).argmax(dim=-1, keepdim=True)
+    return token_ids.expand(len(probs), -1).gather(1, picks)[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKernels:
+    """What tokens are chosen with: functions that do what torch's operations do, which are here where no kernel is.
+
+    Args:
+        likeliest: see the function above.
+        draw: see the function above.
+        fused: whether a draw without filters is a kernel of its own.
+    """
+
+    likeliest: Callable[[Tensor], Tensor] = likeliest
+    draw: Callable[[Tensor, SamplingColumns, int | None], Tensor] = draw
+    fused: bool = False
+
+
+TORCH = TokenKernels()
 
 
 def sample(
@@ -203,7 +244,7 @@ def sample(
     requests: Sequence[Request],
     counters: SamplerCounters,
     one_by_one: bool = False,
-    kernels: Kernels | None = None,
+    kernels: TokenKernels = TORCH,
 ) -> Picks:
     """Choose each request's next token.
 
@@ -215,12 +256,12 @@ def sample(
         logits: [R, vocab], any float dtype; row i belongs to requests[i].
         counters: are told what was done.
         one_by_one: draw for each request by itself, so that no shape depends on the others.
-        kernels: those for CPUs, where they are used.
+        kernels: to choose with.
     """
     counts = [r.params.logprobs for r in requests]
     kept = logits if any(count is not None for count in counts) else None
     if all(r.params.takes_likeliest and r.may_stop for r in requests):
-        return Picks(_likeliest(logits, kernels), None, kept, counts)
+        return Picks(kernels.likeliest(logits), None, kept, counts)
     with torch.inference_mode():  # only here: entering it takes microseconds
         return Picks(*_choose(logits, requests, counters, one_by_one, kernels), kept, counts)
 
@@ -230,20 +271,22 @@ def _choose(
     requests: Sequence[Request],
     counters: SamplerCounters,
     one_by_one: bool,
-    kernels: Kernels | None,
+    kernels: TokenKernels,
 ) -> tuple[Tensor, Tensor]:
     """What each request gets and what the model finds likeliest, int64 [R] each; see `sample`."""
     scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
     counters.rows_adjusted += adjust(scores, requests)
-    picks = _likeliest(scores, kernels)
+    picks = kernels.likeliest(scores)
     rows = [i for i, request in enumerate(requests) if not request.params.greedy]
     counters.tokens_drawn += len(rows)
     for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
         members = [requests[i] for i in group]
         columns = SamplingColumns.unpack(upload(pack_sampling(members, group), logits.device))
         some = scores if len(group) == len(requests) else scores.index_select(0, columns.rows)
-        picks.index_copy_(0, columns.rows.long(), draw(some, columns, _reach(members)))
-    return picks, _likeliest(logits, kernels)
+        reach = _reach(members)
+        counters.drawn_fused += len(group) * (kernels.fused and reach is None)
+        picks.index_copy_(0, columns.rows.long(), kernels.draw(some, columns, reach))
+    return picks, kernels.likeliest(logits)
 
 
 def _reach(requests: Sequence[Request]) -> int | None:
@@ -280,27 +323,3 @@ def best_continuations(
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
     rows = zip(values.tolist(), token_ids.tolist(), strict=True)
     return [[pair for pair in zip(*row, strict=True) if pair[0] > -math.inf] for row in rows]
-
-
-def draw(scores: Tensor, columns: SamplingColumns, reach: int | None) -> Tensor:
-    """One draw a row.
-
-    Args:
-        scores: float32 [R, vocab].
-        columns: of the R requests.
-        reach: the largest top-k; None where no row has a filter.
-
-    Returns:
-        int64 [R].
-    """
-    if reach is not None:
-        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
-        scores, token_ids = scores.topk(min(reach, scores.shape[1]), dim=-1)
-    else:
-        token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
-    probs = torch.softmax(scores / columns.temperatures[:, None], dim=-1)
-    if reach is not None:
-        probs = filter_probs(probs, columns)
-    noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
-    picks = (probs / noise).argmax(dim=-1, keepdim=True)
-    return token_ids.expand(len(probs), -1).gather(1, picks)[:, 0]

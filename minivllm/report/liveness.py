@@ -32,6 +32,7 @@ DECISIVE = {
     "cache.offload_gb": ("cache.blocks_restored",),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+    "runtime.fused_kernels": ("runtime.modules_fused", "decoding.drawn_fused"),
     "runtime.moe": ("runtime.mixtures_grouped",),
     "runtime.native_layers": ("runtime.native_layers",),
     "runtime.trim_last_layer": ("runtime.rows_trimmed",),

@@ -120,12 +120,11 @@ def load(folder: Path, *overrides: str) -> LLM:
 def keep(engine: Engine, capture: Any = record) -> GraphKeeper:
     """Let the engine replay what `capture` records, in a cache whose reserved block is poisoned before every step."""
     keeper = GraphKeeper(
-        engine.runner,
+        engine.launcher,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,
         engine.loaded.warnings,
-        engine.launcher.one_by_one,
     )
     engine.launcher.graphs = keeper
     fill = keeper.fill
@@ -294,6 +293,19 @@ def test_triton_kernels_are_laid_out_for_the_longest_request(folder: Path) -> No
             assert keeper is None or keeper.counters["graph_replays"] > 0
             counters = llm.engine.runner.attention.counters  # type: ignore[attr-defined]
             assert counters["launches_split"] > 0
+    assert results[0] == results[1]
+
+
+def test_draws_in_a_kernel_are_those_of_torch_and_padding_takes_no_part(folder: Path) -> None:
+    long = [replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6) for params in (GREEDY, DRAWN)]
+    asked = [Asked([3 + i] * (2 + i), long[i % 2]) for i in range(5)]
+    results = []
+    for fused in ("off", "triton"):
+        with load(folder, "attention=cpu", f"runtime.fused_kernels={fused}") as llm:
+            keeper, counters = keep(llm.engine, run_again), llm.engine.launcher.counters
+            results.append(serve(llm.engine, asked))
+            assert {(key.requests, key.kind) for key in keeper.graphs} == {(8, "drawn")}
+            assert counters.tokens_drawn == 12 and counters.drawn_fused == (12 if fused == "triton" else 0)
     assert results[0] == results[1]
 
 

@@ -21,18 +21,20 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from minivllm.attention.kernels import paged, write
+from minivllm.engine.kernels import sampling
 from minivllm.models.kernels import small
 from minivllm.quant.kernels import products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
-FLOAT32 = "partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
+FLOAT32 = "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
 KINDS = {
     **dict.fromkeys(FLOAT32.split(), "*fp32"),
-    **dict.fromkeys(["tiles", "block_table", "query_starts", "seq_lens"], "*i32"),
+    **dict.fromkeys(["tiles", "block_table", "query_starts", "seq_lens", "positions", "tokens"], "*i32"),
     **dict.fromkeys(["scale", "soft_cap", "eps"], "fp32"),
     "slots": "*i64",
     "counters": "*i32",
+    "seeds": "*i64",
     "codes": "*u8",
 }
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
@@ -83,6 +85,10 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
             summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
             yield products._add, floats, summed, {"num_warps": rows}
         yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
+        for draws in (True, False):
+            logits = {"logits": f"*{name}"}
+            yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
+            yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
         yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
 
 
@@ -141,7 +147,7 @@ def main(capabilities: list[int]) -> None:
             made = triton.compile(source, target=target, options=options)
             assert made.metadata.shared <= SHARED_MEMORY[capability], (kernel, constants)
             stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
-            assert stack <= SPILLED or kinds["out"] == "*fp32", (kernel, constants, stack)
+            assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
 
 

@@ -30,6 +30,8 @@ def test_every_kernel_compiles(capability: str, tmp_path: Path) -> None:
         "_whole",
         "_four_bits",
         "_add",
+        "_best_of_block",
+        "_best_of_row",
         "_norm",
         "_gated",
     }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from minivllm.assembly import token_kernels
 from minivllm.bench.kernels import attention, linear, mixture, sampling, small, suite
 from minivllm.bench.kernels.case import Case, Setting, Side
 from minivllm.bench.kernels.timing import check, measure, median
@@ -83,13 +84,14 @@ def test_each_cpu_kernel_gives_what_the_reference_gives(part: Any, compiled: Non
     assert found or (part is linear and not library.load().has_linear)
 
 
-@pytest.mark.parametrize("part", [linear, attention, small])
+@pytest.mark.parametrize("part", [linear, attention, small, sampling])
 def test_each_triton_kernel_gives_what_the_reference_gives(part: Any) -> None:
     where = setting(True, rows=(2,), cache_bytes=16, formats=("int8", "int4", "nf4"))
     expected = {
         linear: {"linear int8", "linear int4", "linear nf4"},
         attention: {"attention decode", "attention prefill"},
         small: {"sum + RMSNorm", "norm + rotary", "norm + rotary + write", "SwiGLU"},
+        sampling: {"sampling greedy", "sampling top_k 20 top_p 0.9", "sampling from all"},
     }
     assert set(checked(where, part)) == expected[part]
 
@@ -106,7 +108,7 @@ def test_the_sampler_is_timed_with_the_kernels_that_an_engine_gives_it(
 
     monkeypatch.setattr(sampling, "sample", sample)
     next(sampling.cases(setting(triton))).ours.call(0)
-    assert given == [None if triton else library.load()]
+    assert given == [token_kernels(None if triton else library.load(), triton)]
 
 
 @pytest.mark.parametrize("triton", [True, False])
