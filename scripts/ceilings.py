@@ -18,8 +18,8 @@ import torch
 from minivllm.assembly import select_device
 from minivllm.bench import storage
 from minivllm.bench.identity import code_hash
+from minivllm.bench.limits import GPU_CALLS, PROBE_BYTES, best_seconds, probe
 from minivllm.bench.provenance import provenance
-from minivllm.bench.roofline import GPU_CALLS, PROBE_BYTES, best_seconds, probe
 
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 DECODE_ROWS = (
     16  # (query, head) pairs of a tile where requests have one query or a few; a tensor core's least
 )
-MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
-LEAST_SPLIT_SIZE = 64  # the most keys that a program takes at a time
 
 
 def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Tiles as int32 [n, 2]; a GPU copies them without a wait."""
     return upload(np.array(pairs, np.int32).ravel(), device).view(-1, 2)
-
-
-def _processors(device: torch.device) -> int:
-    """Of a GPU; for the interpreter those of an H100."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 class TritonBackend:
@@ -73,16 +66,15 @@ class TritonBackend:
             ) from None
         check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
         refuse_scores(self.name, kv)
-        if split_size is not None and (split_size < LEAST_SPLIT_SIZE or split_size & (split_size - 1)):
+        if split_size is not None and (split_size < paged.LEAST_PIECE or split_size & (split_size - 1)):
             raise BadInput(
-                f"attention.split_size={split_size} must be a power of two of at least {LEAST_SPLIT_SIZE}, or null "
-                "(never split)"
+                f"attention.split_size={split_size} must be a power of two of at least 64, or null (never split)"
             )
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
         self.split_size = None if invariant else split_size
         self.invariant = invariant
-        self.processors = _processors(kv.parts[0][0].device)
+        self.processors = paged.processors(kv.parts[0][0].device)
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.
         self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
@@ -130,12 +122,8 @@ class TritonBackend:
             pairs.sort(key=lambda pair: lens[pair[0]] - batch.seq_lens_host[pair[0]] - pair[1])
             table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
-        programs = count * spec.num_kv_heads
-        if split_size is not None and programs * -(-longest // split_size) < 2 * self.processors:
-            split_size = max(LEAST_SPLIT_SIZE, split_size // 4)
-        if split_size is None or longest <= split_size or programs > MOST_SPLIT_PROGRAMS:
-            return self.paged.Tiles(table, count, block_m, queries)
-        return self.paged.Tiles(table, count, block_m, queries, -(-longest // split_size), split_size)
+        size = self.paged.piece_size(split_size, longest, count * spec.num_kv_heads, self.processors)
+        return self.paged.Tiles(table, count, block_m, queries, -(-longest // size) if size else 1, size)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""

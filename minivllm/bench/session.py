@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from minivllm.bench import metrics, profile, validity
@@ -26,10 +25,11 @@ from minivllm.bench.engine import BenchEngine
 from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
+from minivllm.bench.limits import last_level_cache, probe
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
-from minivllm.bench.roofline import exceeds, last_level_cache, probe, raised, usage
+from minivllm.bench.roofline import exceeds, raised, usage
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
@@ -211,9 +211,7 @@ class Session:
             traces = load.run()
         finally:
             gc.enable()
-        energy = self._meter.end_window(self._idle_watts)
-        if virtual:
-            energy = Energy(reason=SIMULATED)
+        energy = Energy(reason=SIMULATED) if virtual else self._meter.end_window(self._idle_watts)
         self._emit("finishing")
         self._refuse_late(traces)
 
@@ -221,14 +219,10 @@ class Session:
         overlapped = validity.overlap_steps(liveness) > 0
         max_running = full_batch(info.max_num_seqs, arrival, workload.num_talks)
         figures = metrics.compute(traces, config["measure"].get("slo") or {}, max_running)
-        reached = partial(
-            usage,
-            info.model,
-            steps,
-            cache_bytes=self._cache_bytes(),
-            overlapped=overlapped,
-            window_s=figures.duration_s,
-        )
+
+        def reached(limits: Roofline) -> Roofline:
+            return usage(info.model, steps, limits, self._cache_bytes(), overlapped, figures.duration_s)
+
         record = self._record(
             measurement,
             workload_hash=workload.hash,
@@ -261,8 +255,7 @@ class Session:
         engine.reset()
         self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
-        rows = request_rows(traces, with_ids=not virtual)
-        return Result(record, rows, steps, None if virtual else window)
+        return Result(record, request_rows(traces, not virtual), steps, None if virtual else window)
 
     def profile(self, measurement: Measurement) -> None:
         """Trace some steps of what was just measured, which the engine is fit for; see `profile.trace`."""

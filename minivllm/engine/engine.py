@@ -127,9 +127,7 @@ class Engine:
         self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant)
         self.overlap = Overlap(overlap)
         self._flight: Flight | None = None  # launched, and its tokens not read yet
-        self._untold: tuple[StepTimed, Download] | None = (
-            None  # of that flight; its experts are being counted
-        )
+        self._untold: tuple[StepTimed, Download] | None = None  # of that flight; its experts are counted
         self._requests: dict[str, Request] = {}
         self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}

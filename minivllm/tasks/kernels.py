@@ -87,7 +87,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
 
     from minivllm.assembly import select_device
     from minivllm.bench.kernels.case import Setting
-    from minivllm.bench.roofline import last_level_cache
+    from minivllm.bench.limits import last_level_cache
     from minivllm.kernels.choice import takes_triton
     from minivllm.kernels.cpu import library
 
@@ -120,6 +120,6 @@ def _nothing() -> None:
 def _limits(setting: Setting) -> tuple[Any, list[str]]:
     """Bandwidth and matrix rate, by the probes of every benchmark."""
     from minivllm.bench.kernels.case import DTYPE
-    from minivllm.bench.roofline import probe
+    from minivllm.bench.limits import probe
 
     return probe(str(setting.device), str(DTYPE).removeprefix("torch."))

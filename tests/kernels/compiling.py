@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from minivllm.attention.kernels import paged, write
 from minivllm.engine.kernels import sampling
 from minivllm.models.kernels import small
-from minivllm.quant.kernels import products
+from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
@@ -67,7 +67,7 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
         for rows, end in ends(16, 4, (16,) if wide else (16, 64)):
             for stored in ("i8", name):
                 constants = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, **end, "SCALED": stored == "i8"}
-                yield products._whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
+                yield few_rows.whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
         pairs = {"pairs": "*i64" if wide else "*i32"}
         for rows, end in ends(8, 2, (8,) if wide else (8, 16, 32, 64)):
             tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype], **end}
@@ -80,10 +80,10 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, i
                     "NESTED": nested,
                 }
                 options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
-                yield products._four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
+                yield few_rows.four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
         for rows in (2, 4):
             summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
-            yield products._add, floats, summed, {"num_warps": rows}
+            yield few_rows.add, floats, summed, {"num_warps": rows}
         yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
         for draws in (True, False):
             logits = {"logits": f"*{name}"}

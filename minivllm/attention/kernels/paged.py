@@ -72,6 +72,8 @@ def _blocks(table_row, n, high, BLOCK_SIZE: tl.constexpr):
 
 
 PIECES = 16  # of one query and head that are put together at a time
+LEAST_PIECE = 64  # the most keys that a program takes at a time
+MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
 _LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
@@ -259,6 +261,26 @@ def tile_shape(spec: AttentionSpec, rows: int) -> tuple[int, int]:
     group = spec.num_heads // spec.num_kv_heads
     block_m = max(rows, triton.next_power_of_2(group))
     return block_m, block_m // group
+
+
+def processors(device: torch.device) -> int:
+    """Of a GPU; for the interpreter those of an H100."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def piece_size(most: int | None, longest: int, programs: int, processors: int) -> int:
+    """Keys of a piece; 0: all of a request in one.
+
+    Args:
+        most: keys of a piece, or a quarter of it where there would be fewer than two for a processor; None: never cut.
+        longest: keys of any request.
+        programs: tiles times key-value heads.
+        processors: of the GPU.
+    """
+    if most is None or programs > MOST_SPLIT_PROGRAMS:
+        return 0
+    size = most if programs * triton.cdiv(longest, most) >= 2 * processors else max(LEAST_PIECE, most // 4)
+    return size if longest > size else 0
 
 
 def prompt_rows(head_dim: int, dtype: torch.dtype, compressed: bool) -> int:
