@@ -323,22 +323,16 @@ class Engine:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in family]
 
-    def _tell(
-        self,
-        flight: Flight,
-        marks: tuple[float, float, float, float, float, float],
-        used: int,
-        wasted: tuple[int, int],
-    ) -> None:
+    def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: tuple[int, int]) -> None:
         begin, planned, prepared, computed, chosen, end = marks
-        plan = flight.plan
+        plan, lens, window = flight.plan, flight.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
             start_s=time.monotonic() - (time.perf_counter() - begin),
             num_requests=len(plan.scheduled),
             num_tokens=plan.num_tokens,
             num_prefill_tokens=plan.num_prefill_tokens,
-            context_tokens=sum(flight.seq_lens),
-            window_tokens=sum(min(n, self.loaded.config.sliding_window or n) for n in flight.seq_lens),
+            context_tokens=sum(lens),
+            window_tokens=sum(lens if window is None else (min(length, window) for length in lens)),
             experts_run=flight.experts if isinstance(flight.experts, int) else 0,
             waiting=len(self.scheduler.waiting),
             kv_blocks_used=used,

@@ -156,6 +156,8 @@ class Scheduler:
             tuple(step.shed),
             self.cache.take_transfers(),
             wake_at,
+            self.policy.max_num_batched_tokens - step.budget,
+            step.num_prefill_tokens,
         )
         if self.events:
             self._tell(plan)
@@ -247,6 +249,7 @@ class Scheduler:
         part = ScheduledRequest(request, request.num_computed_tokens, count, prefill)
         step.scheduled.append(part)
         step.budget -= count
+        step.num_prefill_tokens += count * prefill
         if prefill and not part.samples:
             self.num_chunks += 1
 
@@ -371,10 +374,11 @@ class Scheduler:
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "preempted", "scheduled", "shed", "wake_at_s")
+    __slots__ = ("budget", "num_prefill_tokens", "preempted", "scheduled", "shed", "wake_at_s")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.num_prefill_tokens = 0
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
         self.shed: list[Request] = []

@@ -47,16 +47,10 @@ class StepPlan(NamedTuple):
     shed: tuple[Request, ...] = ()  # ended without being served: too late for their deadline
     transfers: Transfers = Transfers()
     wake_at_s: float | None = None  # nothing is to be done before this time, though requests wait
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed in this step."""
-        return sum(part.num_tokens for part in self.scheduled)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Those of them that catch up on a prompt, or on everything after a preemption."""
-        return sum(part.num_tokens for part in self.scheduled if part.prefill)
+    num_tokens: int = 0  # computed in this step
+    num_prefill_tokens: int = (
+        0  # those of them that catch up on a prompt, or on everything after a preemption
+    )
 
 
 class StepBatch(NamedTuple):
@@ -77,7 +71,7 @@ class StepBatch(NamedTuple):
     seq_lens_host: tuple[int, ...]
     prompt_lens_host: tuple[int, ...]  # tokens of each request's prompt, which some rotary scalings go by
     mass: Tensor | None = (
-        None  # float32 [R, B], where backends add the attention that each block gets; None: unasked
+        None  # float32 [R, B], where backends add the attention of each block; None: unasked
     )
     observed_host: tuple[int, ...] = ()  # with `mass`: how many of each request's last queries count
     attention: Any = None  # what the attention backend's prepare() made of this batch

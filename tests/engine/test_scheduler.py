@@ -161,6 +161,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler, clock = self.machine.scheduler, self.machine.clock
         had_work = scheduler.has_unfinished
         plan = scheduler.plan()
+        assert plan.num_tokens == sum(part.num_tokens for part in plan.scheduled)
+        assert plan.num_prefill_tokens == sum(part.num_tokens for part in plan.scheduled if part.prefill)
         assert plan.num_tokens <= self.policy.max_num_batched_tokens
         assert len(plan.scheduled) <= max(self.policy.max_num_seqs, 3 * isinstance(self.policy, Sequential))
         busy = plan.scheduled or plan.shed or plan.preempted or plan.wake_at_s is not None
