@@ -24,7 +24,7 @@
 # processes test at once (default: 8; compiling is most of it).
 #
 # In half an hour of a GPU, by calls of at most 10 minutes:
-#   PART_S=200 scripts/gpu_suite.sh ceilings kernel-tests; PART_S=330 scripts/gpu_suite.sh table
+#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table
 #   CALL_S=570 scripts/gpu_suite.sh precision batching
 #   CALL_S=570 scripts/gpu_suite.sh peer scaling kernels
 set -uo pipefail
@@ -114,7 +114,7 @@ for part in $PARTS; do
         ;;
     kernel-tests)
         tests kernel-tests tests/attention/test_triton.py tests/quant/test_products.py tests/models/test_fused.py \
-            tests/gpu/test_kernels.py
+            tests/engine/test_sampling_kernels.py tests/gpu/test_kernels.py
         ;;
     table)
         # With overlap tokens come as fast as they can; without it the phases of a step are its own.
@@ -172,7 +172,8 @@ for part in $PARTS; do
         ;;
     correctness)
         tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_cuda.py \
-            tests/models/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py
+            tests/models/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py \
+            tests/tasks/test_kernels.py
         ;;
     waits)
         cells gpu-8b-waits model=qwen3_8b model.max_model_len=1024 runtime.cuda_graphs=false,true runtime.overlap=false,true \

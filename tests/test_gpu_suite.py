@@ -147,6 +147,16 @@ def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
     )
 
 
+def test_every_test_that_takes_a_gpu_where_there_is_one_is_in_a_part(tmp_path: Path) -> None:
+    _, commands = suite(tmp_path, "kernel-tests", "correctness")
+    run = {word for words in commands for word in words if word.startswith("tests/")}
+    here = Path(__file__).resolve()
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != here]
+    takes = {path for path in files if '"cuda" if torch.cuda.is_available()' in path.read_text()}
+    takes |= set((ROOT / "tests" / "gpu").glob("test_*.py"))
+    assert len(takes) > 8 and {str(path.relative_to(ROOT)) for path in takes} <= run
+
+
 @pytest.mark.parametrize("part", MEASURING)
 def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
     """Each sweep is planned as with sweep.dry_run=true, every arm composed; nothing is measured."""

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from minivllm.attention.kernels.paged import Tiles
     from minivllm.engine.step import StepBatch
 
-DECODE_ROWS = (
-    16  # (query, head) pairs of a tile where requests have one query or a few; a tensor core's least
-)
+DECODE_ROWS = 16  # (query, head) pairs of a tile where requests have few queries; a tensor core's least
 
 
 def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:

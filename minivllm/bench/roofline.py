@@ -118,14 +118,15 @@ def _timed(
     """Steps of a kind, and their seconds; no steps, no seconds.
 
     A step that is launched before the one before it has ended waits for that one in its own phases. So its time is from
-    the beginning of the next to that of the one after, and only a step counts that is followed by two of its kind:
-    none is charged what another kind took.
+    the beginning of the next to that of the one after, and only a step counts that is followed by two of its kind, the
+    second without idleness before it (which is no gap): none is charged what another kind took.
     """
     if not overlapped:
         chosen = [step for step in steps if kind(step)]
         milliseconds = sum(step.get(phase) or 0.0 for step in chosen for phase in PHASES)
         return chosen, milliseconds / 1000 if chosen else None
-    found = [three for three in zip(steps, steps[1:], steps[2:], strict=False) if all(map(kind, three))]
+    threes = zip(steps, steps[1:], steps[2:], strict=False)
+    found = [three for three in threes if all(map(kind, three)) and three[2]["gap_ms"]]
     seconds = sum(last["start_s"] - following["start_s"] for _, following, last in found)
     return [step for step, _, _ in found], seconds if found else None
 

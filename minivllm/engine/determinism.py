@@ -34,7 +34,7 @@ def deterministic_kernels(only: bool) -> None:
         gc.collect()  # those of engines that are gone
     wanted = only or bool(_ASKED)
     # To set it, even to what it is, imports torch's compiler: a second or more.
-    if wanted != torch.are_deterministic_algorithms_enabled():
+    if torch.get_deterministic_debug_mode() != (2 if wanted else 0):
         torch.use_deterministic_algorithms(wanted)
     # Everything here is written before it is read. (The stubs do not know the attribute.)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

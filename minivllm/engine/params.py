@@ -189,6 +189,11 @@ class SamplingParams:
         return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias) or self.masks
 
     @cached_property
+    def filters(self) -> bool:
+        """Whether a draw leaves unlikely tokens out."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    @cached_property
     def masks(self) -> bool:
         """Whether only some tokens are allowed."""
         return self.allowed_token_ids is not None or self.token_mask is not None

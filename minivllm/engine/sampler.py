@@ -279,7 +279,9 @@ def _choose(
     picks = kernels.likeliest(scores)
     rows = [i for i, request in enumerate(requests) if not request.params.greedy]
     counters.tokens_drawn += len(rows)
-    for group in [[row] for row in rows] if one_by_one else [rows] if rows else []:
+    # Filters are not for the others: a row is drawn in the same way whoever is beside it, and none is sorted for nothing.
+    alike = [[i for i in rows if requests[i].params.filters is kind] for kind in (False, True)]
+    for group in [[row] for row in rows] if one_by_one else filter(None, alike):
         members = [requests[i] for i in group]
         columns = SamplingColumns.unpack(upload(pack_sampling(members, group), logits.device))
         some = scores if len(group) == len(requests) else scores.index_select(0, columns.rows)
@@ -293,9 +295,7 @@ def _reach(requests: Sequence[Request]) -> int | None:
     """How many of the likeliest tokens a draw has to look at: infinitely many where a filter names no number; None
     where nothing is filtered."""
     params = [request.params for request in requests]
-    if not any(p.top_k or p.top_p < 1 or p.min_p for p in params):
-        return None
-    return max(p.top_k or sys.maxsize for p in params)
+    return max(p.top_k or sys.maxsize for p in params) if any(p.filters for p in params) else None
 
 
 @torch.inference_mode()

@@ -198,7 +198,7 @@ class TransformersContinuousEngine(Adapter):
                 "layers_quantised": 0.0,
                 "linear_bytes": float(self.info.memory["linear"] or 0),
             },
-            "attention": {"kernel": self._loaded.attn_implementation},
+            "attention": {"kernel": self._loaded.attn_implementation.removeprefix(PAGED)},
             "batching": {"most_at_once": float(self._most)},
             "cache": {
                 "block_size": float(getattr(settled, "page_size", None) or settled.block_size),

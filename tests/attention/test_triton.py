@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,21 @@ def test_pieces_are_shorter_where_whole_ones_would_not_fill_a_gpu(
     )
     ((tiles,),) = attention.prepare(cast(StepBatch, batch)).values()
     assert (tiles.split_size, tiles.splits) == (size, -(-length // size) if size else 1)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_small_values_and_weights_are_not_lost_in_float16(kv_dtype: str) -> None:
+    """A weight times a scale would be less than float16 has, where one key takes most of the weight."""
+    spec = AttentionSpec(1, 1, 16, 1.0)
+    kv = KVCache([spec], CacheLayout(32, 10), torch.float16, DEVICE, kv_dtype)
+    attention = TritonBackend([spec], kv)
+    length = 257
+    q, k, v = torch.zeros(3, length, 1, 16, dtype=torch.float16).unbind(0)
+    q[:, 0, 0], k[:, 0, 0], k[0, 0, 0] = 1.0, -9.0, 0.0  # 256 keys of weight exp(-9), and one of 1
+    v[1:] = 0.02
+    out = in_cuts(attention, (q, k, v), (length - 1, 1))[-1, 0].float()
+    share = (length - 1) * math.exp(-9.0)
+    torch.testing.assert_close(out, torch.full((16,), 0.02 * share / (1 + share)), rtol=0.05, atol=0)
 
 
 def test_tiles_with_the_most_keys_begin_first() -> None:

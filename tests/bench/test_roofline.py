@@ -146,14 +146,15 @@ def test_prefill_of_two_equal_prompts() -> None:
 def test_overlapping_steps_take_from_the_beginning_of_the_next_to_that_of_the_one_after() -> None:
     """Each waits for the one before it. None is charged what a step of another kind took, or idleness."""
     prompt = {"num_tokens": 4, "num_prefill_tokens": 4, "context_tokens": 4}
-    kinds = [prompt, *({"num_tokens": 1, "context_tokens": n} for n in (5, 6, 7, 8)), prompt]
-    begins = (0.0, 0.1, 0.6, 0.7, 0.9, 5.0)  # the second waits for the prompt of half a second
-    steps = [step(start_s=begin, **kind) for begin, kind in zip(begins, kinds, strict=True)]
+    kinds = [prompt, *({"num_tokens": 1, "context_tokens": n} for n in (5, 6, 7, 8)), prompt, prompt, prompt]
+    begins = (0.0, 0.1, 0.6, 0.7, 0.9, 1.0, 1.1, 5.0)  # the second waits for the prompt of half a second
+    steps = [step(start_s=begin, gap_ms=0.1, **kind) for begin, kind in zip(begins, kinds, strict=True)]
+    steps[-1]["gap_ms"] = 0.0  # nothing was to be done before it
     result = usage(COSTS, steps, Roofline(10e3, 1.0), cache_bytes=1, overlapped=True)
     assert result.decode_bytes == 2 * 2000 + 128 * (5 + 6)
     assert result.decode_s == pytest.approx((0.7 - 0.6) + (0.9 - 0.7))
     assert result.mbu == pytest.approx(result.decode_bytes / 0.3 / 10e3)
-    # No prompt has two of its kind behind it.
+    # No prompt has two of its kind behind it without idleness.
     assert result.mfu is result.prefill_s is result.prefill_flops is None
 
 

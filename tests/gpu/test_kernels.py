@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -74,7 +73,7 @@ def errors(
         exact = EagerBackend([spec], exact_kv).forward(0, q.float(), k.float(), v.float(), batch)
         eager = EagerBackend([spec], kv).forward(0, q, k, v, batch)
         backend = make([spec], kv)
-        batch = replace(batch, attention=backend.prepare(batch))
+        batch = batch._replace(attention=backend.prepare(batch))
         out = backend.forward(0, q, k, v, batch)
         ours, others = (float((y.float() - exact).norm() / exact.norm()) for y in (out, eager))
         yield ours, others

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,8 +112,8 @@ class Counter(TorchDispatchMode):
 
 def here(prompts: list[list[int]]) -> StepBatch:
     batch = make_batch(prompts)
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: x.to(DEVICE) for name, x in values.items() if isinstance(x, Tensor)})
+    moved = {name: x.to(DEVICE) for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+    return batch._replace(**moved)
 
 
 @torch.inference_mode()
@@ -151,7 +150,7 @@ def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
     assert fuse(model) == sum(type(module).__module__ == fuse.__module__ for module in model.modules())
     assert isinstance(model.model, FusedDecoder)
     batch = here([[5, 17, 3, 99, 42, 8], [1], [9, 4, 30]])
-    batch = replace(batch, logit_rows=batch.logit_rows[::2])  # the second prompt goes on
+    batch = batch._replace(logit_rows=batch.logit_rows[::2])  # the second prompt goes on
     attention = CausalAttention(model.attention_specs)
     wanted = each_sum_at_once(model.model, batch, attention)
     with monkeypatch.context() as patch, Counter(patch) as counter:

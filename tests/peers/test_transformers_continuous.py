@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +46,44 @@ def test_greedy_tokens_are_those_of_our_engine(
         assert {trace.finish_reason for trace in traces} == {"length"}
     assert engine.liveness()["engine"]["requests"] == 8
     assert engine.liveness()["cache"] == {"block_size": 8.0, "num_blocks": 64.0, "prefix_caching": 0.0}
+
+
+def test_an_older_release_is_told_in_its_own_words(
+    engine: TransformersContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5.17: a page is a block there, and the name of the attention says that it is not to be another."""
+
+    @dataclass
+    class Settings:
+        block_size: int = 256
+        num_blocks: int | None = None
+        max_requests_per_batch: int | None = None
+        max_batch_tokens: int | None = None
+        max_memory_percent: float | None = None
+        allow_block_sharing: bool = True
+        default_compile_level: int = 0
+        seed: int | None = None
+
+    given: list[Any] = []
+    manager = SimpleNamespace(start=lambda: None, continuous_batching_config=Settings(8, 64))
+    model = SimpleNamespace(
+        set_attn_implementation=given.append,
+        init_continuous_batching=lambda continuous_batching_config, **_: (
+            given.append(continuous_batching_config) or manager
+        ),
+    )
+    older = SimpleNamespace(
+        ContinuousBatchingConfig=Settings, GenerationConfig=engine._transformers.GenerationConfig
+    )
+    monkeypatch.setattr(engine, "_transformers", older)
+    monkeypatch.setattr(engine, "_manager", manager)
+    monkeypatch.setattr(engine, "_finish_one", lambda: None)
+    for name in ("sdpa", "paged|sdpa"):  # also where it has been told before
+        monkeypatch.setattr(engine, "_loaded", SimpleNamespace(model=model, attn_implementation=name))
+        engine._start()
+        assert engine.liveness()["attention"] == {"kernel": "sdpa"}
+    assert given[0] == given[2] == "paged|sdpa" and given[1].block_size == 8
+    assert engine.liveness()["cache"]["block_size"] == 8.0
 
 
 def test_tokens_are_stamped_as_they_come(engine: TransformersContinuousEngine) -> None:

@@ -54,6 +54,8 @@ def run(text: str, word: int) -> list[int]:
     for instruction in text.strip("{}\n").split(";"):
         name, *operands = instruction.replace(",", " ").split() or [".reg"]
         if name != ".reg":
+            # What is written may share a register with what is given.
+            assert "$4" not in operands or not registers.keys() & {"$0", "$1", "$2", "$3"}
             values = [registers[o] if o in registers else int(o, 0) for o in operands[1:]]
             registers[operands[0]] = OPERATIONS[name](*values)
     return [registers[f"${i}"] for i in range(4)]

@@ -169,8 +169,13 @@ def _attend(
             values + at[:, None] * HEAD_DIM + d[None, :], mask=exists[:, None] & inside[None, :], other=0
         )
         if FORMAT:
-            weights *= tl.load(value_scales + at, mask=exists, other=0.0)[None, :]
-        acc = dot(narrow(weights, dtype), widen(value, dtype, FORMAT), acc * decay[:, None])
+            factor = tl.load(value_scales + at, mask=exists, other=0.0)
+            if dtype == tl.float16:  # too few exponents for a weight times a scale
+                value = narrow(widen(value, tl.float32, FORMAT) * factor[:, None], dtype)
+            else:
+                value = widen(value, dtype, FORMAT)
+                weights *= factor[None, :]
+        acc = dot(narrow(weights, dtype), value, acc * decay[:, None])
     kept = held[:, None] & inside[None, :]
     if SPLIT_SIZE:
         piece = (tl.program_id(1) * KV_HEADS + kv_head).to(tl.int64) * tl.num_programs(2) + split

@@ -74,7 +74,7 @@ and.b32 index, index, 0x77777777;
 {half}
 prmt.b32 $0, low, high, 0x7351; prmt.b32 $2, low, high, 0x6240;
 shr.u32 index, index, 16;
-shr.u32 codes, $4, 16;
+shr.u32 codes, codes, 16;
 {half}
 prmt.b32 $1, low, high, 0x7351; prmt.b32 $3, low, high, 0x6240;
 }}"""

@@ -38,7 +38,8 @@ def _kept_counters(device: torch.device) -> Tensor:
 def _counters(device: torch.device) -> Tensor:
     """How many programs of each tile have stored their part: int32, all zero before and after a product.
 
-    A device has one for all products, since they follow each other in one stream. It is never freed, as captured graphs
+    A device has one for all products, since they follow each other: engines of a device run in one thread, and what records
+    graphs in a stream of its own waits for the other. It is never freed, as captured graphs
     have its address, and comes with the first product, which is never a captured one. A product that fails midway on a
     GPU takes everything on it with it; the interpreter can be stopped, so there it is made anew.
     """
