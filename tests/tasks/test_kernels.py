@@ -229,8 +229,8 @@ def test_the_interval_of_a_median(n: int, low: int | None, high: int | None) -> 
 
 
 def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.bench.roofline.probe", lambda device, dtype: (LIMITS, ["a note"]))
-    monkeypatch.setattr("minivllm.bench.roofline.last_level_cache", lambda: 1 << 18)
+    monkeypatch.setattr("minivllm.bench.limits.probe", lambda device, dtype: (LIMITS, ["a note"]))
+    monkeypatch.setattr("minivllm.bench.limits.last_level_cache", lambda: 1 << 18)
     knobs = ["task.rows=[1,2]", "task.contexts=[32]", "task.formats=[bf16,int8]", "task.sample_ms=0.1"]
     shapes = [f"++model.architecture.{name}={value}" for name, value in SHAPES.items()]
     done = cli("preset=kernels", "task.repeats=6", "runtime.device=cpu", "name=k", *knobs, *shapes)
