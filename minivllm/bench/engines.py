@@ -21,7 +21,7 @@ from minivllm.bench.ranges import phase_ranges
 from minivllm.bench.roofline import model_costs
 from minivllm.engine.compiled import CompiledPart
 from minivllm.engine.engine import Engine
-from minivllm.engine.events import Event, StateChanged, StepTimed
+from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
@@ -63,7 +63,8 @@ class MinivllmEngine(Adapter):
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
-        self.engine.events.subscribe(self._listen)
+        self.engine.events.subscribe(self._steps.append, StepTimed)
+        self.engine.events.subscribe(self._note_start, StateChanged)
         self._base = self._counters()
         modules = list(self.engine.loaded.model.modules())
         self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
@@ -119,10 +120,8 @@ class MinivllmEngine(Adapter):
         times += [part.compiler.compile_s for part in self._compiled[:1]]
         return sum(times) if times else None
 
-    def _listen(self, event: Event) -> None:
-        if isinstance(event, StepTimed):
-            self._steps.append(event)
-        elif isinstance(event, StateChanged) and event.state is RequestState.PREFILL:
+    def _note_start(self, event: StateChanged) -> None:
+        if event.state is RequestState.PREFILL:
             self._started.setdefault(event.request_id, event.time_s)
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:

@@ -193,7 +193,7 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        begin = time.perf_counter()
+        begin, timed = time.perf_counter(), self.events.hears(StepTimed)
         plan = self.scheduler.plan()
         self.kv.transfer(plan.transfers)
         outputs = [told for request in plan.shed for told in self._forget(request)]
@@ -207,7 +207,7 @@ class Engine:
         if plan.scheduled:
             pending = before.picks.tokens if before is not None and before.picks is not None else None
             flight = self.launcher.launch(plan, pending)
-            if self.events:
+            if timed:
                 count = self.loaded.model.experts_run
                 flight.experts = Download(count[None]) if isinstance(count, Tensor) else count
             self.overlap.steps += before is not None
@@ -229,7 +229,7 @@ class Engine:
         for request, sibling in flight.forks:
             self.scheduler.fork(request, sibling)
         # The cache is fullest now, before finished requests leave it.
-        wasted = self.cache.waste(self.scheduler.running) if self.events else (0, 0)
+        wasted = self.cache.waste(self.scheduler.running) if timed else (0, 0)
         used = self.cache.pool.num_used
         if now is None:
             self._flight = flight
@@ -241,7 +241,7 @@ class Engine:
         if flight.beams:
             outputs += self._advance(flight.beams, flight.continuations)
         end = time.perf_counter()
-        if self.events:
+        if timed:
             marks = (begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
             self._tell(flight, marks, used, wasted)
             if now is not None or not self._requests:

@@ -6,7 +6,7 @@ They are tuples, since every step makes three of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minivllm.engine.request import RequestState
 
@@ -66,26 +66,36 @@ class StepTimed(NamedTuple):
 
 
 Event = StateChanged | StepPlanned | BlocksChanged | StepTimed
+KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
 
 
 class EventBus:
-    """Calls every listener with every event, at once and in order.
+    """Calls who listens with every event of the kinds that were asked for, at once and in order.
 
-    A bus without listeners is false: `if bus: bus.emit(...)` costs one test and builds no event.
+    Who tells asks before: `if bus.hears(StepTimed): bus.emit(StepTimed(...))` costs one look-up where nobody listens, and
+    builds no event.
     """
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in KINDS}
 
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
+    def hears(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to such events."""
+        return bool(self._listeners[kind])
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Add a listener; the function returned removes it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+    def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
+        """Add a listener to events of these kinds, or of all where none is named; the function returned removes it."""
+        lists = [self._listeners[kind] for kind in kinds or KINDS]
+        for listeners in lists:
+            listeners.append(listener)
+
+        def remove() -> None:
+            for listeners in lists:
+                listeners.remove(listener)
+
+        return remove
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to all listeners."""
-        for listener in self._listeners:
+        """Hand `event` to who listens to its kind."""
+        for listener in self._listeners[type(event)]:
             listener(event)

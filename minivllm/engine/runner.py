@@ -73,9 +73,9 @@ class Runner:
         ints, shape = pack(scheduled, self.block_size, all_logits)
         batch = StepBatch(
             **self._inputs.put(ints, shape),
-            query_lens_host=tuple(part.num_tokens for part in scheduled),
+            query_lens_host=tuple([part.num_tokens for part in scheduled]),
             seq_lens_host=shape.seq_lens,
-            prompt_lens_host=tuple(part.request.num_prompt_tokens for part in scheduled),
+            prompt_lens_host=tuple([part.request.num_prompt_tokens for part in scheduled]),
         )
         if pending is not None:
             batch = batch._replace(token_ids=fill_in(batch.token_ids, pending))

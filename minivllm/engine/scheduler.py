@@ -159,8 +159,7 @@ class Scheduler:
             self.policy.max_num_batched_tokens - step.budget,
             step.num_prefill_tokens,
         )
-        if self.events:
-            self._tell(plan)
+        self._tell(plan)
         return plan
 
     def _serve(self, requests: list[Request], step: _Step) -> None:
@@ -353,22 +352,15 @@ class Scheduler:
 
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
-        if self.events:
+        if self.events.hears(StateChanged):
             self.events.emit(StateChanged(self.now(), request.request_id, state))
 
     def _tell(self, plan: StepPlan) -> None:
-        now = self.now()
-        self.events.emit(
-            StepPlanned(
-                now,
-                len(plan.scheduled),
-                plan.num_tokens,
-                plan.num_prefill_tokens,
-                len(plan.preempted),
-                len(self.waiting),
-            )
-        )
-        self.events.emit(BlocksChanged(now, self.cache.pool.num_used, self.cache.pool.num_usable))
+        if self.events.hears(StepPlanned):
+            counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens, len(plan.preempted))
+            self.events.emit(StepPlanned(self.now(), *counts, len(self.waiting)))
+        if self.events.hears(BlocksChanged):
+            self.events.emit(BlocksChanged(self.now(), self.cache.pool.num_used, self.cache.pool.num_usable))
 
 
 class _Step:

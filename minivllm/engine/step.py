@@ -36,7 +36,9 @@ class ScheduledRequest(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token and so chooses the next one."""
-        return self.end == self.request.num_tokens
+        return self.start + self.num_tokens == len(
+            self.request.token_ids
+        )  # asked for every request of every step
 
 
 class StepPlan(NamedTuple):

@@ -14,6 +14,7 @@ from minivllm.bench.engines import MinivllmEngine
 from minivllm.cache.manager import CacheLayout
 from minivllm.config import compose
 from minivllm.engine.batching import Continuous, Static
+from minivllm.engine.events import StepTimed
 from minivllm.llm import RequestOutput
 from tests.engine.imaginary import Machine
 from tests.reference import VARIANTS, make_checkpoint
@@ -169,12 +170,12 @@ def test_a_mask_may_leave_fewer_continuations_than_beams(plain: LLM) -> None:
 
 def test_the_prompt_is_computed_once_and_its_blocks_are_shared(plain: LLM) -> None:
     forks, counters = plain.engine.scheduler.num_forks, plain.engine.cache.counters
-    shared, steps = counters.blocks_shared, []
-    plain.engine.events.subscribe(lambda event: steps.append(getattr(event, "num_tokens", 0)))
+    shared, steps = counters.blocks_shared, list[StepTimed]()
+    stop = plain.engine.events.subscribe(steps.append, StepTimed)
     prompt = list(range(2, 42))
     plain.generate(prompt, SamplingParams(max_tokens=2, beam_width=4, ignore_eos=True))
-    plain.engine.events._listeners.clear()
-    assert max(steps) == len(prompt)
+    stop()
+    assert max(step.num_tokens for step in steps) == len(prompt)
     assert plain.engine.scheduler.num_forks - forks >= 3
     assert counters.blocks_shared - shared >= 3 * len(prompt) // 4
 

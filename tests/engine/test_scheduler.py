@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minivllm.cache.eviction import make_eviction
 from minivllm.cache.manager import CacheLayout
 from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequential, Static
-from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
+from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
 from tests.engine.imaginary import Machine
@@ -500,13 +500,19 @@ def test_requests_start_in_order_of_arrival(lengths: list[tuple[int, int]]) -> N
     assert any(isinstance(e, BlocksChanged) and e.used > 0 for e in events)
 
 
-def test_a_bus_without_listeners_is_false() -> None:
-    bus = EventBus()
-    assert not bus
-    stop = bus.subscribe(lambda event: None)
-    assert bus
+def test_a_bus_says_who_listens_to_what() -> None:
+    bus, all_of_them, some = EventBus(), list[object](), list[object]()
+    assert not any(bus.hears(kind) for kind in KINDS)
+    stop = bus.subscribe(some.append, BlocksChanged)
+    assert [kind for kind in KINDS if bus.hears(kind)] == [BlocksChanged]
+    stop_all = bus.subscribe(all_of_them.append)
+    told = [BlocksChanged(0.0, 1, 2), StateChanged(0.0, "a", RequestState.DONE)]
+    for event in told:
+        bus.emit(event)
+    assert (some, all_of_them) == (told[:1], told)
     stop()
-    assert not bus
+    stop_all()
+    assert not any(bus.hears(kind) for kind in KINDS)
 
 
 def test_each_knob_counts_its_work() -> None:

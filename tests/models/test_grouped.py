@@ -153,9 +153,7 @@ def test_experts_of_overlapping_steps_are_read_with_their_tokens(tmp_path: Path)
         knobs = ["runtime.moe=grouped", "runtime.cpu_kernels=off", f"runtime.overlap={overlap}"]
         with LLM(str(tmp_path), quant="fp32", device="cpu", overrides=knobs) as llm:
             steps: list[StepTimed] = []
-            llm.engine.events.subscribe(
-                lambda event, to=steps: to.append(event) if isinstance(event, StepTimed) else None
-            )
+            llm.engine.events.subscribe(steps.append, StepTimed)
             params = SamplingParams(max_tokens=6, ignore_eos=True)
             for _ in range(2):
                 llm.engine.add_request("a", PROMPTS[0], params)
