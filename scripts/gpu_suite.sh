@@ -42,7 +42,7 @@ mkdir -p "$OUT"
 failed=0
 
 run() { # run NAME COMMAND...: add to the log of the part, keep the records, go on after a failure
-    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code before records
+    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code before records known
     shift
     echo "== $name: $*" | tee -a "$log"
     if [ "$left" -le 0 ]; then
@@ -60,9 +60,9 @@ run() { # run NAME COMMAND...: add to the log of the part, keep the records, go 
     fi
     part_names+=("$name")
     records=()
-    for name in "${part_names[@]}"; do # only the part's own: an archive has to stay small
-        [ ! -e "runs/$name" ] || records+=("runs/$name")
-        [ ! -e "reports/$name" ] || records+=("reports/$name")
+    for known in "${part_names[@]}"; do # only the part's own: an archive has to stay small
+        [ ! -e "runs/$known" ] || records+=("runs/$known")
+        [ ! -e "reports/$known" ] || records+=("reports/$known")
     done
     [ ${#records[@]} -gt 0 ] || return
     if ! tar -czf "$OUT/.records" --exclude='*.log' "${records[@]}" 2>>"$log" ||

@@ -182,6 +182,17 @@ def test_the_scan_sees_imports(tmp_path: Path) -> None:
     ]
 
 
+def said(script: str) -> tuple[str, str]:
+    """Output and errors of a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout, done.stderr
+
+
 def test_what_plans_and_reports_never_loads_torch() -> None:
     script = (
         "import importlib, sys\n"
@@ -190,13 +201,8 @@ def test_what_plans_and_reports_never_loads_torch() -> None:
         "    assert 'torch' not in sys.modules, f'{name} loads torch'\n"
         "print('clean')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "clean\n", done.stderr
+    output, errors = said(script)
+    assert output == "clean\n", errors
 
 
 def code_lines(path: Path) -> int:
@@ -261,10 +267,5 @@ def test_an_engine_decodes_without_torch_s_compiler_and_what_it_does_not_need() 
         "print([name for name in ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'bitsandbytes', 'pandas')"
         " if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+    output, errors = said(script)
+    assert output == "[]\n", output + errors

@@ -197,9 +197,7 @@ class MinivllmEngine(Adapter):
                 "compiled_graphs": float(sum(part.compiler.graphs for part in self._compiled[:1])),
                 **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
                 **counts["runtime"],
-                "graph_bytes": 0.0
-                if graphs is None
-                else float(getattr(graphs.capture, "num_bytes", 0) + graphs.logits.nbytes),
+                "graph_bytes": float(graphs.num_bytes) if graphs is not None else 0.0,
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},

@@ -94,9 +94,12 @@ class GraphKeeper:
         self.counters = {"graph_replays": 0, "graph_captures": 0}
         self.capture_s = 0.0
         self._num_drawn = 0  # rows of the step that was filled in
-        self.logits = torch.empty(
-            0, device=runner.device
-        )  # of the step that was replayed, if it ends with them
+        self._logits = torch.empty(0, device=runner.device)  # of the replayed step, if it ends with them
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of all graphs."""
+        return int(getattr(self.capture, "num_bytes", 0)) + self._logits.nbytes
 
     def capture_all(self, params: SamplingParams) -> None:
         """Record what requests with these parameters need and what greedy ones do, the largest first, so that the
@@ -183,9 +186,9 @@ class GraphKeeper:
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each apart: gigabytes."""
-        if len(self.logits) < len(logits):  # in the run before a recording
-            self.logits = logits.new_empty(self.sizes[-1], logits.shape[1])
-        return self.logits[: len(logits)].copy_(logits)
+        if len(self._logits) < len(logits):  # in the run before a recording
+            self._logits = logits.new_empty(self.sizes[-1], logits.shape[1])
+        return self._logits[: len(logits)].copy_(logits)
 
     def _add(self, key: GraphKey) -> None:
         begin = time.perf_counter()

@@ -36,9 +36,8 @@ class ScheduledRequest(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token and so chooses the next one."""
-        return self.start + self.num_tokens == len(
-            self.request.token_ids
-        )  # asked for every request of every step
+        # In place of `end` and `num_tokens`, which are calls: this is asked for every request of every step.
+        return self.start + self.num_tokens == len(self.request.token_ids)
 
 
 class StepPlan(NamedTuple):
@@ -50,9 +49,8 @@ class StepPlan(NamedTuple):
     transfers: Transfers = Transfers()
     wake_at_s: float | None = None  # nothing is to be done before this time, though requests wait
     num_tokens: int = 0  # computed in this step
-    num_prefill_tokens: int = (
-        0  # those of them that catch up on a prompt, or on everything after a preemption
-    )
+    # Those of them that catch up on a prompt, or on everything after a preemption.
+    num_prefill_tokens: int = 0
 
 
 class StepBatch(NamedTuple):
@@ -72,8 +70,7 @@ class StepBatch(NamedTuple):
     query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
     seq_lens_host: tuple[int, ...]
     prompt_lens_host: tuple[int, ...]  # tokens of each request's prompt, which some rotary scalings go by
-    mass: Tensor | None = (
-        None  # float32 [R, B], where backends add the attention of each block; None: unasked
-    )
+    # float32 [R, B], where backends add the attention that each block gets; None: unasked
+    mass: Tensor | None = None
     observed_host: tuple[int, ...] = ()  # with `mass`: how many of each request's last queries count
     attention: Any = None  # what the attention backend's prepare() made of this batch

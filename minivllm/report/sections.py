@@ -211,7 +211,9 @@ def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
             f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
         )
     if "roofline.mbu" not in keys:
-        notes.append("MBU: no roofline was recorded (measure.roofline, and no runtime.overlap).")
+        notes.append(
+            "MBU: no roofline was recorded (measure.roofline), or with runtime.overlap no three decoding steps in a row."
+        )
     return notes
 
 
