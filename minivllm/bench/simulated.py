@@ -299,8 +299,8 @@ class SimulatedEngine(Adapter):
     def _note(self, known: tuple[float, ...], milliseconds: float) -> None:
         """Keep a row of the step; the cache is fullest now, before finished requests leave it."""
         pool = self.cache.pool
-        waste = self.cache.waste(self.scheduler.running)
-        self._rows.append((*known, pool.num_used, pool.num_usable, *waste, milliseconds))
+        slots = self.cache.waste(self.scheduler.running), pool.num_used * self.cache.block_size
+        self._rows.append((*known, pool.num_used, pool.num_usable, *slots, milliseconds))
         if len(self._rows) > self._step_rows:
             self._rows = self._rows[::2]
             self._stride *= 2

@@ -226,9 +226,8 @@ class CacheManager:
 
     def prefetch(self, requests: Iterable[Request]) -> None:
         """Take note of what was read from disk since the last step, and start to read what these waiting requests
-        will need, as far as the host has room for it."""
-        if self.tiers is None:
-            return
+        will need, as far as the host has room for it. Only where there are tiers below the device."""
+        assert self.tiers is not None
         self.tiers.settle()
         if self.layout.disk_records:
             for request in requests:
@@ -382,8 +381,8 @@ class CacheManager:
         elif (slot := self.tiers.keep(node)) is not None:
             self._moves.saves.append((block, slot))
 
-    def waste(self, requests: Iterable[Request]) -> tuple[int, int]:
-        """(slots allocated but holding no token, slots allocated). A block that is shared counts once.
+    def waste(self, requests: Iterable[Request]) -> int:
+        """Slots of blocks in use that hold no token. A block that is shared counts once.
 
         Args:
             requests: all that hold blocks.
@@ -393,4 +392,4 @@ class CacheManager:
             blocks = request.block_table.blocks
             if blocks:
                 empty[blocks[-1]] = max(0, len(blocks) * self.block_size - request.num_cached_tokens)
-        return sum(empty.values()), self.pool.num_used * self.block_size
+        return sum(empty.values())

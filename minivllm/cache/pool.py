@@ -88,7 +88,7 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks held by at least one request."""
-        return self.num_usable - self.num_free
+        return self.num_blocks - 1 - len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` blocks, or none of them (None) if too few are free."""

@@ -229,8 +229,7 @@ class Engine:
         for request, sibling in flight.forks:
             self.scheduler.fork(request, sibling)
         # The cache is fullest now, before finished requests leave it.
-        wasted = self.cache.waste(self.scheduler.running) if timed else (0, 0)
-        used = self.cache.pool.num_used
+        blocks = (self.cache.pool.num_used, self.cache.waste(self.scheduler.running)) if timed else (0, 0)
         if now is None:
             self._flight = flight
             for row, request in enumerate(flight.sampling):
@@ -243,7 +242,7 @@ class Engine:
         end = time.perf_counter()
         if timed:
             marks = (begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
-            self._tell(flight, marks, used, wasted)
+            self._tell(flight, marks, *blocks)
             if now is not None or not self._requests:
                 self._tell_late()  # its tokens are here, or nobody waits for them
         if self._requests:
@@ -323,7 +322,7 @@ class Engine:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in family]
 
-    def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: tuple[int, int]) -> None:
+    def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: int) -> None:
         begin, planned, prepared, computed, chosen, end = marks
         plan, lens, window = flight.plan, flight.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
@@ -337,8 +336,8 @@ class Engine:
             waiting=len(self.scheduler.waiting),
             kv_blocks_used=used,
             kv_blocks_total=self.cache.pool.num_usable,
-            kv_slots_wasted=wasted[0],
-            kv_slots_allocated=wasted[1],
+            kv_slots_wasted=wasted,
+            kv_slots_allocated=used * self.cache.block_size,
             schedule_ms=(planned - begin) * 1e3,
             prepare_ms=(prepared - planned) * 1e3,
             forward_ms=(computed - prepared) * 1e3,

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minivllm.engine.packing import SamplingColumns, pack, pack_sampling, upload
+from minivllm.engine.packing import INT_BYTES, SamplingColumns, pack, pack_sampling, upload
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.runner import fill_in
 from minivllm.engine.sampler import Picks, SamplerCounters
@@ -166,7 +165,7 @@ class GraphKeeper:
         if key.kind == "drawn":
             requests = [part.request for part in scheduled]
             self._num_drawn = sum(not request.params.greedy for request in requests)
-            ints = np.concatenate((pack_sampling(requests, range(len(requests)), key.requests), ints))
+            ints = bytearray(pack_sampling(requests, range(len(requests)), key.requests)) + ints
         upload(ints, self.runner.device, into=graph.ints)
         if pending is not None:
             self.pending[: len(pending)].copy_(pending)
@@ -201,7 +200,7 @@ class GraphKeeper:
         device, size = self.runner.device, key.requests
         padding, shape = pack([], self.runner.block_size, pad_to=(size, key.blocks))
         extra = COLUMNS * size if key.kind == "drawn" else 0
-        ints = upload(np.concatenate((np.zeros(extra, np.int32), padding)), device).clone()
+        ints = upload(bytearray(INT_BYTES * extra) + padding, device).clone()
         # Attention is laid out for the longest requests that the graph takes; shorter ones leave part of it idle.
         lengths = (key.blocks * self.runner.block_size,) * size
         ones = (1,) * size

@@ -132,7 +132,8 @@ class Scheduler:
             self._step_s = min(self._step_s, now - self._worked_at_s)
         step = _Step(self.policy.max_num_batched_tokens)
         self._shed_overdue(step, now)
-        self.cache.prefetch(self.waiting.front())
+        if self.cache.tiers is not None:
+            self.cache.prefetch(self.waiting.front())
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
         decoding = (
             [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)

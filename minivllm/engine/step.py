@@ -56,7 +56,7 @@ class StepPlan(NamedTuple):
 class StepBatch(NamedTuple):
     """One step's tensors, ragged (no padding), passed through model, layer and attention.
 
-    Requests lie one after another along the token axis. T tokens, R requests, B blocks of the
+    Requests lie one after another along the token axis. T tokens, R requests, B blocks, at least those of the
     longest request, L rows whose logits are wanted.
     """
 

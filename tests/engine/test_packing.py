@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.engine.packing import StepInputs, pack, upload
+from minivllm.engine.packing import ROOM, StepInputs, pack, upload
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
@@ -38,7 +38,6 @@ def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
 def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], int], every: bool) -> None:
     parts, size = step
     ints, shape = pack(parts, size, every)
-    assert ints.dtype == np.int32
     tensors = shape.unpack(upload(ints, CPU))
     rows = [(part.request, at) for part in parts for at in range(part.start, part.end)]
     assert tensors["token_ids"].tolist() == [request.token_ids[at] for request, at in rows]
@@ -57,6 +56,8 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     lengths = [part.end - part.request.num_evicted_tokens for part in parts]
     assert tensors["seq_lens"].tolist() == list(shape.seq_lens) == lengths
     width = max(-(-length // size) for length in lengths)
+    width += -width % ROOM
+    assert tensors["block_table"].shape[1] == width
     for row, part in zip(tensors["block_table"].tolist(), parts, strict=True):
         blocks = part.request.block_table.blocks[:width]
         assert row == blocks + [0] * (width - len(blocks))
@@ -72,20 +73,22 @@ def test_tensors_that_are_written_again_hold_the_new_step(
     inputs = StepInputs(CPU)
     for parts, size in drawn + data.draw(st.permutations(drawn + drawn)):
         ints, shape = pack(parts, size)
-        fresh = shape.unpack(upload(ints.copy(), CPU))
+        fresh = shape.unpack(upload(bytearray(ints), CPU))
         kept = inputs.put(ints, shape)
         assert kept.keys() == fresh.keys()
         assert all(torch.equal(kept[name], fresh[name]) for name in fresh)
 
 
 def test_requests_that_decode_keep_their_tensors() -> None:
-    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=9, seed=0)
-    request.block_table.extend([1, 2])
+    size = 4
+    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=99, seed=0)
+    request.block_table.extend(range(1, 12))
     seen = []
-    for position in range(8):
-        ints, shape = pack([ScheduledRequest(request, position, 1)], block_size=4)
+    for position in range(10 * size):
+        ints, shape = pack([ScheduledRequest(request, position, 1)], size)
         tensors = inputs.put(ints, shape)
         assert tensors["token_ids"].tolist() == [5 + position] and tensors["positions"].tolist() == [position]
         seen.append(tensors["token_ids"].data_ptr())
         request.token_ids.append(6 + position)
-    assert len(set(seen[:4])) == len(set(seen[4:])) == 1  # from the fifth on there is one block more
+    full = ROOM * size  # after that the table has no room for one block more
+    assert len(set(seen[:full])) == len(set(seen[full:])) == 1
