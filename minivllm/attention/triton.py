@@ -66,7 +66,8 @@ class TritonBackend:
         refuse_scores(self.name, kv)
         if split_size is not None and (split_size < paged.LEAST_PIECE or split_size & (split_size - 1)):
             raise BadInput(
-                f"attention.split_size={split_size} must be a power of two of at least 64, or null (never split)"
+                f"attention.split_size={split_size} must be a power of two of at least {paged.LEAST_PIECE}, or null "
+                "(never split)"
             )
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv

@@ -37,6 +37,7 @@ Tokens read are `context_tokens`, the sum of the sequences' lengths, but in laye
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,31 +105,41 @@ def model_costs(
     }
 
 
-def _decodes(step: dict[str, Any]) -> bool:
+def decodes(step: dict[str, Any]) -> bool:
+    """Whether a step computes nothing but next tokens."""
     return bool(step["num_tokens"]) and not step["num_prefill_tokens"]
 
 
-def _prefills(step: dict[str, Any]) -> bool:
+def prefills(step: dict[str, Any]) -> bool:
+    """Whether a step computes nothing but prompts."""
     return bool(step["num_tokens"]) and step["num_prefill_tokens"] == step["num_tokens"]
 
 
-def _timed(
+def timed(
     steps: Sequence[dict[str, Any]], kind: Callable[[dict[str, Any]], bool], overlapped: bool
-) -> tuple[list[dict[str, Any]], float | None]:
-    """Steps of a kind, and their seconds; no steps, no seconds.
+) -> list[int]:
+    """Which steps of a kind have a time of their own.
 
     A step that is launched before the one before it has ended waits for that one in its own phases. So its time is from
     the beginning of the next to that of the one after, and only a step counts that is followed by two of its kind, the
     second without idleness before it (which is no gap): none is charged what another kind took.
     """
+    alike = [kind(step) for step in steps]
     if not overlapped:
-        chosen = [step for step in steps if kind(step)]
-        milliseconds = sum(step.get(phase) or 0.0 for step in chosen for phase in PHASES)
-        return chosen, milliseconds / 1000 if chosen else None
-    threes = zip(steps, steps[1:], steps[2:], strict=False)
-    found = [three for three in threes if all(map(kind, three)) and three[2]["gap_ms"]]
-    seconds = sum(last["start_s"] - following["start_s"] for _, following, last in found)
-    return [step for step, _, _ in found], seconds if found else None
+        return [i for i, is_one in enumerate(alike) if is_one]
+    return [i for i in range(len(steps) - 2) if all(alike[i : i + 3]) and steps[i + 2].get("gap_ms")]
+
+
+def _timed(
+    steps: Sequence[dict[str, Any]], kind: Callable[[dict[str, Any]], bool], overlapped: bool
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Steps of a kind that have a time of their own, and their seconds; no steps, no seconds."""
+    found = timed(steps, kind, overlapped)
+    if overlapped:
+        seconds = math.fsum(steps[i + 2]["start_s"] - steps[i + 1]["start_s"] for i in found)
+    else:
+        seconds = math.fsum(steps[i].get(phase) or 0.0 for i in found for phase in PHASES) / 1000
+    return [steps[i] for i in found], seconds if found else None
 
 
 def usage(
@@ -146,7 +157,7 @@ def usage(
         steps: `BenchEngine.steps()`.
         probes: bandwidth and matrix rate, from `probe`.
         cache_bytes: size of the last-level cache.
-        overlapped: steps were launched before the one before them had ended, see `_timed`.
+        overlapped: steps were launched before the one before them had ended, see `timed`.
         window_s: from the first arrival to the last token.
 
     Returns:
@@ -155,8 +166,8 @@ def usage(
     result = Roofline(probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s, probes.matrix_dtype)
     if not costs:
         return result
-    decode, result.decode_s = _timed(steps, _decodes, overlapped)
-    prefill, result.prefill_s = _timed(steps, _prefills, overlapped)
+    decode, result.decode_s = _timed(steps, decodes, overlapped)
+    prefill, result.prefill_s = _timed(steps, prefills, overlapped)
     if decode:
         result.decode_bytes = sum(_bytes(costs, step) for step in decode)
         result.decode_flops = sum(_flops(costs, step) for step in decode)
@@ -236,7 +247,7 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     more than its request has there.
     """
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
-    alike = _decodes(step) or _prefills(step)
+    alike = decodes(step) or prefills(step)
     each, length = tokens / requests if alike else 1.0, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
     if (window := costs.get("window")) is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.identity import NEUTRAL_RUNTIME
 from minivllm.bench.records import read_records
-from minivllm.bench.roofline import BYTES, model_costs
+from minivllm.bench.roofline import BYTES, PHASES, model_costs
 from minivllm.bench.storage import STEPS
 from minivllm.bench.validity import overlap_steps
 from minivllm.cache.manager import token_bytes
@@ -33,7 +33,6 @@ RIDGE = (
 SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
 MEASURED = "minivllm.bench.engines.MinivllmEngine"  # whose steps are those of this scheduler
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
-PHASES = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
 STALL = 3.0  # times what was predicted: the machine did something else
 ROUNDS = 20
 LEAST_STEPS = 50
@@ -226,7 +225,11 @@ def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
 
     What is recorded does not say which request had which share; equal shares are assumed for the pairs.
     """
-    times = sum(np.asarray([value or 0.0 for value in table[phase]]) for phase in PHASES if phase in table)
+    times = sum(
+        np.asarray([value or 0.0 for value in table[phase]])
+        for phase in (*PHASES, "gap_ms")
+        if phase in table
+    )
     requests, prefill, context = (
         np.asarray(table[name], dtype=np.float64)
         for name in ("num_requests", "num_prefill_tokens", "context_tokens")

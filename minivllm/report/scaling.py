@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from minivllm.bench import roofline
 from minivllm.report.cells import Cell, Stat
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, listing, ratio, sig
@@ -127,12 +128,12 @@ def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float)
 
 
 def _decode(cell: Cell) -> Rung | None:
-    """The steps that only decode, as many in each block as in the first."""
+    """The steps that only decode and have a time of their own, as many in each block as in the first."""
     wanted = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
-    frame = next(frames(cell, "steps.parquet", wanted), None)
+    frame = next(frames(cell, "steps.parquet", [*wanted, "gap_ms"]), None)
     if frame is None or not set(wanted) <= set(frame):
         return None
-    steps = frame[(frame["num_prefill_tokens"] == 0) & (frame["num_tokens"] > 0)]
+    steps = frame.iloc[roofline.timed(frame.to_dict("records"), roofline.decodes, _overlaps(cell))]
     if not len(steps):
         return None
     batch = float(steps["num_requests"].mean())
@@ -140,8 +141,15 @@ def _decode(cell: Cell) -> Rung | None:
 
 
 def _prefill(cell: Cell) -> Rung | None:
+    """The prompts, none of which has a time of its own where steps overlap."""
     requests, tokens = cell.mean("metrics.num_requests"), cell.mean("metrics.input_tokens")
-    return _rung(cell, "prefill", requests, 1, tokens / requests) if requests and tokens else None
+    if not requests or not tokens or _overlaps(cell):
+        return None
+    return _rung(cell, "prefill", requests, 1, tokens / requests)
+
+
+def _overlaps(cell: Cell) -> bool:
+    return bool(cell.mean("liveness.runtime.overlap_steps"))
 
 
 def statements(found: Sequence[Ladder]) -> list[str]:

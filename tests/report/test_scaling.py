@@ -25,9 +25,19 @@ BANDWIDTH, RATE, STEPS = 1e10, 1e12, 20
 
 
 def rung(
-    folder: Path, batch: int, context: int, ms: float, block: int = 0, preset: str = "scaling", **choices: str
+    folder: Path,
+    batch: int,
+    context: int,
+    ms: float,
+    block: int = 0,
+    preset: str = "scaling",
+    overlapped: bool = False,
+    **choices: str,
 ) -> None:
-    """One record of steps that take so long each, and a prompt that takes twice its least time."""
+    """One record of steps that take so long each, and a prompt that takes twice its least time.
+
+    Where steps overlap, two more decode and have no time of their own.
+    """
     quant = choices.get("quant", "int8")
     record = make_record(quant, block=block, run_id=f"{quant}-{batch}-{context}-{block}")
     record.cell_id, record.arm, record.position = (
@@ -53,7 +63,10 @@ def rung(
     )
     prompts = {"num_requests": batch, "num_tokens": 64, "num_prefill_tokens": 64, "context_tokens": 64}
     decode = {"num_requests": batch, "num_tokens": batch, "num_prefill_tokens": 0}
-    steps = [prompts, *({**decode, "context_tokens": batch * context} for _ in range(STEPS))]
+    if overlapped:
+        record.liveness = {"runtime": {"overlap_steps": STEPS + 1.0}}
+    decode |= {"context_tokens": batch * context, "gap_ms": 0.1}
+    steps = [prompts, *(decode for _ in range(STEPS + 2 * overlapped))]
     write_record(
         folder / record.run_id, record, steps=[{"start_s": float(i), **s} for i, s in enumerate(steps)]
     )
@@ -78,6 +91,16 @@ def test_ladders_with_what_a_step_has_to_cost(tmp_path: Path) -> None:
     assert [r.context for r in by_prompt.rungs] == [128, 1024]
     assert [r.ms.mean for r in by_prompt.rungs] == pytest.approx([512.0, 4096.0])
     assert by_prompt.rungs[1].least_ms == pytest.approx(2048.0)
+
+
+def test_where_steps_overlap_those_count_that_have_a_time_of_their_own(tmp_path: Path) -> None:
+    for batch, ms in ((1, 110.0), (4, 115.0)):
+        rung(tmp_path, batch, 128, ms, overlapped=True)
+    rung(tmp_path, 1, 1024, 130.0, overlapped=True)
+    by_batch, by_context = found(tmp_path)  # no prompt has one
+    assert [r.ms.mean for r in by_batch.rungs] == pytest.approx([110.0, 115.0])
+    assert [r.ms.mean for r in by_context.rungs] == pytest.approx([110.0, 130.0])
+    assert by_batch.rungs[0].least_ms == pytest.approx((WEIGHTS + TOKEN * 128) / BANDWIDTH * 1e3)
 
 
 def test_a_ladder_is_named_by_what_tells_it_from_the_others(tmp_path: Path) -> None:
