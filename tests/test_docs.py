@@ -190,6 +190,13 @@ def test_what_an_example_imports_is_there(page: Path) -> None:
                 assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
+def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    sources = blocks(DOCS / "python.md", "python")
+    for source in sources:
+        exec(compile(source, "python.md", "exec"), {})
+    assert len(sources) == 3 and "first token after" in capsys.readouterr().out
+
+
 def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any]) -> None:
     (preset,) = blocks(DOCS / "studies.md", "yaml")
     folder = user_dir / "conf" / "preset"
