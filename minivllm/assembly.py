@@ -19,7 +19,7 @@ from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.kernels.grouped import group_experts
 from minivllm.models.kernels.native import make_native
 from minivllm.models.weights import Progress
-from minivllm.threads import thread_count
+from minivllm.threads import pin, thread_count
 
 
 def select_device(name: str) -> torch.device:
@@ -83,6 +83,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         BadInput: an option cannot be used with this model or on this machine.
     """
     device = select_device(config["runtime"]["device"])
+    pin(config["runtime"])
     torch.set_num_threads(thread_count(config["runtime"]))
     policy = build(config["batching"])
     cache = build(config["cache"])

@@ -1,28 +1,90 @@
-"""How many threads the CPU's kernels take. Torch-free."""
+"""Which cores a process runs on, and how many threads the CPU's kernels take. Torch-free."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from minivllm.errors import BadInput
 
+CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # as taskset writes them
+TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def allowed_cores() -> set[int]:
+    """Numbers of the logical cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
 
 def usable_cores() -> int:
     """Logical cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed_cores())
+
+
+def wanted_cores(runtime: dict[str, Any]) -> set[int]:
+    """`runtime.cores`, or all that the process may run on. Raises BadInput for what names none."""
+    told = runtime.get("cores")
+    if told is None:
+        return allowed_cores()
+    cores: set[int] = set()
+    if re.fullmatch(CORES, str(told)):
+        for part in str(told).split(","):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    if not cores:
+        raise BadInput(f"runtime.cores={told} must be numbers and ranges of cores, like 0-3,8")
+    return cores
+
+
+def refuse_absent_cores(runtime: dict[str, Any]) -> None:
+    """Raise BadInput where this process may not run on one of `runtime.cores`, or the system cannot pin."""
+    if runtime.get("cores") is None:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise BadInput(
+            f"runtime.cores={runtime['cores']}: this system pins no process to cores; leave it out"
+        )
+    if missing := wanted_cores(runtime) - allowed_cores():
+        raise BadInput(
+            f"runtime.cores={runtime['cores']}: this process may not run on {min(missing)}, "
+            f"only on {','.join(map(str, sorted(allowed_cores())))}"
+        )
+
+
+def pin(runtime: dict[str, Any]) -> None:
+    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Raises BadInput."""
+    refuse_absent_cores(runtime)
+    if runtime.get("cores") is None:
+        return
+    cores = wanted_cores(runtime)
+    for thread in psutil.Process().threads():
+        os.sched_setaffinity(thread.id, cores)
+    os.sched_setaffinity(0, cores)
+
+
+def physical_cores(cores: Iterable[int]) -> int:
+    """How many physical cores the logical ones lie on; at least 1."""
+    cores = list(cores)
+    try:
+        return len({(TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text() for core in cores})
+    except OSError:
+        return max(1, min(psutil.cpu_count(logical=False) or 1, len(cores)))
 
 
 def thread_count(runtime: dict[str, Any]) -> int:
-    """`runtime.threads`, or $MINIVLLM_THREADS, or all physical cores that the process may use.
+    """`runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core of `runtime.cores`, or of all that the process
+    may use.
 
     Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ between launchers.
     """
     if wanted := runtime.get("threads") or usual_threads():
         return int(wanted)
-    return max(1, min(psutil.cpu_count(logical=False) or 1, usable_cores()))
+    return physical_cores(wanted_cores(runtime))
 
 
 def usual_threads() -> int | None:

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minivllm"
 
-INFERENCE = ("engine", "cache", "attention", "models", "quant", "speculative")
+INFERENCE = ("engine", "cache", "attention", "models", "quant")
 OUTSIDE = (
     *("hydra", "omegaconf", "fastapi", "uvicorn", "starlette", "httpx", "requests", "aiohttp", "pandas"),
     *(
@@ -244,7 +244,6 @@ def test_the_engine_stays_readable(places: tuple[str, ...], most: int) -> None:
     lines = {
         path: code_lines(path)
         for place in places
-        if place != "speculative" and (PACKAGE / place).exists()
         for path in sources(place)
         if "kernels" not in path.parts and not (places is CORE and path in ASIDE)
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 from minivllm import assembly, threads
 from minivllm.config import compose
 from minivllm.errors import BadInput
-from minivllm.threads import thread_count, usable_cores
+from minivllm.threads import allowed_cores, pin, thread_count, usable_cores
 
 
 @pytest.fixture
@@ -21,21 +24,51 @@ def torch_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
     assert 1 <= thread_count({"threads": None}) <= usable_cores()
-    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
-    assert thread_count({}) == 4
+    for core in range(8):  # four cores of two threads each
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}")
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5, 6})
+    assert thread_count({}) == 3
     assert thread_count({"threads": 6}) == 6
+    assert thread_count({"cores": "0,4"}) == 1 and thread_count({"cores": "0-2,4"}) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as launchers set it
-    assert thread_count({}) == 4
+    assert thread_count({}) == 3
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path / "nowhere")
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
+    assert thread_count({}) == 5
     monkeypatch.setenv("MINIVLLM_THREADS", "3")
     assert thread_count({"threads": None}) == 3 and thread_count({"threads": 6}) == 6
     for wrong in ("0", "all"):
         monkeypatch.setenv("MINIVLLM_THREADS", wrong)
         with pytest.raises(BadInput, match=f"MINIVLLM_THREADS='{wrong}' must be a number"):
             thread_count({})
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,", "-1", "0-"])
+def test_cores_are_numbers_and_ranges(wrong: str) -> None:
+    with pytest.raises(BadInput, match=r"runtime.cores=.* must be numbers and ranges"):
+        compose([f"runtime.cores='{wrong}'"])
+
+
+def test_a_process_is_kept_to_its_cores(cli: Callable[..., Any]) -> None:
+    """In processes of their own: it stays so for all that follows."""
+    own = min(allowed_cores())
+    code = (
+        "import threading, os; from minivllm.threads import *; seen = []\n"
+        "go = threading.Event(); old = threading.Thread(target=lambda: (go.wait(), seen.append(allowed_cores())))\n"
+        f"old.start(); pin({{'cores': '{own}'}}); go.set(); old.join()\n"
+        "new = threading.Thread(target=lambda: seen.append(allowed_cores())); new.start(); new.join()\n"
+        f"assert seen == [{{{own}}}] * 2 and thread_count({{}}) == 1, seen"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(BadInput, match="this process may not run on 4095, only on"):
+        pin({"cores": "4095"})
+    done = cli("runtime.cores=4095", "workload.num_requests=1")
+    assert done.code == 2 and "may not run on 4095" in done.err and len(done.err.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("torch_threads")

@@ -109,8 +109,17 @@ def _text(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def _by_uuid(nvml: Any, name: str) -> Any:
+    """The handle of a GPU by its UUID, or by as much of its beginning as CUDA_VISIBLE_DEVICES may say."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(name):
+            return handle
+    return nvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU has one of its own
+
+
 def open_gpu(device: str) -> NullGpu:
-    """The GPU that `runtime.device` means, as CUDA would number it, or a null object.
+    """The GPU that `runtime.device` means, as CUDA numbers it by the bus (CUDA_DEVICE_ORDER=PCI_BUS_ID), or a null object.
 
     Args:
         device: "auto", "cpu", "cuda" or "cuda:<index>".
@@ -135,7 +144,7 @@ def open_gpu(device: str) -> NullGpu:
             if index >= len(names) or names[index] == "-1":
                 return NullGpu("CUDA_VISIBLE_DEVICES hides every GPU")
             if not names[index].isdigit():
-                return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(names[index]))
+                return Gpu(pynvml, _by_uuid(pynvml, names[index]))
             index = int(names[index])
         return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:

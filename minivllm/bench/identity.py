@@ -22,9 +22,7 @@ ENGINE_GROUPS = (
     "batching",
     "cache",
     "decoding",
-    "speculative",
     "engine",
-    "parallel",
     "runtime",
 )
 LOAD_GROUPS = ("workload", "arrival")
@@ -55,8 +53,6 @@ NAMED_IF_CHANGED = {
     "attention": "auto",
     "cache": "paged",
     "decoding": "greedy",
-    "speculative": "none",
-    "parallel": "none",
     "workload": "smoke",
     "arrival": "offline",
     "engine": "minivllm",

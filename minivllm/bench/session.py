@@ -27,15 +27,16 @@ from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
 from minivllm.bench.limits import last_level_cache, probe
 from minivllm.bench.measurement import Measurement
+from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
-from minivllm.bench.record import Breakdown, Cold, Cost, Energy, Memory, Record, Roofline
-from minivllm.bench.roofline import exceeds, raised, usage
+from minivllm.bench.record import Breakdown, Cold, Energy, Memory, Record, Roofline
+from minivllm.bench.roofline import PHASES, exceeds, raised, usage
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.threads import thread_count
+from minivllm.threads import pin, thread_count
 
 Rows = list[dict[str, Any]]
 
@@ -52,10 +53,9 @@ class Result:
     )  # from first arrival to last token, monotonic seconds; None: simulated
 
 
-BREAKDOWN = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms", "gap_ms")
-JOULES_PER_KWH = 3.6e6
+BREAKDOWN = (*PHASES, "gap_ms")
 TELL_S = 0.2  # between two words on how far the loading is
-SIMULATED = "simulated: nothing was computed"
+NOT_COMPUTED = "simulated: nothing was computed"
 
 
 class Session:
@@ -105,6 +105,7 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
+        pin(self._config.get("runtime") or {})
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
@@ -125,7 +126,7 @@ class Session:
             return
         self._probed = True
         if self.engine.info.clock is not None:
-            self._meter = NullMeter(SIMULATED)
+            self._meter = NullMeter(NOT_COMPUTED)
             return
         device, costs = self._device(), self.engine.info.model
         if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
@@ -211,7 +212,7 @@ class Session:
             traces = load.run()
         finally:
             gc.enable()
-        energy = Energy(reason=SIMULATED) if virtual else self._meter.end_window(self._idle_watts)
+        energy = Energy(reason=NOT_COMPUTED) if virtual else self._meter.end_window(self._idle_watts)
         self._emit("finishing")
         self._refuse_late(traces)
 
@@ -240,7 +241,8 @@ class Session:
             self._probe_again(reached)
             record.roofline = reached(self._limits)
         energy.joules_per_output_token = per_token(energy, record.metrics.output_tokens)
-        record.cost = cost(config["measure"].get("price") or {}, record.metrics, energy)
+        price = config["measure"].get("price") or {}
+        record.cost = cost(price, record.metrics, energy)
         record.validity = validity.check(
             traces,
             workload,
@@ -249,7 +251,7 @@ class Session:
             roofline=record.roofline,
             liveness=record.liveness,
         )
-        record.validity.notes += [*info.warnings, *self._notes, *workload.notes]
+        record.validity.notes += [*info.warnings, *self._notes, *workload.notes, *remarks(price, energy)]
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
@@ -390,21 +392,6 @@ def kv_waste(steps: Rows) -> float | None:
         if step.get("kv_slots_allocated")
     ]
     return sum(shares) / len(shares) if shares else None
-
-
-def cost(price: dict[str, Any], measured: Any, energy: Energy) -> Cost:
-    """Money per million output tokens: device-hours, and kilowatt-hours where energy was read."""
-    hour, kwh = price.get("device_hour"), price.get("kwh")
-    if (
-        not measured.output_tokens
-        or not measured.duration_s
-        or (hour is None and (kwh is None or energy.joules is None))
-    ):
-        return Cost()
-    money = (hour or 0.0) * measured.duration_s / 3600 + (kwh or 0.0) * (
-        energy.joules or 0.0
-    ) / JOULES_PER_KWH
-    return Cost(price.get("currency"), 1e6 * money / measured.output_tokens)
 
 
 def request_rows(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:

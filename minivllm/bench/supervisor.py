@@ -104,6 +104,7 @@ class Supervisor:
         self._facts: dict[str, Any] = {}  # provenance
         self._verdict: tuple[str, str] | None = None  # status and message, where we ended the worker
         self._failure: dict[str, Any] | None = None  # what the worker last said had failed
+        self._failed_s = 0.0  # when it did
         self._handed: dict[str, Any] | None = None  # said when all was measured and only a trace was to come
 
     def __enter__(self) -> Supervisor:
@@ -183,9 +184,9 @@ class Supervisor:
         """Whether the worker must be ended; `_verdict` then says why."""
         assert self._worker is not None
         measure: dict[str, Any] = self._current.config.get("measure") or {}
-        spent = time.monotonic() - self._began_s
         if self._failure is not None:
-            return spent > CLOSING_S  # all is said: the worker has only to end
+            return time.monotonic() - self._failed_s > CLOSING_S  # all is said: the worker has only to end
+        spent = time.monotonic() - self._began_s
         timeout, limit = measure.get("timeout_s"), measure.get("memory_limit_gb")
         if self._worker.telemetry.over_limit.is_set():
             self._verdict = ("oom", f"resident memory went above measure.memory_limit_gb={limit:g}")
@@ -203,7 +204,7 @@ class Supervisor:
         if event["event"] == "failed":
             if event["going_on"]:
                 return self._failed(event["status"], event["type"], event["message"])
-            self._failure, self._began_s = event, time.monotonic()
+            self._failure, self._failed_s = event, time.monotonic()
             return None  # the worker ends now; how it ends may tell more
         if event["event"] == "profiling":
             self._handed = event
@@ -294,6 +295,7 @@ class _Worker:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
             "TOKENIZERS_PARALLELISM": "false",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML numbers GPUs: CUDA would begin with the fastest
         }
         with (first.path / storage.LOG).open("wb") as log:
             return subprocess.Popen(

@@ -193,13 +193,14 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        begin, timed = time.perf_counter(), self.events.hears(StepTimed)
+        begin, ended, timed = time.perf_counter(), self._last_step_end, self.events.hears(StepTimed)
         plan = self.scheduler.plan()
         self.kv.transfer(plan.transfers)
         outputs = [told for request in plan.shed for told in self._forget(request)]
         before = self._flight
         if not plan.scheduled and before is None:
             if plan.wake_at_s is not None and not outputs:
+                self._last_step_end = None  # waiting on purpose is no gap between steps
                 time.sleep(min(max(0.0, plan.wake_at_s - self.scheduler.now()), patience_s))
             return outputs
         planned = time.perf_counter()
@@ -241,7 +242,7 @@ class Engine:
             outputs += self._advance(flight.beams, flight.continuations)
         end = time.perf_counter()
         if timed:
-            marks = (begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
+            marks = (ended or begin, begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
             self._tell(flight, marks, *blocks)
             if now is not None or not self._requests:
                 self._tell_late()  # its tokens are here, or nobody waits for them
@@ -323,7 +324,7 @@ class Engine:
         return [TokenOutput(one, None, "", request.finish_reason) for one in family]
 
     def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: int) -> None:
-        begin, planned, prepared, computed, chosen, end = marks
+        ended, begin, planned, prepared, computed, chosen, end = marks
         plan, lens, window = flight.plan, flight.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
             start_s=time.monotonic() - (time.perf_counter() - begin),
@@ -343,7 +344,7 @@ class Engine:
             forward_ms=(computed - prepared) * 1e3,
             sample_ms=(chosen - computed) * 1e3,
             emit_ms=(end - chosen) * 1e3,
-            gap_ms=(begin - self._last_step_end) * 1e3 if self._last_step_end is not None else 0.0,
+            gap_ms=(begin - ended) * 1e3,
         )
         if isinstance(flight.experts, int):
             self.events.emit(timed)

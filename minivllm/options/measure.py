@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.options.base import Options, knob
+from minivllm.threads import wanted_cores
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class RuntimeOptions(Options):
     group = "runtime"
     device: str = "auto"
     threads: int | None = knob(None, at_least=1)
+    cores: str | None = None
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
@@ -32,6 +34,7 @@ class RuntimeOptions(Options):
         super().__post_init__()
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
+        wanted_cores({"cores": self.cores})
         if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
             knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
             raise self.bad(

@@ -38,7 +38,6 @@ CHOICE_ORDER = (
     "batching",
     "cache",
     "decoding",
-    "speculative",
     "workload",
     "arrival",
     "engine",

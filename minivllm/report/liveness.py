@@ -10,7 +10,7 @@ from minivllm.report.format import sig
 from minivllm.report.rows import below
 
 # Groups whose options are optimisations of the engine and count their own work.
-LIVE_GROUPS = ("quant", "attention", "batching", "cache", "speculative", "decoding", "runtime", "parallel")
+LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
 # Knobs whose work one counter shows by itself; others of their group may move for another reason.
 DECISIVE = {
     "batching.aging_s": ("batching.requests_overtaken",),
@@ -32,10 +32,30 @@ DECISIVE = {
     "cache.offload_gb": ("cache.blocks_restored",),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+    "decoding.beam_width": ("decoding.beam_rounds", "batching.forks"),
+    "decoding.n": ("batching.forks",),
+    "runtime.compile": ("runtime.compiled",),
+    "runtime.cpu_kernels": ("runtime.cpu_kernels",),
+    "runtime.cuda_graphs": ("runtime.graph_replays",),
     "runtime.fused_kernels": ("runtime.modules_fused", "decoding.drawn_fused"),
+    "runtime.linear_kernel": ("quant.kernels",),
     "runtime.moe": ("runtime.mixtures_grouped",),
     "runtime.native_layers": ("runtime.native_layers",),
+    "runtime.overlap": ("runtime.overlap_steps",),
     "runtime.trim_last_layer": ("runtime.rows_trimmed",),
+}
+# Knobs whose work no counter shows: that none has moved says nothing of them.
+UNCOUNTED = {
+    *("attention.split_size", "cache.offload_dir", "quant.threshold"),
+    *("runtime.device", "runtime.threads", "runtime.cores", "runtime.determinism", "runtime.profile"),
+    *("decoding.seed", "decoding.early_stopping", "decoding.length_penalty", "decoding.logprobs"),
+    *(
+        "decoding.prompt_logprobs",
+        "decoding.max_tokens",
+        "decoding.stop",
+        "decoding.stop_token_ids",
+        "decoding.ignore_eos",
+    ),
 }
 
 
@@ -64,10 +84,12 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 continue
             mine, theirs = _counters(cell, group), _counters(base, group)
             changed = _changed(group, knobs, _knobs(base, group))
-            if all(name.partition("=")[0] in DECISIVE for name in changed):
-                paths = {path for name in changed for path in DECISIVE[name.partition("=")[0]]}
+            names = {name.partition("=")[0] for name in changed}
+            if names <= DECISIVE.keys():
+                paths = {path for name in names for path in DECISIVE[name]}
                 mine, theirs = _decisive(cell, paths), _decisive(base, paths)
-            state = "not counted" if not mine and not theirs else "not live" if mine == theirs else "live"
+            untold = bool(names & UNCOUNTED) or not (mine or theirs)
+            state = "live" if mine != theirs else "not counted" if untold else "not live"
             option = ", ".join(changed)
             found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
     return found

@@ -22,6 +22,7 @@ from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.peers import presence, tables
 from minivllm.tasks.ending import conclude
+from minivllm.threads import refuse_absent_cores
 from minivllm.tracking.base import SafeTracker
 
 # Engines that compute with the torch of this interpreter.
@@ -106,8 +107,10 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
 
 
-def refuse_absent_gpu(config: dict[str, Any]) -> None:
-    """Raise BadInput for a GPU that the installed torch cannot use. Not for sweeps: their jobs may run elsewhere."""
+def refuse_absent_hardware(config: dict[str, Any]) -> None:
+    """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there. Not for sweeps: their jobs
+    may run elsewhere."""
+    refuse_absent_cores(config["runtime"])
     device = str(config["runtime"]["device"])
     if device.startswith("cuda") and config["engine"]["_target_"] in OWN_TORCH and not is_torch_for_gpus():
         raise BadInput(
@@ -117,15 +120,14 @@ def refuse_absent_gpu(config: dict[str, Any]) -> None:
 
 def _run_lone(config: dict[str, Any]) -> int:
     refuse_sweep_settings(config)
-    refuse_absent_gpu(config)
+    refuse_absent_hardware(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     name = config.get("name") or fresh_name(root)
     measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
-    code = 1
-    refused = False
+    code, reported, refused = 1, False, False
     try:
         with Display() as display:
             code = _exit_code(supervise(measurements, tracked(display, config), lone=True))
@@ -134,8 +136,8 @@ def _run_lone(config: dict[str, Any]) -> int:
         raise
     finally:
         if not refused:
-            conclude(root / name, Path(config.get("reports_dir") or "reports") / name, config)
-    return code
+            reported = conclude(root / name, Path(config.get("reports_dir") or "reports") / name, config)
+    return code or int(not reported)
 
 
 def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:

@@ -31,7 +31,7 @@ from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import check, refuse_absent_gpu, refuse_sweep_settings, tracked
+from minivllm.tasks.bench import check, refuse_absent_hardware, refuse_sweep_settings, tracked
 from minivllm.tasks.ending import conclude
 
 DONE = ("ok", "timeout")  # of these something can be said about their rate
@@ -56,7 +56,7 @@ def run(config: dict[str, Any]) -> int:
         KeyboardInterrupt: Ctrl-C; what had finished is kept.
     """
     refuse_sweep_settings(config, allowed=("dry_run",))
-    refuse_absent_gpu(config)
+    refuse_absent_hardware(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
     for warning in warnings:
@@ -67,6 +67,7 @@ def run(config: dict[str, Any]) -> int:
     if config["sweep"]["dry_run"]:
         _preview(searching, start, least)
         return 0
+    reported = False
     with folder_lock(searching.root / searching.name, "search", "name"):
         try:
             with Display() as display, Supervisor(tracked(display, config)) as supervisor:
@@ -77,11 +78,11 @@ def run(config: dict[str, Any]) -> int:
             return 1
         finally:
             reports = Path(config.get("reports_dir") or "reports")
-            conclude(searching.root / searching.name, reports / searching.name, config)
+            reported = conclude(searching.root / searching.name, reports / searching.name, config)
     _show(replace(found, unit=UNITS[knob]))
     if found.holds is None:
         print(searching.explain(found.probes[0].rate))
-    return 0 if found.holds is not None else 1
+    return 0 if found.holds is not None and reported else 1
 
 
 def _check(config: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.record import portable
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import fresh_name
-from minivllm.threads import thread_count
+from minivllm.threads import pin, thread_count
 
 if TYPE_CHECKING:
     from minivllm.bench.kernels.case import Setting
@@ -93,6 +93,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
 
     runtime, task = config["runtime"], config["task"]
     device = select_device(runtime["device"])
+    pin(runtime)
     torch.set_num_threads(thread_count(runtime))
     torch.manual_seed(config["measure"]["seed"])
     triton = takes_triton("runtime.fused_kernels", runtime["fused_kernels"], "off", device)

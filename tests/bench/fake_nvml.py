@@ -38,6 +38,13 @@ class FakeNVML:
     def nvmlInit(self) -> None:
         """Nothing to do."""
 
+    def nvmlDeviceGetCount(self) -> int:
+        """GPUs."""
+        return 1
+
+    def nvmlShutdown(self) -> None:
+        """Nothing to do."""
+
     def nvmlSystemGetDriverVersion(self) -> str:
         """Driver version."""
         return "580.1"

@@ -92,7 +92,6 @@ def test_what_does_not_change_a_cell(path: str, value: Any) -> None:
         ("runtime.threads", 1),
         ("measure.seed", 1),
         ("measure.warmup_requests", 0),
-        ("speculative", {"_target_": "ngram"}),
     ],
 )
 def test_what_changes_a_cell(path: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from minivllm.bench import identity, storage, supervisor
@@ -165,6 +166,9 @@ def test_a_fault_is_a_row_and_the_sweep_goes_on(
     assert "building an engine" in record["error"]["log_tail"]
     assert not record["validity"]["ok"]
     assert record["config"]["engine"]["fault"] == fault
+    # What was seen of it from outside, from its beginning on.
+    assert record["memory"]["host_rss_peak"] > 0
+    assert len(pq.read_table(broken.path / storage.TELEMETRY)) > 0
     assert record_of(good)["status"] == "ok"
     assert not leftovers(tmp_path)
 

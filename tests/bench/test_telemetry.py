@@ -106,6 +106,13 @@ def test_hidden_gpus_stay_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not open_gpu("auto").present
 
 
+def test_a_visible_gpu_may_be_named_by_the_beginning_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(("nvmlDeviceGetHandleByUUID",)))
+    for visible, present in (("GPU-12", True), ("GPU-1234", True), ("GPU-9", False), ("0", True)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert open_gpu("cuda").present == present, visible
+
+
 def test_peaks_leave_out_the_probe() -> None:
     rows: list[dict[str, Any]] = [
         {"phase": "loading", "rss": 5},

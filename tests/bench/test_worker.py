@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from minivllm.bench import worker
-from minivllm.bench.record import Energy, Metrics
-from minivllm.bench.session import breakdown, cost, kv_waste
+from minivllm.bench.session import breakdown, kv_waste
 from minivllm.errors import BadInput
 
 
@@ -82,14 +81,3 @@ def test_waste_is_the_mean_share() -> None:
     steps = [{"kv_slots_wasted": 1, "kv_slots_allocated": 4}, {"kv_slots_wasted": 3, "kv_slots_allocated": 4}]
     assert kv_waste([*steps, {"kv_slots_wasted": 0, "kv_slots_allocated": 0}]) == 0.5
     assert kv_waste([{}]) is None
-
-
-def test_cost_of_hours_and_energy() -> None:
-    measured = Metrics(output_tokens=2_000_000, duration_s=1800)
-    result = cost({"device_hour": 4.0, "kwh": 0.5, "currency": "EUR"}, measured, Energy(joules=7.2e6))
-    assert result.per_million_output_tokens == pytest.approx((2.0 + 1.0) / 2)
-    assert result.currency == "EUR"
-    assert cost({"device_hour": 4.0}, measured, Energy()).per_million_output_tokens == pytest.approx(1.0)
-    # A price of energy alone says nothing where no energy was read.
-    assert cost({"kwh": 0.5}, measured, Energy()).per_million_output_tokens is None
-    assert cost({"device_hour": 4.0}, Metrics(), Energy()).per_million_output_tokens is None

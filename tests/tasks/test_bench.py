@@ -76,9 +76,9 @@ def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
         with pytest.raises(
             BadInput, match=r"runtime.device=cuda:1: the torch that is installed knows no GPU"
         ):
-            bench.refuse_absent_gpu(config)
+            bench.refuse_absent_hardware(config)
     else:
-        bench.refuse_absent_gpu(config)
+        bench.refuse_absent_hardware(config)
 
 
 def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_report_that_cannot_be_written_hides_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "reports").write_text("a file")
-    assert bench.run(lone(tmp_path) | {"name": "mine"}) == 0
+    assert bench.run(lone(tmp_path) | {"name": "mine"}) == 1
     printed = capsys.readouterr()
     assert "tok/s" in printed.out and "error: the report could not be built: reports_dir=" in printed.err
     assert list((tmp_path / "runs" / "mine").glob("*/record.json"))
