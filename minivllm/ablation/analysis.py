@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,10 @@ from minivllm.ablation.findings import (
     Verdict,
 )
 from minivllm.ablation.metric import OTHERS, Block, Metric, find_metric, logarithms, zero_blocks
+from minivllm.ablation.sameness import Sameness
 from minivllm.bench.records import flatten
 from minivllm.report.cells import Cell, foundations, gather
-from minivllm.report.format import count
+from minivllm.report.format import count, whole_percent
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, status_of
 
@@ -56,7 +57,11 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
                 arms[cell.arm] = cell
     cells = list(arms.values())
     left_out = len(told) - sum(len(cell.rows) for cell in cells)
-    return _Reading(cells, design, find_metric(str(newest["ablation.metric"])), left_out).analysis()
+    metric, lossless = (
+        find_metric(str(newest["ablation.metric"])),
+        frozenset(newest.get("ablation.lossless") or ()),
+    )
+    return _Reading(cells, design, metric, left_out, lossless).analysis()
 
 
 def _read_as(row: Row, planned: Planned) -> Row:
@@ -98,6 +103,8 @@ class _Reading:
     design: Design
     metric: Metric
     left_out: int  # records of other ablations, code or devices, and those that newer ones replace
+    lossless: frozenset[str] = frozenset()  # optimisations that are declared so
+    sameness: Sameness = field(default_factory=Sameness)
 
     @cached_property
     def arms(self) -> dict[Chosen, Cell]:
@@ -155,8 +162,12 @@ class _Reading:
                 verdict = "apart"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
-            found.append(self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band))
+            effect = self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band)
+            found.append(replace(effect, same_tokens=self._same(pairs)))
         return tuple(found)
+
+    def _same(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> float | None:
+        return self.sameness.share((self.arms[with_], self.arms[without]) for with_, without in pairs)
 
     def _verdict(
         self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
@@ -272,6 +283,7 @@ class _Reading:
             minimum_detectable=statistics.minimum_detectable(logs, 1),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
+            same_tokens=self.sameness.share([(again, self.arms[self.design.baseline])]),
         )
 
     # ---- more than one at a time
@@ -362,6 +374,15 @@ class _Reading:
             if effect.verdict == "not live":
                 notes.append(
                     f"{effect.name} did no work that its counters show, so what is measured is not its effect."
+                )
+            if (
+                effect.name in self.lossless
+                and (effect.same_tokens or 0.0) < 1
+                and effect.same_tokens is not None
+            ):
+                notes.append(
+                    f"{effect.name} is declared lossless, and only {whole_percent(effect.same_tokens)} of the outputs are the "
+                    "same with it and without it."
                 )
             if effect.verdict == "apart":
                 notes.append(

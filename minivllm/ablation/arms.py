@@ -30,6 +30,7 @@ class Blocks:
     design: Design
     metric: str
     seed: int
+    lossless: tuple[str, ...] = ()  # optimisations that are declared to change no output
 
     def order(self, names: Iterable[str], block: int) -> list[str]:
         """The arms of one block, shuffled: the same whatever has been measured before."""
@@ -48,6 +49,7 @@ class Blocks:
             "on": list(arm.on),
             "order": order,
             "seed": self.seed,
+            "lossless": list(self.lossless),
         }
 
 
@@ -114,7 +116,8 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
 
     arms = [arm(design.label(chosen), chosen) for chosen in design.arms]
     arms.insert(1, arm(AGAIN, design.baseline))
-    return Sweep(tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"]))
+    lossless = tuple(name for name, entry in entries.items() if entry.get("lossless"))
+    return Sweep(tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"], lossless))
 
 
 def _split(text: str) -> tuple[str, str]:

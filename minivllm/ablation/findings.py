@@ -36,6 +36,7 @@ class Effect:
     minimum_detectable: float | None  # fraction: an effect of 0.03 or more would be found with power 0.8
     verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
+    same_tokens: float | None = None  # share of the requests whose output is the same with it and without it
 
     @property
     def width(self) -> float | None:

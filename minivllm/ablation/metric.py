@@ -48,10 +48,12 @@ def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
 
 def logarithms(cell: Cell, metric: Metric) -> dict[Block, float]:
     """Those of the `figures`, by host and block."""
-    return {
-        (str(row.get("provenance.host") or ""), int(row.get("block") or 0)): math.log(value)
-        for row, value in figures(cell, metric)
-    }
+    return {block_of(row): math.log(value) for row, value in figures(cell, metric)}
+
+
+def block_of(row: Row) -> Block:
+    """Where the row was measured, and in which block."""
+    return str(row.get("provenance.host") or ""), int(row.get("block") or 0)
 
 
 def zero_blocks(cell: Cell, metric: Metric) -> int:

@@ -181,6 +181,7 @@ class Ablation:
     on: list[str]  # those that this arm has
     order: int = 0  # of the arm within its block, which is shuffled
     seed: int = 0  # of the shuffling
+    lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
 
 
 @dataclass

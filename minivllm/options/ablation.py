@@ -27,15 +27,16 @@ class AblationOptions(Options):
                 "optimisations", "names nothing to measure, e.g. {fused: {overrides: [attention=sdpa]}}"
             )
         for name, entry in self.optimisations.items():
-            wrong = not isinstance(entry, dict) or set(entry) - {"overrides", "requires"}
+            wrong = not isinstance(entry, dict) or set(entry) - {"overrides", "requires", "lossless"}
             if (
                 wrong
+                or not isinstance(entry.get("lossless", False), bool)
                 or not _texts(entry.get("overrides"))
                 or not _texts(entry.get("requires", []), empty=True)
             ):
                 raise self.bad(
                     "optimisations",
-                    f"is wrong at {name}: it takes overrides: [key=value, ...] and requires: [...]",
+                    f"is wrong at {name}: it takes overrides: [key=value, ...], requires: [...] and lossless: true",
                 )
         for name in self.only:
             if name not in self.optimisations:

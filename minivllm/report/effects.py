@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minivllm.ablation.findings import Analysis, Effect
-from minivllm.report.format import MISSING, interval, p_value, ratio, sig
+from minivllm.report.format import MISSING, interval, p_value, ratio, sig, whole_percent
 from minivllm.report.tables import markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -41,7 +41,7 @@ def _shown(analysis: Analysis) -> tuple[Effect, ...]:
 
 def _heading(analysis: Analysis) -> list[str]:
     ratios = f"{analysis.metric}, with / without"
-    return ["optimisation", ratios, "95 %", "p (Holm)", "blocks", "found from", "verdict"]
+    return ["optimisation", ratios, "95 %", "p (Holm)", "blocks", "found from", "same outputs", "verdict"]
 
 
 def _line(effect: Effect) -> list[str]:
@@ -53,5 +53,6 @@ def _line(effect: Effect) -> list[str]:
         p_value(effect.p_holm),
         str(effect.blocks),
         MISSING if least is None else f"{sig(100 * least, 2)} %",
+        whole_percent(effect.same_tokens),
         effect.verdict,
     ]

@@ -24,6 +24,11 @@ def sig(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,.{max(0, min(decimals, 6))}f}"
 
 
+def whole_percent(share: float | None) -> str:
+    """A share such as 69 %, rounded down: 100 % is all of it."""
+    return MISSING if share is None else f"{math.floor(100 * share)} %"
+
+
 def ratio(value: float | None) -> str:
     """A ratio such as 3.42×."""
     return MISSING if value is None else f"{sig(value)}×"

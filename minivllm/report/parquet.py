@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from minivllm.report.rows import record_folder
+from minivllm.report.rows import Row, record_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,15 +22,20 @@ def frames(cell: Cell, file: str, columns: list[str] | None = None) -> Iterator[
         columns: to read, those that are there; None reads all.
     """
     for row in cell.ok:
-        folder = record_folder(row)
-        if folder is None or not (folder / file).is_file():
-            continue
-        import pyarrow.parquet as pq
+        if (found := frame(row, file, columns)) is not None:
+            yield found
 
-        try:
-            with pq.ParquetFile(folder / file) as table:
-                wanted = None if columns is None else [n for n in columns if n in table.schema_arrow.names]
-                frame = table.read(wanted).to_pandas()
-        except (OSError, ValueError):  # pyarrow's own errors derive from these
-            continue
-        yield frame
+
+def frame(row: Row, file: str, columns: list[str] | None = None) -> pd.DataFrame | None:
+    """The same of one record; None where it is missing or torn."""
+    folder = record_folder(row)
+    if folder is None or not (folder / file).is_file():
+        return None
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(folder / file) as table:
+            wanted = None if columns is None else [n for n in columns if n in table.schema_arrow.names]
+            return table.read(wanted).to_pandas()
+    except (OSError, ValueError):  # pyarrow's own errors derive from these
+        return None

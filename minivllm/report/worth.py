@@ -19,6 +19,7 @@ from minivllm.report.format import (
     ratio,
     sig,
     spanned,
+    whole_percent,
 )
 from minivllm.report.rows import Row
 from minivllm.report.sections import place_of
@@ -147,6 +148,7 @@ def section(
             "p": p_value(e.p_holm),
             "least": MISSING if e.minimum_detectable is None else f"{sig(100 * e.minimum_detectable, 2)}",
             "blocks": e.blocks,
+            "same": whole_percent(e.same_tokens),
             "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
             "pairs": e.pairs,
             "others": [
