@@ -26,7 +26,7 @@ from minivllm.explain import explain, is_config_error
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 INTERRUPTED = 130
-FREE_TEXT = ("task.prompt=", "task.system=")
+FREE_TEXT = ("task.prompt=", "task.system=", "runtime.cores=")
 SWEEPER = "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"
 _exit_code = 0
 _withheld: list[str] = []
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
     with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals
         signal.signal(signal.SIGTERM, _interrupt)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML numbers GPUs: CUDA would begin with the fastest
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
     try:
         sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]

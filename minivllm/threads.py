@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # as taskset writes them
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
+_before: set[int] = set()  # where the process might run before it was pinned
+
+
 def allowed_cores() -> set[int]:
-    """Numbers of the logical cores that this process may run on."""
+    """Numbers of the logical cores that this process may run on, or might before it was pinned."""
+    if _before:
+        return set(_before)
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
@@ -57,14 +63,24 @@ def refuse_absent_cores(runtime: dict[str, Any]) -> None:
 
 
 def pin(runtime: dict[str, Any]) -> None:
-    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Raises BadInput."""
+    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Without them it may run again
+    wherever it might before.
+
+    Raises:
+        BadInput: see `refuse_absent_cores`.
+    """
     refuse_absent_cores(runtime)
-    if runtime.get("cores") is None:
+    if runtime.get("cores") is None and not _before:
         return
     cores = wanted_cores(runtime)
-    for thread in psutil.Process().threads():
-        os.sched_setaffinity(thread.id, cores)
-    os.sched_setaffinity(0, cores)
+    _before.update(allowed_cores())
+    os.sched_setaffinity(0, cores)  # what this thread starts from here on is kept there, too
+    seen: set[int] = set()
+    while fresh := {thread.id for thread in psutil.Process().threads()} - seen:
+        for thread in fresh:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(thread, cores)
+        seen |= fresh
 
 
 def physical_cores(cores: Iterable[int]) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = b"\x1b[6n"  # a program asks where the cursor is
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +31,16 @@ class Terminal:
 
     def __init__(self, folder: Path, *argv: str) -> None:
         self.seen, self.at = b"", 0
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+        screen = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+        environment = {**os.environ, **screen, "TMPDIR": str(folder)}  # nobody else has this device's lock
+        self.code: int | None = None
         self.pid, self.fd = pty.fork()
         if not self.pid:
-            os.chdir(folder)
-            os.execve(sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment)
+            try:
+                os.chdir(folder)
+                os.execve(sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment)
+            finally:
+                os._exit(127)
 
     @property
     def text(self) -> str:
@@ -60,7 +65,8 @@ class Terminal:
             pass
         if time.monotonic() >= deadline:
             os.kill(self.pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
 
     def _read(self) -> bool:
         if not select.select([self.fd], [], [], PATIENCE_S)[0]:
@@ -85,7 +91,10 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
     yield start
     for one in opened:
-        os.close(one.fd)  # who still runs is hung up on
+        if one.code is None:
+            os.kill(one.pid, signal.SIGKILL)
+            os.waitpid(one.pid, 0)
+        os.close(one.fd)
 
 
 QUICK = ("runtime.device=cpu", "workload.num_requests=2", "measure.roofline=false")

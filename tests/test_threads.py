@@ -14,7 +14,7 @@ import torch
 from minivllm import assembly, threads
 from minivllm.config import compose
 from minivllm.errors import BadInput
-from minivllm.threads import allowed_cores, pin, thread_count, usable_cores
+from minivllm.threads import pin, thread_count, usable_cores
 
 
 @pytest.fixture
@@ -54,20 +54,33 @@ def test_cores_are_numbers_and_ranges(wrong: str) -> None:
         compose([f"runtime.cores='{wrong}'"])
 
 
-def test_a_process_is_kept_to_its_cores(cli: Callable[..., Any]) -> None:
-    """In processes of their own: it stays so for all that follows."""
-    own = min(allowed_cores())
-    code = (
-        "import threading, os; from minivllm.threads import *; seen = []\n"
-        "go = threading.Event(); old = threading.Thread(target=lambda: (go.wait(), seen.append(allowed_cores())))\n"
-        f"old.start(); pin({{'cores': '{own}'}}); go.set(); old.join()\n"
-        "new = threading.Thread(target=lambda: seen.append(allowed_cores())); new.start(); new.join()\n"
-        f"assert seen == [{{{own}}}] * 2 and thread_count({{}}) == 1, seen"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+KEPT = """
+import os, threading
+from minivllm.threads import allowed_cores, pin
+go, seen, everywhere = threading.Event(), [], os.sched_getaffinity(0)
+see = lambda: seen.append(os.sched_getaffinity(0))
+old = threading.Thread(target=lambda: (go.wait(), see()))
+old.start()
+pin({"cores": str(min(everywhere))})
+go.set()
+old.join()
+new = threading.Thread(target=see)
+new.start()
+new.join()
+assert seen == [{min(everywhere)}] * 2 and allowed_cores() == everywhere, seen
+pin({"cores": max(everywhere)})
+see()
+pin({"cores": None})
+see()
+assert seen[2:] == [{max(everywhere)}, everywhere], seen
+"""
+
+
+def test_a_process_is_kept_to_its_cores_until_they_are_others(cli: Callable[..., Any]) -> None:
+    subprocess.run([sys.executable, "-c", KEPT], check=True)  # on its own: it stays so for all that follows
     with pytest.raises(BadInput, match="this process may not run on 4095, only on"):
-        pin({"cores": "4095"})
-    done = cli("runtime.cores=4095", "workload.num_requests=1")
+        pin({"cores": 4095})
+    done = cli("runtime.cores=0,4095", "workload.num_requests=1")
     assert done.code == 2 and "may not run on 4095" in done.err and len(done.err.splitlines()) == 1
 
 

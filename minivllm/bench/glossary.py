@@ -179,7 +179,8 @@ class ForwardTime(Figure):
 
 
 class GapTime(Figure):
-    """From the end of one step to the start of the next: what the driver takes. Time without any request is no gap.
+    """From the end of one step to the start of the next: what the driver takes. Time without any request, or
+    waiting for a fuller batch, is no gap.
 
     Formula: sum of the gaps / steps.
     Example: 400 gaps of 20 ms in all: 0.05 ms.

@@ -111,11 +111,15 @@ def _text(value: Any) -> str | None:
 
 def _by_uuid(nvml: Any, name: str) -> Any:
     """The handle of a GPU by its UUID, or by as much of its beginning as CUDA_VISIBLE_DEVICES may say."""
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(name):
-            return handle
-    return nvml.nvmlDeviceGetHandleByUUID(name)  # a part of a GPU has one of its own
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    except nvml.NVMLError:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):  # one that is lost
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(name):
+                    return handle
+        raise
 
 
 def open_gpu(device: str) -> NullGpu:

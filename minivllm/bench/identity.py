@@ -42,8 +42,9 @@ NEUTRAL_MEASURE = frozenset(
         "telemetry_interval_s",
     )
 )
-# Of `runtime`: what is done after the measured window.
+# Of `runtime`: what is done after the measured window; and a knob that older records lack, where it asks for nothing.
 NEUTRAL_RUNTIME = frozenset(("profile",))
+UNASKED_RUNTIME = frozenset(("cores",))
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -104,6 +105,12 @@ def _steps_content(place: str) -> Any:
     return sorted({_content(str(record.parent / STEPS)) for record in records})
 
 
+def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
+    """What of `runtime` may change the numbers."""
+    asked = {k: v for k, v in runtime.items() if v is not None or k not in UNASKED_RUNTIME}
+    return {key: value for key, value in asked.items() if key not in NEUTRAL_RUNTIME}
+
+
 def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """Identity of what is compared: everything that may change the numbers, and nothing else.
 
@@ -120,7 +127,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
     parts["model"] = {**model, "fingerprint": fingerprint}
     if parts.get("runtime"):
-        parts["runtime"] = {k: v for k, v in parts["runtime"].items() if k not in NEUTRAL_RUNTIME}
+        parts["runtime"] = decisive_runtime(parts["runtime"])
     if parts.get("workload"):
         parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):

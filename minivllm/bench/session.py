@@ -26,7 +26,7 @@ from minivllm.bench.gpu import open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
 from minivllm.bench.limits import last_level_cache, probe
-from minivllm.bench.measurement import Measurement
+from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Breakdown, Cold, Energy, Memory, Record, Roofline
@@ -105,7 +105,8 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
-        pin(self._config.get("runtime") or {})
+        if self._config["engine"]["_target_"] != SIMULATED:
+            pin(self._config.get("runtime") or {})
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so

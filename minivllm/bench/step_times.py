@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.identity import NEUTRAL_RUNTIME
+from minivllm.bench.identity import decisive_runtime
 from minivllm.bench.records import read_records
 from minivllm.bench.roofline import BYTES, PHASES, model_costs
 from minivllm.bench.storage import STEPS
@@ -208,7 +208,7 @@ def _identity(config: dict[str, Any]) -> dict[str, Any]:
     return {
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},
-        "runtime": {k: v for k, v in parts["runtime"].items() if k not in NEUTRAL_RUNTIME},
+        "runtime": decisive_runtime(parts["runtime"]),
         # What else the cache does changes no step.
         "kv_dtype": (config.get("cache") or {}).get("kv_dtype", "auto"),
     }

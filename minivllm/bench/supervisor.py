@@ -295,7 +295,6 @@ class _Worker:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
             "TOKENIZERS_PARALLELISM": "false",
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML numbers GPUs: CUDA would begin with the fastest
         }
         with (first.path / storage.LOG).open("wb") as log:
             return subprocess.Popen(

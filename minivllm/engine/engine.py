@@ -200,7 +200,8 @@ class Engine:
         before = self._flight
         if not plan.scheduled and before is None:
             if plan.wake_at_s is not None and not outputs:
-                self._last_step_end = None  # waiting on purpose is no gap between steps
+                if self.scheduler.policy.wake_at(self.scheduler.waiting) is not None:
+                    self._last_step_end = None  # to wait for a fuller batch is no gap between steps
                 time.sleep(min(max(0.0, plan.wake_at_s - self.scheduler.now()), patience_s))
             return outputs
         planned = time.perf_counter()

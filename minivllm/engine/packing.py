@@ -116,8 +116,7 @@ def pack(
         pieces.append(array("i", own))
         if len(own) < width:
             pieces.append(bytes(INT_BYTES * (width - len(own))))
-    if missing > 0:
-        pieces.append(bytes(INT_BYTES * width * missing))
+    pieces.append(bytes(INT_BYTES * width * max(missing, 0)))
     return bytearray().join(pieces), StepShape(len(token_ids), tuple(seq_lens), width, len(logit_rows))
 
 

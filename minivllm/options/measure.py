@@ -17,7 +17,7 @@ class RuntimeOptions(Options):
     group = "runtime"
     device: str = "auto"
     threads: int | None = knob(None, at_least=1)
-    cores: str | None = None
+    cores: str | int | None = None
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"

@@ -33,7 +33,9 @@ DECISIVE = {
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
     "decoding.beam_width": ("decoding.beam_rounds", "batching.forks"),
+    "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
     "decoding.n": ("batching.forks",),
+    "decoding.priority": ("batching.requests_overtaken",),
     "runtime.compile": ("runtime.compiled",),
     "runtime.cpu_kernels": ("runtime.cpu_kernels",),
     "runtime.cuda_graphs": ("runtime.graph_replays",),
@@ -44,7 +46,7 @@ DECISIVE = {
     "runtime.overlap": ("runtime.overlap_steps",),
     "runtime.trim_last_layer": ("runtime.rows_trimmed",),
 }
-# Knobs whose work no counter shows: that none has moved says nothing of them.
+# Knobs whose work no counter shows, whatever has moved.
 UNCOUNTED = {
     *("attention.split_size", "cache.offload_dir", "quant.threshold"),
     *("runtime.device", "runtime.threads", "runtime.cores", "runtime.determinism", "runtime.profile"),
@@ -88,8 +90,10 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
             if names <= DECISIVE.keys():
                 paths = {path for name in names for path in DECISIVE[name]}
                 mine, theirs = _decisive(cell, paths), _decisive(base, paths)
-            untold = bool(names & UNCOUNTED) or not (mine or theirs)
-            state = "live" if mine != theirs else "not counted" if untold else "not live"
+            if names <= UNCOUNTED or not (mine or theirs):
+                state = "not counted"
+            else:
+                state = "not live" if mine == theirs else "live"
             option = ", ".join(changed)
             found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
     return found

@@ -40,7 +40,7 @@ def run(config: dict[str, Any]) -> int:
         config: the resolved configuration.
 
     Returns:
-        0 if every measurement is ok, else 1.
+        0 if every measurement is ok and there is a report, else 1.
 
     Raises:
         BadInput: this cannot be measured; nothing has been written then.
@@ -110,7 +110,8 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
 def refuse_absent_hardware(config: dict[str, Any]) -> None:
     """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there. Not for sweeps: their jobs
     may run elsewhere."""
-    refuse_absent_cores(config["runtime"])
+    if config["engine"]["_target_"] != SIMULATED:
+        refuse_absent_cores(config["runtime"])
     device = str(config["runtime"]["device"])
     if device.startswith("cuda") and config["engine"]["_target_"] in OWN_TORCH and not is_torch_for_gpus():
         raise BadInput(

@@ -98,6 +98,11 @@ def test_what_changes_a_cell(path: str, value: Any) -> None:
     assert identity.cell_id(changed(path, value), "f") != identity.cell_id(CONFIG, "f")
 
 
+def test_a_knob_that_asks_for_nothing_leaves_older_records_comparable() -> None:
+    assert identity.cell_id(changed("runtime.cores", None), "f") == identity.cell_id(CONFIG, "f")
+    assert identity.cell_id(changed("runtime.cores", "0"), "f") != identity.cell_id(CONFIG, "f")
+
+
 def test_the_fingerprint_changes_a_cell() -> None:
     assert identity.cell_id(CONFIG, "f") != identity.cell_id(CONFIG, "g")
 
