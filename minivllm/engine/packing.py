@@ -17,9 +17,7 @@ from minivllm.engine.step import ScheduledRequest
 
 _MOST = np.iinfo(np.int32).max
 INT_BYTES = 4  # of an int32
-ROOM = (
-    8  # a block table grows by so many blocks, and the tensors of a step that decodes are cut anew as rarely
-)
+ROOM = 128  # a block table grows by so many tokens; the tensors of a step that decodes are cut anew as rarely
 
 
 class StepShape(NamedTuple):
@@ -70,7 +68,7 @@ def pack(
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
         all_logits: logits of every token, not only of each request's last known one.
-        pad_to: requests and blocks to make room for, which are enough; (0, 0): what these need, or a few blocks more.
+        pad_to: requests and blocks to make room for, which are enough; (0, 0): what these need, or a little more.
             Requests that are missing have one token, in the reserved block 0.
     """
     size = block_size
@@ -80,7 +78,7 @@ def pack(
     starts = [0]
     logit_rows: list[int] = []
     seq_lens = [part.seq_len for part in scheduled]
-    width = pad_to[1] or -(-max(seq_lens) // (size * ROOM)) * ROOM
+    width = pad_to[1] or -(-(-(-max(seq_lens) // ROOM) * ROOM) // size)
     for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.block_table.blocks

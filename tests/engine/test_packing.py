@@ -55,8 +55,8 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
     lengths = [part.end - part.request.num_evicted_tokens for part in parts]
     assert tensors["seq_lens"].tolist() == list(shape.seq_lens) == lengths
-    width = max(-(-length // size) for length in lengths)
-    width += -width % ROOM
+    longest = max(lengths)
+    width = -(-(longest + -longest % ROOM) // size)
     assert tensors["block_table"].shape[1] == width
     for row, part in zip(tensors["block_table"].tolist(), parts, strict=True):
         blocks = part.request.block_table.blocks[:width]
@@ -81,14 +81,15 @@ def test_tensors_that_are_written_again_hold_the_new_step(
 
 def test_requests_that_decode_keep_their_tensors() -> None:
     size = 4
-    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=99, seed=0)
-    request.block_table.extend(range(1, 12))
+    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
+    request.block_table.extend(range(1, 50))
     seen = []
-    for position in range(10 * size):
+    for position in range(150):
         ints, shape = pack([ScheduledRequest(request, position, 1)], size)
         tensors = inputs.put(ints, shape)
         assert tensors["token_ids"].tolist() == [5 + position] and tensors["positions"].tolist() == [position]
         seen.append(tensors["token_ids"].data_ptr())
         request.token_ids.append(6 + position)
-    full = ROOM * size  # after that the table has no room for one block more
-    assert len(set(seen[:full])) == len(set(seen[full:])) == 1
+    assert (
+        len(set(seen[:ROOM])) == len(set(seen[ROOM:])) == 1
+    )  # then the table has no room for one block more
