@@ -26,6 +26,7 @@ from minivllm.models.kernels import small
 from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
+LIKE = {89: 80}  # float32 is compiled for another, with the memory of this one
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
 FLOAT32 = "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
 KINDS = {
@@ -40,9 +41,10 @@ KINDS = {
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
 
 
-def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
+def kernels(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Kernel, types that differ from KINDS, constants, and how it is launched."""
-    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+    dtypes = [("bf16", torch.bfloat16), ("fp32", torch.float32)]
+    for name, dtype in dtypes[: 1 if capability in LIKE else 2]:
         wide = dtype is torch.float32  # takes long to compile and is not for speed: few rows stand for many
         floats = dict.fromkeys(FLOATS.split(), f"*{name}")
         for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
@@ -134,7 +136,8 @@ def longest_loop(binary: bytes) -> int:
 def main(capabilities: list[int]) -> None:
     for capability in capabilities:
         target = GPUTarget("cuda", capability, 32)
-        for kernel, kinds, constants, options in kernels():
+        others = [SHARED_MEMORY[other] for other, like in LIKE.items() if like == capability]
+        for kernel, kinds, constants, options in kernels(capability):
             known = {**KINDS, **kinds, **dict.fromkeys(constants, "constexpr")}
             signature = {name: known.get(name, "i32") for name in kernel.arg_names}
             attributes = {  # what does not vary is specialised, and of almost every model a multiple of 16
@@ -145,7 +148,8 @@ def main(capabilities: list[int]) -> None:
             }
             source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
             made = triton.compile(source, target=target, options=options)
-            assert made.metadata.shared <= SHARED_MEMORY[capability], (kernel, constants)
+            limits = [SHARED_MEMORY[capability], *(others if kinds.get("out") == "*fp32" else [])]
+            assert made.metadata.shared <= min(limits), (kernel, constants)
             stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
