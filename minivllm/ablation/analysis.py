@@ -382,7 +382,8 @@ class _Reading:
             ):
                 notes.append(
                     f"{effect.name} is declared lossless, and only {whole_percent(effect.same_tokens)} of the outputs are the "
-                    "same with it and without it."
+                    "same with it and without it: in 16 bits sums in another order do that, and quant=fp32 or "
+                    "runtime.determinism=batch tells it from a mistake."
                 )
             if effect.verdict == "apart":
                 notes.append(
