@@ -16,7 +16,6 @@ from minivllm.errors import BadInput
 CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # as taskset writes them
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
-
 _before: set[int] = set()  # where the process might run before it was pinned
 
 

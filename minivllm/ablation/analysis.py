@@ -57,10 +57,8 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
                 arms[cell.arm] = cell
     cells = list(arms.values())
     left_out = len(told) - sum(len(cell.rows) for cell in cells)
-    metric, lossless = (
-        find_metric(str(newest["ablation.metric"])),
-        frozenset(newest.get("ablation.lossless") or ()),
-    )
+    metric = find_metric(str(newest["ablation.metric"]))
+    lossless = frozenset(newest.get("ablation.lossless") or ())
     return _Reading(cells, design, metric, left_out, lossless).analysis()
 
 
@@ -103,7 +101,7 @@ class _Reading:
     design: Design
     metric: Metric
     left_out: int  # records of other ablations, code or devices, and those that newer ones replace
-    lossless: frozenset[str] = frozenset()  # optimisations that are declared so
+    lossless: frozenset[str]  # optimisations that are declared so
     sameness: Sameness = field(default_factory=Sameness)
 
     @cached_property
@@ -163,11 +161,11 @@ class _Reading:
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
             effect = self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band)
-            found.append(replace(effect, same_tokens=self._same(pairs)))
+            if metric == self.metric:  # the outputs are the same whatever else is told of them
+                cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
+                effect = replace(effect, same_tokens=self.sameness.share(cells))
+            found.append(effect)
         return tuple(found)
-
-    def _same(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> float | None:
-        return self.sameness.share((self.arms[with_], self.arms[without]) for with_, without in pairs)
 
     def _verdict(
         self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
@@ -375,13 +373,10 @@ class _Reading:
                 notes.append(
                     f"{effect.name} did no work that its counters show, so what is measured is not its effect."
                 )
-            if (
-                effect.name in self.lossless
-                and (effect.same_tokens or 0.0) < 1
-                and effect.same_tokens is not None
-            ):
+            share = effect.same_tokens
+            if effect.name in self.lossless and share is not None and share < 1:
                 notes.append(
-                    f"{effect.name} is declared lossless, and only {whole_percent(effect.same_tokens)} of the outputs are the "
+                    f"{effect.name} is declared lossless, and only {whole_percent(share)} of the outputs are the "
                     "same with it and without it: in 16 bits sums in another order do that, and quant=fp32 or "
                     "runtime.determinism=batch tells it from a mistake."
                 )
