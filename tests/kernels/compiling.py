@@ -26,7 +26,7 @@ from minivllm.models.kernels import small
 from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
-LIKE = {89: 80}  # float32 is compiled for another, with the memory of this one
+FIRST = 80  # its kernels stand for those of the others where they have the same instructions, in the memory of each
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
 FLOAT32 = "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
 KINDS = {
@@ -40,58 +40,73 @@ KINDS = {
 }
 FLOATS = "q out qk v weight cos sin qk_out x delta total gate_up bias scales_and_zeros"
 
+Made = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
+"""Kernel, types that differ from KINDS, constants, and how it is launched."""
 
-def kernels(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """Kernel, types that differ from KINDS, constants, and how it is launched."""
-    dtypes = [("bf16", torch.bfloat16), ("fp32", torch.float32)]
-    for name, dtype in dtypes[: 1 if capability in LIKE else 2]:
-        wide = dtype is torch.float32  # takes long to compile and is not for speed: few rows stand for many
-        floats = dict.fromkeys(FLOATS.split(), f"*{name}")
-        for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
-            cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
-            heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
-            keys = {"WINDOW": window, "BLOCK_N": paged.keys_per_step(dim, dtype)}
-            for rows, split in ((16, 512), (paged.prompt_rows(dim, dtype, bool(storage)), 0)):
-                tile = {
-                    "SPLIT_SIZE": split,
-                    "BLOCK_M": rows,
-                    "BLOCK_SIZE": 16,
-                    "CAPPED": capped,
-                    "FORMAT": storage,
-                }
-                options = paged.launch_options(rows, dim, bool(storage))
-                yield paged._attend, {**floats, **cache}, {**heads, **keys, **tile}, options
-            pieces = {"SPLIT_SIZE": 512, "BLOCK_M": 16, "PIECES": paged.PIECES}
-            yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
-            written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
-            yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
-        floats["scale"] = f"*{name}"  # of here on: a number for each output
-        for rows, end in ends(16, 4, (16,) if wide else (16, 64)):
-            for stored in ("i8", name):
-                constants = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, **end, "SCALED": stored == "i8"}
-                yield few_rows.whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
-        pairs = {"pairs": "*i64" if wide else "*i32"}
-        for rows, end in ends(8, 2, (8,) if wide else (8, 16, 32, 64)):
-            tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype], **end}
-            for scales, group, nested in (("fp32", 64, 0), ("u8", 64, 256), (name, 128, 0), (name, 32, 0)):
-                constants = {
-                    **tile,
-                    "AFFINE": group != 64,
-                    "BLOCK_K": min(group, 64),
-                    "GROUP": group,
-                    "NESTED": nested,
-                }
-                options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
-                yield few_rows.four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
-        for rows in (2, 4):
-            summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
-            yield few_rows.add, floats, summed, {"num_warps": rows}
-        yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
-        for draws in (True, False):
-            logits = {"logits": f"*{name}"}
-            yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
-            yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
-        yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+
+def kernels(capability: int) -> Iterator[Made]:
+    """What is compiled for these GPUs."""
+    yield from attention("bf16", torch.bfloat16)
+    if capability != 89:  # which has the instructions of 80
+        yield from others("bf16", torch.bfloat16)
+    if capability == FIRST:  # whole float32 numbers are multiplied in the same way on all
+        yield from attention("fp32", torch.float32)
+        yield from others("fp32", torch.float32)
+
+
+def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
+    """Attention over the cache, and what writes into it."""
+    floats = dict.fromkeys(FLOATS.split(), f"*{name}")
+    for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
+        cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
+        heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
+        keys = {"WINDOW": window, "BLOCK_N": paged.keys_per_step(dim, dtype)}
+        for rows, split in ((16, 512), (paged.prompt_rows(dim, dtype, bool(storage)), 0)):
+            tile = {
+                "SPLIT_SIZE": split,
+                "BLOCK_M": rows,
+                "BLOCK_SIZE": 16,
+                "CAPPED": capped,
+                "FORMAT": storage,
+            }
+            options = paged.launch_options(rows, dim, bool(storage))
+            yield paged._attend, {**floats, **cache}, {**heads, **keys, **tile}, options
+        pieces = {"SPLIT_SIZE": 512, "BLOCK_M": 16, "PIECES": paged.PIECES}
+        yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
+        written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
+        yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
+
+
+def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
+    """Products of few rows, norms, activations and draws."""
+    wide = dtype is torch.float32  # takes long to compile and is not for speed: few rows stand for many
+    floats = {**dict.fromkeys(FLOATS.split(), f"*{name}"), "scale": f"*{name}"}  # a number for each output
+    for rows, end in ends(16, 4, (16,) if wide else (16, 64)):
+        for stored in ("i8", name):
+            constants = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, **end, "SCALED": stored == "i8"}
+            yield few_rows.whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
+    pairs = {"pairs": "*i64" if wide else "*i32"}
+    for rows, end in ends(8, 2, (8,) if wide else (8, 16, 32, 64)):
+        tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype], **end}
+        for scales, group, nested in (("fp32", 64, 0), ("u8", 64, 256), (name, 128, 0), (name, 32, 0)):
+            constants = {
+                **tile,
+                "AFFINE": group != 64,
+                "BLOCK_K": min(group, 64),
+                "GROUP": group,
+                "NESTED": nested,
+            }
+            options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
+            yield few_rows.four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
+    for rows in (2, 4):
+        summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
+        yield few_rows.add, floats, summed, {"num_warps": rows}
+    yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
+    for draws in (True, False):
+        logits = {"logits": f"*{name}"}
+        yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
+        yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
+    yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
 
 
 def ends(
@@ -136,7 +151,7 @@ def longest_loop(binary: bytes) -> int:
 def main(capabilities: list[int]) -> None:
     for capability in capabilities:
         target = GPUTarget("cuda", capability, 32)
-        others = [SHARED_MEMORY[other] for other, like in LIKE.items() if like == capability]
+        memory = min(SHARED_MEMORY.values()) if capability == FIRST else SHARED_MEMORY[capability]
         for kernel, kinds, constants, options in kernels(capability):
             known = {**KINDS, **kinds, **dict.fromkeys(constants, "constexpr")}
             signature = {name: known.get(name, "i32") for name in kernel.arg_names}
@@ -148,8 +163,7 @@ def main(capabilities: list[int]) -> None:
             }
             source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
             made = triton.compile(source, target=target, options=options)
-            limits = [SHARED_MEMORY[capability], *(others if kinds.get("out") == "*fp32" else [])]
-            assert made.metadata.shared <= min(limits), (kernel, constants)
+            assert made.metadata.shared <= memory, (kernel, constants)
             stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
