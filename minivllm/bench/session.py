@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.bench import metrics, profile, validity
+from minivllm.bench.arrivals import Arrival
 from minivllm.bench.clock import Clock
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
@@ -29,8 +30,9 @@ from minivllm.bench.limits import last_level_cache, probe
 from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
-from minivllm.bench.record import Breakdown, Cold, Energy, Memory, Record, Roofline
-from minivllm.bench.roofline import PHASES, exceeds, raised, usage
+from minivllm.bench.record import Cold, Energy, Memory, Record, Roofline
+from minivllm.bench.roofline import exceeds, raised, usage
+from minivllm.bench.rows import Rows, breakdown, kv_waste, request_rows
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
@@ -38,7 +40,8 @@ from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.threads import pin, thread_count
 
-Rows = list[dict[str, Any]]
+TELL_S = 0.2  # between two words on how far the loading is
+NOT_COMPUTED = "simulated: nothing was computed"
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,17 @@ class Result:
     record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
     requests: Rows  # of requests.parquet
     steps: Rows  # of steps.parquet
-    window_s: (
-        tuple[float, float] | None
-    )  # from first arrival to last token, monotonic seconds; None: simulated
+    window_s: tuple[float, float] | None  # first arrival and last token, monotonic seconds; None: simulated
 
 
-BREAKDOWN = (*PHASES, "gap_ms")
-TELL_S = 0.2  # between two words on how far the loading is
-NOT_COMPUTED = "simulated: nothing was computed"
+@dataclass(frozen=True)
+class Load:
+    """What the engine is to serve."""
+
+    workload: Workload
+    arrival: Arrival
+    params: SamplingParams
+    seed: int
 
 
 class Session:
@@ -181,56 +187,91 @@ class Session:
             self._judge.refuse_early(engine.info, reference, self._offer)
         if quality_alone(config):
             return self._measure_quality(measurement, reference)
-        seed = config["measure"].get("seed") or 0
-        workload, arrival = self._workload(config, seed), build(config["arrival"])
-        params = build(config["decoding"])
-        virtual = engine.info.clock is not None
-        clock = engine.info.clock or Clock()
-        self._refuse_early(workload, params)
+        load = self._load_of(config)
+        self._refuse_early(load)
         # Content-addressed: all cells that use it share one file.
-        workload.save(measurement.path.parent.parent / "workloads")
+        load.workload.save(measurement.path.parent.parent / "workloads")
         self._probe_once()
         self.usable = False  # from here on the engine holds requests
-        self._emit("warmup")
-        wanted = config["measure"].get("warmup_requests", "auto")
-        warmed = 0 if virtual else None if wanted == "auto" else int(wanted)
-        if config["measure"].get("prefix_cache") == "warm":  # every prompt has been seen
-            warmed = max(warmed or 0, workload.num_talks)
-        first_batch = warm_up(engine, workload, arrival, params, clock, warmed, seed)
+        first_batch = self._warm_up(load, config["measure"])
+        traces, energy = self._run(load)
+        self._emit("finishing")
+        self._refuse_late(traces)
+        steps = engine.steps()
+        record = self._record_of(measurement, load, traces, steps, energy, first_batch)
+        start = min(trace.scheduled_s for trace in traces)
+        window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
-        gc.collect()
+        self._judge.fill(record, engine, reference)
+        self._cold, self.usable = False, True
+        virtual = engine.info.clock is not None
+        return Result(record, request_rows(traces, not virtual), steps, None if virtual else window)
 
-        total = sum(request.max_tokens for request in workload.requests)
-        if virtual:
+    def _load_of(self, config: dict[str, Any]) -> Load:
+        seed = config["measure"].get("seed") or 0
+        return Load(self._workload(config, seed), build(config["arrival"]), build(config["decoding"]), seed)
+
+    def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
+        """Seconds of the first batch, after which the engine is as empty as before; None where none was run."""
+        self._emit("warmup")
+        wanted = measure.get("warmup_requests", "auto")
+        clock = self.engine.info.clock
+        warmed = 0 if clock is not None else None if wanted == "auto" else int(wanted)
+        if measure.get("prefix_cache") == "warm":  # every prompt has been seen
+            warmed = max(warmed or 0, load.workload.num_talks)
+        first_batch = warm_up(
+            self.engine, load.workload, load.arrival, load.params, clock or Clock(), warmed, load.seed
+        )
+        self.engine.reset()
+        gc.collect()
+        return first_batch
+
+    def _run(self, load: Load) -> tuple[list[RequestTrace], Energy]:
+        """The measured window."""
+        clock = self.engine.info.clock
+        total = sum(request.max_tokens for request in load.workload.requests)
+        tick = self._ticker(total)
+        if clock is not None:
             gc.disable()  # objects by the million, none of them in a cycle
         try:
             # Made before the window, whose energy the making of a thousand prompts is not.
-            load = Drive(engine, workload, arrival, params, clock, self._ticker(total), seed)
+            drive = Drive(
+                self.engine, load.workload, load.arrival, load.params, clock or Clock(), tick, load.seed
+            )
             self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
             # The mark is the kernel's and keeps what earlier measurements of this worker reached.
             reset_own_peak_rss()
             self._meter.begin_window()
-            traces = load.run()
+            traces = drive.run()
         finally:
             gc.enable()
-        energy = Energy(reason=NOT_COMPUTED) if virtual else self._meter.end_window(self._idle_watts)
-        self._emit("finishing")
-        self._refuse_late(traces)
+        if clock is not None:
+            return traces, Energy(reason=NOT_COMPUTED)
+        return traces, self._meter.end_window(self._idle_watts)
 
-        info, steps, liveness = engine.info, engine.steps(), engine.liveness()
+    def _record_of(
+        self,
+        measurement: Measurement,
+        load: Load,
+        traces: list[RequestTrace],
+        steps: Rows,
+        energy: Energy,
+        first_batch: float | None,
+    ) -> Record:
+        """All that a measured window says, but for quality."""
+        measure, info, liveness = measurement.config["measure"], self.engine.info, self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
-        max_running = full_batch(info.max_num_seqs, arrival, workload.num_talks)
-        figures = metrics.compute(traces, config["measure"].get("slo") or {}, max_running)
+        max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_talks)
+        figures = metrics.compute(traces, measure.get("slo") or {}, max_running)
+        cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
         def reached(limits: Roofline) -> Roofline:
             return usage(info.model, steps, limits, self._cache_bytes(), overlapped, figures.duration_s)
 
         record = self._record(
             measurement,
-            workload_hash=workload.hash,
-            cold=Cold()
-            if virtual
-            else Cold(info.load_s, info.compile_s, first_batch if self._cold else None),
+            workload_hash=load.workload.hash,
+            cold=cold if info.clock is None else Cold(),
             metrics=figures,
             memory=self._memory(steps),
             energy=energy,
@@ -241,30 +282,32 @@ class Session:
         if exceeds(record.roofline):
             self._probe_again(reached)
             record.roofline = reached(self._limits)
-        energy.joules_per_output_token = per_token(energy, record.metrics.output_tokens)
-        price = config["measure"].get("price") or {}
-        record.cost = cost(price, record.metrics, energy)
+        energy.joules_per_output_token = per_token(energy, figures.output_tokens)
+        price = measure.get("price") or {}
+        record.cost = cost(price, figures, energy)
         record.validity = validity.check(
-            traces,
-            workload,
-            record.metrics,
-            energy=energy,
-            roofline=record.roofline,
-            liveness=record.liveness,
+            traces, load.workload, figures, energy=energy, roofline=record.roofline, liveness=liveness
         )
-        record.validity.notes += [*info.warnings, *self._notes, *workload.notes, *remarks(price, energy)]
-        start = min(trace.scheduled_s for trace in traces)
-        window = (start, start + (record.metrics.duration_s or 0.0))
-        engine.reset()
-        self._judge.fill(record, engine, reference)
-        self._cold, self.usable = False, True
-        return Result(record, request_rows(traces, not virtual), steps, None if virtual else window)
+        record.validity.notes += [
+            *info.warnings,
+            *self._notes,
+            *load.workload.notes,
+            *remarks(price, energy),
+        ]
+        return record
 
     def profile(self, measurement: Measurement) -> None:
         """Trace some steps of what was just measured, which the engine is fit for; see `profile.trace`."""
-        config, seed = measurement.config, measurement.config["measure"].get("seed") or 0
-        load = self._workload(config, seed), build(config["arrival"]), build(config["decoding"]), seed
-        profile.trace(self.engine, *load, self._device(), measurement.path)
+        load = self._load_of(measurement.config)
+        profile.trace(
+            self.engine,
+            load.workload,
+            load.arrival,
+            load.params,
+            load.seed,
+            self._device(),
+            measurement.path,
+        )
 
     def _record(self, measurement: Measurement, **fields: Any) -> Record:
         """A record of an ok measurement, with what is known of every one."""
@@ -309,10 +352,10 @@ class Session:
             raise BadInput("the workload has no requests: nothing to measure")
         return workload
 
-    def _refuse_early(self, workload: Workload, params: Any) -> None:
+    def _refuse_early(self, load: Load) -> None:
         """Offer the engine the longest request before any time is spent on the others."""
-        longest = max(workload.requests, key=lambda request: request.length)
-        fitted = replace(params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
+        longest = max(load.workload.requests, key=lambda request: request.length)
+        fitted = replace(load.params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
         self._offer(longest.request_id, prompt_for(self.engine, longest.stand_in), fitted)
 
     def _offer(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
@@ -374,35 +417,3 @@ def _synchroniser(device: str) -> Callable[[], object]:
         synchronise: Callable[[], object] = torch.cuda.synchronize
         return synchronise
     return lambda: None
-
-
-def breakdown(steps: Rows) -> Breakdown:
-    """Mean milliseconds a step, by phase; None for a phase that the engine does not report."""
-    result = Breakdown(steps=len(steps))
-    for name in BREAKDOWN:
-        values = [step[name] for step in steps if step.get(name) is not None]
-        setattr(result, name, sum(values) / len(values) if values else None)
-    return result
-
-
-def kv_waste(steps: Rows) -> float | None:
-    """Mean over steps of the fraction of allocated cache slots that hold no token."""
-    shares = [
-        step["kv_slots_wasted"] / step["kv_slots_allocated"]
-        for step in steps
-        if step.get("kv_slots_allocated")
-    ]
-    return sum(shares) / len(shares) if shares else None
-
-
-def request_rows(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:
-    """Rows of requests.parquet: the metrics' rows, and every token with its time (clock seconds).
-
-    Simulated tokens have no ids that mean anything; they are left out then.
-    """
-    rows = metrics.request_rows(traces)
-    for row, trace in zip(rows, traces, strict=True):
-        if with_ids:
-            row["token_ids"] = trace.token_ids
-        row["token_times_s"] = trace.token_times
-    return rows

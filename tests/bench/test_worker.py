@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minivllm.bench import worker
-from minivllm.bench.session import breakdown, kv_waste
+from minivllm.bench.rows import breakdown, kv_waste
 from minivllm.errors import BadInput
 
 
