@@ -17,7 +17,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
-from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.kernels.cpu.linear import Format, PanelLinear
 from minivllm.models.layers import RMSNorm
 from minivllm.models.rope import rotate
 from minivllm.quant.base import QuantMethod
@@ -98,6 +98,18 @@ def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, output
             # Scales are kept apart, so the stored weight is finer than the bfloat16 that `dense` sees.
             slack = 0.0 if name == "bf16" else 2.0**-9 * float(exact.abs().max())
             assert largest_error(ours(x), exact) <= 2 * plain + slack
+
+
+def test_every_int8_is_itself(panels: Kernels) -> None:
+    outputs, inputs = 70, 256
+    weight = ((torch.arange(outputs * inputs) % 255) - 127).reshape(outputs, inputs).to(torch.int8)
+    one, unit = torch.ones(1, outputs), torch.eye(inputs, dtype=torch.bfloat16)
+    packed = panels.pack(weight.clone(), Format.INT8)
+    ours = PanelLinear(panels, Format.INT8, [packed], (outputs, inputs), None, one)
+    with torch.inference_mode():
+        assert torch.equal(ours(unit), weight.t().bfloat16())
+        for k in (0, 1, 100, 255):
+            assert torch.equal(ours(unit[k : k + 1])[0], weight[:, k].bfloat16())
 
 
 @pytest.mark.parametrize(

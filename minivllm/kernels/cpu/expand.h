@@ -3,6 +3,23 @@
 #include "linear.h"
 #include "products.h"
 
+namespace minivllm {
+
+// How a panel of int8 holds a byte, and where in a pair of inputs it has the two of an output.
+#ifdef MINIVLLM_BYTE_TABLES
+// As sign and magnitude. Eight bytes of the first half of 64 are followed by eight of the second, which unpacking parts.
+inline uint8_t stored_byte(uint8_t byte) { return byte < 128 ? byte : static_cast<uint8_t>(128 | -byte); }
+constexpr int64_t place_of_bytes(int64_t output) {
+  const int64_t eight = output % 32 / 4;
+  return output / 32 * 64 + (2 * (eight % 4) + eight / 4) * 8 + output % 4 * 2;
+}
+#else
+inline uint8_t stored_byte(uint8_t byte) { return byte; }
+constexpr int64_t place_of_bytes(int64_t output) { return 2 * output; }
+#endif
+
+}  // namespace minivllm
+
 #ifdef MINIVLLM_PRODUCTS
 
 namespace minivllm {
@@ -41,6 +58,47 @@ inline Levels levels_of(Format format) {
   return _mm512_load_si512(table);
 }
 
+#ifdef MINIVLLM_BYTE_TABLES
+
+// The two bytes of the bfloat16 of 0 to 127, in tables of their own.
+struct Magnitudes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+  constexpr Magnitudes() {
+    for (int value = 1; value < 128; ++value) {
+      int power = 0;
+      while (value >> (power + 1)) ++power;
+      const int bits = (127 + power) << 7 | (value << (7 - power) & 127);
+      low[value] = static_cast<uint8_t>(bits), high[value] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+inline constexpr Magnitudes kMagnitudes;
+
+// The bfloat16 of 64 bytes, each a sign and a magnitude.
+MINIVLLM_INLINE inline void convert_bytes(const uint8_t* from, __m512bh& first, __m512bh& second) {
+  const __m512i bytes = _mm512_loadu_si512(from);
+  const auto look_up = [&](const uint8_t* table) MINIVLLM_INLINE {  // by seven bits
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), bytes, _mm512_load_si512(table + 64));
+  };
+  const __m512i low = look_up(kMagnitudes.low);
+  constexpr int kFirstOrBoth = 0xF8;  // a | (b & c)
+  const __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high), bytes, _mm512_set1_epi8(-128), kFirstOrBoth);
+  first = (__m512bh)_mm512_unpacklo_epi8(low, high);
+  second = (__m512bh)_mm512_unpackhi_epi8(low, high);
+}
+
+#else
+
+MINIVLLM_INLINE inline void convert_bytes(const uint8_t* from, __m512bh& first, __m512bh& second) {
+  const auto widen = [](const uint8_t* bytes) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+  };
+  first = _mm512_cvtne2ps_pbh(widen(from + 16), widen(from));
+  second = _mm512_cvtne2ps_pbh(widen(from + 48), widen(from + 32));
+}
+
+#endif
+
 // The bfloat16 of one pair: 64 outputs, four times sixteen, of two inputs side by side.
 template <bool coded>
 MINIVLLM_INLINE inline void convert(const uint8_t* from, const Levels& levels, __m512bh (&to)[4]) {
@@ -52,10 +110,8 @@ MINIVLLM_INLINE inline void convert(const uint8_t* from, const Levels& levels, _
       to[2 + half] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), levels);
     });
   } else {
-    const auto widen = [](const uint8_t* bytes) {
-      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
-    };
-    each<4>([&](auto i) MINIVLLM_INLINE { to[i] = _mm512_cvtne2ps_pbh(widen(from + 32 * i + 16), widen(from + 32 * i)); });
+    convert_bytes(from, to[0], to[1]);
+    convert_bytes(from + 64, to[2], to[3]);
   }
 }
 

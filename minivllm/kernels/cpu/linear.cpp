@@ -28,8 +28,9 @@ void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t input
       const uint8_t first = n < count ? rows[n * inputs + 2 * p] : 0;
       const uint8_t second = n < count ? rows[n * inputs + 2 * p + 1] : 0;
       if (format == Format::kInt8) {
-        panel[(p * kPanel + n) * 2] = first;
-        panel[(p * kPanel + n) * 2 + 1] = second;
+        uint8_t* byte = panel + p * kPanel * 2 + place_of_bytes(n);
+        byte[0] = stored_byte(first);
+        byte[1] = stored_byte(second);
       } else {
         // 128 codes of a pair in 64 bytes: low halves are outputs 0..31, high halves outputs 32..63.
         uint8_t* byte = panel + p * kPanel + (n % 32) * 2;

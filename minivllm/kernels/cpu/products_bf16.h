@@ -8,6 +8,9 @@
 
 #define MINIVLLM_PRODUCTS 1
 #define MINIVLLM_BF16_PRODUCTS 1
+#ifdef __AVX512VBMI__
+#define MINIVLLM_BYTE_TABLES 1  // tables of bytes are looked up in registers
+#endif
 
 namespace minivllm {
 
