@@ -115,7 +115,7 @@ TORCH_FREE = (
 )
 # Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
 # formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3500
+MOST_CORE_LINES = 3505
 MOST_ENGINE_LINES = 6275
 CORE = (
     "engine",

@@ -57,10 +57,8 @@ def unrecordable(
     """Why steps of such an engine could not be recorded on any device, or None."""
     if not getattr(attention, "supports_graphs", False):
         return f"attention={attention.name} lays each step out on the host; use attention=triton"
-    waiting = {
-        type(module).__name__ for module in model.modules() if getattr(module, "waits_for_device", False)
-    }
-    if waiting:
+    modules = (module for module in model.modules() if getattr(module, "in_graphs", None) == "waits")
+    if waiting := {type(module).__name__ for module in modules}:
         return f"{', '.join(sorted(waiting))} waits for the device within a step"
     ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
     if any(rope.depends_on_length for rope in ropes):
@@ -89,6 +87,9 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
     reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
     if runner.device.type != "cuda":
         reason = f"the device is {runner.device.type}"
+    untried = any(getattr(module, "in_graphs", None) == "untried" for module in loaded.model.modules())
+    if reason is None and untried and chosen == "auto":
+        reason = "no GPU has replayed grouped experts yet; runtime.cuda_graphs=true records them"
     if reason is None:
         reason = record_all(engine, CudaCapture(runner.device), params)
     if reason is not None and chosen is True:

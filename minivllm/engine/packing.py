@@ -148,7 +148,8 @@ class StepInputs:
         elif self._on_host:
             self._host[:] = ints  # is the memory of the tensors
         else:
-            upload(ints, self.device, into=self._ints)
+            with torch.inference_mode():  # which they may have been made in, whoever calls now
+                upload(ints, self.device, into=self._ints)
         return self._tensors
 
 

@@ -23,7 +23,7 @@ class MoE(nn.Module):
         names: of an expert's gate, up and down projection in the checkpoint.
     """
 
-    waits_for_device = True  # for how many tokens each expert got
+    in_graphs = "waits"  # for the device, as it asks how many tokens each expert got
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from minivllm.errors import BadInput
 
+SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Of a layer's stored tensors, None where any will do; names are those after the layer's own: "weight", "qweight", ...
 Shapes = dict[str, tuple[int, ...] | None]
@@ -111,10 +112,22 @@ def frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
+def by_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some rows of each at a time: about SLICE numbers of the first, [rows, columns]."""
+    step = max(1, SLICE // tensors[0].shape[1])
+    return zip(*(tensor.split(step) for tensor in tensors), strict=True)
+
+
 def converted_product(
-    x: Tensor, weight: Tensor, step: int, convert: Callable[[Tensor], Tensor] | None = None
+    x: Tensor, weight: Tensor, scale: Tensor, convert: Callable[[Tensor], Tensor] = lambda part: part
 ) -> Tensor:
-    """x W^T with W brought to the dtype of x `step` rows at a time, so that no layer exists whole in 16 bits."""
-    slices = weight.split(step) if convert is None else map(convert, weight.split(step))
-    parts = [F.linear(x, part.to(x.dtype)) for part in slices]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    """(x W^T) * scale, with W brought to the dtype of x some rows at a time.
+
+    In float16 the scale, [out], meets the weight: sums without it may be more than 65,504.
+    """
+    narrow, parts = x.dtype is torch.float16, []
+    for stored, factor in by_rows(weight, scale):
+        part = convert(stored).to(x.dtype)
+        parts.append(F.linear(x, part.mul_(factor[:, None]) if narrow else part))
+    product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return product if narrow else product.mul_(scale)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minivllm.quant.base import Quantizer, converted_product, frozen
+from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
-_SLICE = 8 * 1024 * 1024  # weights converted at a time
 
 
 class FP8(Quantizer):
@@ -38,8 +37,7 @@ class FP8Linear(nn.Module):
         super().__init__()
         rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
         scale = weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        self.step = max(1, _SLICE // weight.shape[1])
-        for part, rows, factor in zip(*(t.split(self.step) for t in (rounded, weight, scale)), strict=True):
+        for part, rows, factor in by_rows(rounded, weight, scale):
             part.copy_(rows.float() / factor[:, None])
         self.weight, self.scale = frozen(rounded), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
@@ -57,14 +55,14 @@ class FP8Linear(nn.Module):
                 rounded, self.weight.t(), scale_a=scale, scale_b=self.scale[None], out_dtype=x.dtype
             )
         else:
-            weight = self.weight if x.is_cuda else self.weight.view(torch.int8)
-            out = converted_product(x, weight, self.step, None if x.is_cuda else _widened).mul_(self.scale)
+            out = converted_product(x, self.weight, self.scale, _widened)
         return out if self.bias is None else out.add_(self.bias)
 
 
-def _widened(bits: Tensor) -> Tensor:
-    """The e4m3 values of these bytes, int8, in bfloat16; torch's own conversion is not vectorised on CPUs.
+def _widened(stored: Tensor) -> Tensor:
+    """The same values, on a CPU in bfloat16, as torch's own conversion is not vectorised there.
 
     Sign, exponent and mantissa go to their places in a bfloat16, and a factor makes up for the exponents' biases.
     """
-    return ((bits.to(torch.int16) << 4) & -0x7810).view(torch.bfloat16) * 2.0**120
+    bits = stored.view(torch.int8)
+    return stored if bits.is_cuda else ((bits.to(torch.int16) << 4) & -0x7810).view(torch.bfloat16) * 2.0**120

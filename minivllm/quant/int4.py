@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
-from minivllm.quant.base import Quantizer
-from minivllm.quant.kernels.int4 import ROWS, SLICE, Int4Linear
+from minivllm.quant.base import SLICE, Quantizer
+from minivllm.quant.kernels.int4 import ROWS, Int4Linear
 
 GROUP_SIZES = (32, 64, 128, 256)
 _CHUNK = 256 * 1024  # weights quantised at a time on a CPU: its cache holds the float32 temporaries

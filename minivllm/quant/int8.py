@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
-from minivllm.quant.base import Quantizer, converted_product, frozen, triton_products
+from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
 # bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8 rows 0.7, 16 rows 1.3.
 _KERNEL_ROWS = 8
-_SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 
 
 class Int8(Quantizer):
@@ -60,8 +59,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     # Rounded to the compute dtype first, so that the rounding of the scale is no error of its own.
     scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
     quantized = torch.empty_like(weight, dtype=torch.int8)
-    step = max(1, _SLICE // weight.shape[1])
-    for part, rows, factor in zip(quantized.split(step), weight.split(step), scale.split(step), strict=True):
+    for part, rows, factor in by_rows(quantized, weight, scale):
         part.copy_((rows.float() / factor.float()).round_().clamp_(-127, 127))
     return quantized, scale.squeeze(1)
 
@@ -73,7 +71,6 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
-        self.step = max(1, _SLICE // weight.shape[1])
         self.products = triton_products() if triton else None
         # The kernel reads past the end of rows and columns that are no multiple of its blocks.
         fits = weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
@@ -87,5 +84,5 @@ class Int8Linear(nn.Module):
         if self.has_kernel and x.shape[0] <= _KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x, self.weight, self.scale)
         else:
-            out = converted_product(x, self.weight, self.step).mul_(self.scale)
+            out = converted_product(x, self.weight, self.scale)
         return out if self.bias is None else out.add_(self.bias)

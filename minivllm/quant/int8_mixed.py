@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.base import Quantizer, by_rows, frozen
 from minivllm.quant.bnb import import_bitsandbytes
-
-_SLICE = 2 * 1024 * 1024  # weights quantised at a time; each row by itself, so slices change nothing
 
 
 class Int8Mixed(Quantizer):
@@ -49,8 +47,7 @@ class Int8Mixed(Quantizer):
         """See QuantMethod."""
         quantized = torch.empty_like(weight, dtype=torch.int8)
         maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
-        step = max(1, _SLICE // weight.shape[1])
-        for rows, out, largest in zip(*(t.split(step) for t in (weight, quantized, maxima)), strict=True):
+        for rows, out, largest in by_rows(weight, quantized, maxima):
             codes, found, _ = self.library.functional.int8_vectorwise_quant(rows.to(torch.float16))
             out.copy_(codes)
             largest.copy_(found)
@@ -65,7 +62,7 @@ class Int8MixedLinear(nn.Module):
     """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
 
     # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.
-    waits_for_device = True
+    in_graphs = "waits"
 
     def __init__(
         self, library: Any, weight: Tensor, maxima: Tensor, bias: Tensor | None, threshold: float

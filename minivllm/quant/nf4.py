@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
-from minivllm.quant.base import Quantizer, frozen, triton_products
+from minivllm.quant.base import SLICE, Quantizer, frozen, triton_products
 from minivllm.quant.bnb import import_bitsandbytes
-from minivllm.quant.kernels.nf4 import SLICE, NF4CPULinear, converted, interleave
+from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
 
 _BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels

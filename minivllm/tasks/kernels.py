@@ -49,24 +49,30 @@ def run(config: dict[str, Any]) -> int:
         name = config.get("name") or fresh_name(root)
         with console.status("probing the device") as status:
             limits, notes = _limits(setting)
-            rows = []
-            for row in suite.rows(setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise):
-                rows.append(row)
-                status.update(f"{len(rows)} cases done, the last: {row['kernel']} {row.get('part', '')}")
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "kernels",
-        "status": "ok" if all(row["ok"] for row in rows) else "error",
-        "config": portable(config),
-        "provenance": provenance(config, identity.code_hash()),
-        "limits": {
-            **{key: value for key, value in asdict(limits).items() if value is not None},
-            "cache_bytes": setting.cache_bytes,
-            "notes": notes,
-        },
-        "rows": rows,
-    }
-    storage.write_json(root / name / storage.KERNELS, record)
+            rows: list[dict[str, Any]] = []
+            record = {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "kernels",
+                "status": "error",
+                "config": portable(config),
+                "provenance": provenance(config, identity.code_hash()),
+                "limits": {
+                    **{key: value for key, value in asdict(limits).items() if value is not None},
+                    "cache_bytes": setting.cache_bytes,
+                    "notes": notes,
+                },
+                "rows": rows,
+            }
+            try:
+                for row in suite.rows(
+                    setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise
+                ):
+                    rows.append(row)
+                    status.update(f"{len(rows)} cases done, the last: {row['kernel']} {row.get('part', '')}")
+                record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
+            finally:  # whoever interrupts it has what was measured
+                if rows:
+                    storage.write_json(root / name / storage.KERNELS, record)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,19 @@ def test_tensors_that_are_written_again_hold_the_new_step(
         kept = inputs.put(ints, shape)
         assert kept.keys() == fresh.keys()
         assert all(torch.equal(kept[name], fresh[name]) for name in fresh)
+
+
+def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
+    monkeypatch.setattr(inputs, "_on_host", False)  # as on a GPU, whose tensors are no memory of the host
+    request.block_table.extend([1, 2])
+    with torch.inference_mode():
+        inputs.put(*pack([ScheduledRequest(request, 0, 1)], 4))
+    request.token_ids.append(7)
+    tensors = inputs.put(*pack([ScheduledRequest(request, 1, 1)], 4))
+    assert tensors["token_ids"].tolist() == [7] and tensors["positions"].tolist() == [1]
 
 
 def test_requests_that_decode_keep_their_tensors() -> None:

@@ -67,6 +67,16 @@ def test_errors_stay_within_the_method_s_bounds(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", METHODS)
+def test_sums_are_no_larger_on_the_way_than_in_the_end(name: str, dtype: str) -> None:
+    """float16 ends at 65,504, and 4,096 codes of 127 add up to more."""
+    packed = METHODS[name](dtype).pack(torch.full((64, 4096), 0.02, dtype=DTYPES[dtype]), None)
+    for rows in (1, 9, 65, 300):
+        out = packed(torch.ones(rows, 4096, dtype=DTYPES[dtype]))
+        torch.testing.assert_close(out.float(), torch.full((rows, 64), 81.92), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", METHODS)
 def test_packing_does_not_write_to_the_weight(name: str, dtype: str) -> None:
     """It may be the embedding's."""
     weight = matrix(64, 128, DTYPES[dtype])

@@ -24,6 +24,7 @@ from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
 from minivllm.report import kernels as report
+from minivllm.tasks.kernels import run
 from tests.reference import FAMILIES, SMALL
 
 Cli = Callable[..., Any]
@@ -176,7 +177,13 @@ def test_the_floor_is_the_longer_of_the_two(compiled: None) -> None:
     assert memory["of_floor"] == pytest.approx(1e-3 / memory["seconds"]["median"])
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, BadInput])  # no memory, or no bitsandbytes
+class OutOfResources(Exception):
+    """Triton's is no RuntimeError."""
+
+
+@pytest.mark.parametrize(
+    "kind", [RuntimeError, BadInput, OutOfResources]
+)  # no memory, no bitsandbytes, no registers
 def test_a_case_that_fails_is_a_row_and_the_others_go_on(
     kind: type[Exception], compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +266,22 @@ def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.Mon
     assert "all of them equal or close" in text and "note: a note" in text
     assert text == report.markdown(record)  # from the record alone
     assert "linear bf16" in done.out and "record: runs/k/kernels.json" in done.out
+
+
+def test_whoever_interrupts_it_has_what_was_measured(
+    compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*_: Any) -> Iterator[dict[str, Any]]:
+        yield {"part_of": "products", "kernel": "linear bf16", "ok": True}
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minivllm.bench.limits.probe", lambda device, dtype: (LIMITS, []))
+    monkeypatch.setattr(suite, "rows", rows)
+    with pytest.raises(KeyboardInterrupt):
+        run(compose(["preset=kernels", "runtime.device=cpu", "name=k"]))
+    record = json.loads(Path("runs/k/kernels.json").read_text())
+    assert record["status"] == "error" and [row["kernel"] for row in record["rows"]] == ["linear bf16"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def _combine(
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries that one launch of the kernel computes, by tiles of `rows` (query, head) pairs."""
+    """Queries that one launch of the kernel computes, by tiles of `block_m` (query, head) pairs."""
 
     table: Tensor  # int32 [n, 2]: request, first of its queries
     count: int

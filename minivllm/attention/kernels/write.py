@@ -16,7 +16,7 @@ _GEMMA = tl.constexpr(NORMS["gemma"])
 
 
 @triton.jit
-def _normed(x, weight, size, eps, NORM: tl.constexpr, dtype: tl.constexpr, mean_square):
+def _normed(x, weight, eps, NORM: tl.constexpr, dtype: tl.constexpr, mean_square):
     """One rounding after the norm and one after the weight, as RMSNorm and GemmaNorm of models/ have it."""
     x = narrow(x * tl.rsqrt(mean_square + eps), dtype).to(tl.float32)
     if NORM == _GEMMA:
@@ -68,14 +68,14 @@ def _write(
         mean_square = tl.sum(x * x, 1)[:, None] / HEAD_DIM
         if NORM:
             factor = tl.load(weight + head * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
-            x = _normed(x, factor, HEAD_DIM, eps, NORM, dtype, mean_square)
+            x = _normed(x, factor, eps, NORM, dtype, mean_square)
         if ROTARY_DIM:
             turned = d < ROTARY_DIM
             partner = (d + ROTARY_DIM // 2) % ROTARY_DIM
             other = tl.load(row + partner, mask=turned, other=0.0).to(tl.float32)
             if NORM:
                 factor = tl.load(weight + head * HEAD_DIM + partner, mask=turned, other=0.0).to(tl.float32)
-                other = _normed(other, factor, HEAD_DIM, eps, NORM, dtype, mean_square)
+                other = _normed(other, factor, eps, NORM, dtype, mean_square)
             c = tl.load(cos + token * cos_stride + d, mask=turned, other=1.0).to(tl.float32)
             s = tl.load(sin + token * cos_stride + d, mask=turned, other=0.0).to(tl.float32)
             x = narrow(x * c, dtype).to(tl.float32) + other * s

@@ -23,6 +23,8 @@ _ALIGNED = 16  # bytes: the rows of a matrix of grouped_mm begin at multiples
 class GroupedMoE(MoE):
     """MoE whose experts' weights lie in two tensors, which it takes out of the experts of `inner`."""
 
+    in_graphs = "untried"  # by any GPU so far
+
     def __init__(self, inner: MoE) -> None:
         nn.Module.__init__(self)
         self.num_experts, self.top_k, self.normalize = inner.num_experts, inner.top_k, inner.normalize

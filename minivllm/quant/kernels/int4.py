@@ -1,4 +1,4 @@
-"""torch's packed int4 kernels: how each wants its weights, what it is good for, and the layer on them.
+"""Kernels of packed int4, torch's and Triton's: how each wants its weights, what it is good for, and the layer on them.
 
 All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [groups, rows, 2].
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.choice import takes_triton
-from minivllm.quant.base import frozen, triton_products
+from minivllm.quant.base import SLICE, frozen, triton_products
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of converting and
@@ -23,7 +23,6 @@ ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 _CPU_KERNEL_ROWS = 48
 # The CUDA kernel computes 16 rows at a time and reads the weight again for each 16.
 _CUDA_KERNEL_ROWS = 128
-SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 
 
 class Interleaved:
@@ -162,7 +161,7 @@ def layout_for(
 
 
 class Int4Linear(nn.Module):
-    """A linear layer on torch's packed int4 weight, converted back where rows are many or no kernel fits.
+    """A linear layer on a packed int4 weight, converted back where rows are many or no kernel fits.
 
     Args:
         pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes uint8

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.quant.base import frozen
+from minivllm.quant.base import SLICE, frozen
 
 # bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it was slower
 # than converting the weight and multiplying (4 times slower at 256 rows).
 _KERNEL_ROWS = 40
-SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 
 
 def interleave(codes: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ def deinterleave(packed: Tensor) -> Tensor:
 class NF4CPULinear(nn.Module):
     """A linear layer on bitsandbytes' layout for AVX512-BF16, converted back where rows are many.
 
-    The layout is that of kernels/nf4.py; scales are bfloat16 [in / block, out].
+    The layout is that of `interleave`; scales are bfloat16 [in / block, out].
     """
 
     def __init__(self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None) -> None:
