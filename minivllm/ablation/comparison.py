@@ -15,7 +15,7 @@ from minivllm.report.cells import DEVICE, Cell, gather, like_for_like
 from minivllm.report.format import count
 from minivllm.report.rows import Row
 
-Verdict = Literal["slower", "faster", "none", "failed", "not comparable"]
+Verdict = Literal["slower", "faster", "none", "undecided", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
 
 
@@ -34,8 +34,10 @@ class Compared:
     high: float | None
     p_value: float | None
     p_holm: float | None  # corrected for the number of cells
-    verdict: Verdict  # "slower" is worse, "failed" that only the second run has no figures, or failures
-    reason: str = ""  # of "failed" and "not comparable"
+    # "slower" is worse, "undecided" that it may be much worse, "failed" that only the second run has no figures, or failures
+    verdict: Verdict
+    loss: float | None = None  # the greatest that the interval does not exclude, a fraction of before
+    reason: str = ""  # of "undecided", "failed" and "not comparable"
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 a regression; 3 nothing to compare, or a cell that cannot be judged or is not there any more; 0 none."""
+        """1 a regression; 3 nothing to compare, or a cell that is undecided, cannot be judged or is not there any more;
+        0 none."""
         verdicts = {cell.verdict for cell in self.cells}
         if verdicts & {"slower", "failed"}:
             return REGRESSION
-        unclear = not verdicts or "not comparable" in verdicts or self.only_before
+        unclear = not verdicts or verdicts & {"not comparable", "undecided"} or self.only_before
         return NOT_COMPARABLE if unclear else NO_REGRESSION
 
     @property
@@ -73,25 +76,30 @@ class Comparison:
         ]
         if worse:
             return f"Regression of {self.metric} in {len(worse)} of {len(self.cells)}: {'; '.join(worse)}."
-        unclear = [cell for cell in self.cells if cell.verdict == "not comparable"]
+        unclear = [cell for cell in self.cells if cell.verdict in ("not comparable", "undecided")]
         if unclear or self.only_before:
             labels: dict[str, list[str]] = {}
             for cell in unclear:
                 labels.setdefault(cell.reason, []).append(cell.label)
             if self.only_before:
                 labels["the second run has no such cell"] = [*self.only_before]
+            undecided = not self.only_before and all(cell.verdict == "undecided" for cell in unclear)
             return (
-                "Not comparable: "
+                ("Undecided: " if undecided else "Not comparable: ")
                 + "; ".join(f"{', '.join(who)}: {why}" for why, who in labels.items())
                 + "."
             )
+        losses = [cell.loss for cell in self.cells if cell.loss is not None]
+        excluded = f"; the intervals exclude a loss of more than {100 * max(losses):.2g} %" if losses else ""
         return (
-            f"No regression of {self.metric} beyond {100 * self.threshold:g} %: {len(self.cells)} of "
-            f"{len(self.cells)} shared cells compared."
+            f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in {len(self.cells)} of "
+            f"{len(self.cells)} shared cells{excluded}."
         )
 
 
-def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold: float) -> Comparison:
+def compare(
+    before: Sequence[Row], after: Sequence[Row], metric: str, threshold: float, margin: float
+) -> Comparison:
     """Compare the cells that two runs share.
 
     A cell is tested by blocks in pairs where the two runs took turns on one host, block by block; else as two
@@ -102,6 +110,8 @@ def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold:
         after: of the second.
         metric: as for `find_metric`.
         threshold: a fraction: a change of less is none, however certain.
+        margin: a fraction: where nothing was found, the interval has to exclude a greater loss (non-inferiority), or the
+            cell is undecided.
 
     Raises:
         BadInput: there is no such metric.
@@ -127,7 +137,7 @@ def compare(before: Sequence[Row], after: Sequence[Row], metric: str, threshold:
     estimates = [draft.estimate(tests) for draft in drafts]
     corrected = statistics.holm([e.p_value if e else None for e in estimates])
     cells = [
-        draft.judge(estimate, p_holm, threshold)
+        draft.judge(estimate, p_holm, threshold, margin)
         for draft, estimate, p_holm in zip(drafts, estimates, corrected, strict=True)
     ]
     paired = {(cell.cell_id, cell.arm) for cell, _ in matched}
@@ -205,10 +215,18 @@ class _Draft:
             )
         return found
 
-    def judge(self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float) -> Compared:
+    def _loss(self, estimate: statistics.Estimate | None) -> float | None:
+        """The greatest loss within the interval, as a fraction of before; 0 where it holds none."""
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return None
+        return max(0.0, 1 - estimate.low if self.metric.better > 0 else estimate.high - 1)
+
+    def judge(
+        self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float, margin: float
+    ) -> Compared:
         """The verdict."""
         verdict: Verdict = "none"
-        reason = ""
+        reason, loss = "", self._loss(estimate)
         if self.broken:
             verdict, reason = (
                 "failed",
@@ -220,6 +238,11 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
+        if verdict == "none" and loss is not None and loss > margin:
+            verdict, reason = (
+                "undecided",
+                f"a loss of {100 * loss:.2g} % is not excluded: use a quieter machine or more blocks (measure.repeats)",
+            )
         if (
             self.alike
             and self.after
@@ -244,6 +267,7 @@ class _Draft:
             p_value=estimate.p_value if estimate else None,
             p_holm=p_holm,
             verdict=verdict,
+            loss=loss,
             reason=reason,
         )
 

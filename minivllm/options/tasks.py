@@ -58,6 +58,7 @@ class CompareOptions(Options):
     group = "task"
     metric: str = "output_tokens_per_s"
     threshold: float = knob(0.02, at_least=0)
+    margin: float = knob(0.25, at_least=0)
 
 
 @option("minivllm.tasks.kernels.run")

@@ -12,7 +12,17 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEADINGS = ("cell", "before", "after", "ratio", "95 % interval", "p (Holm)", "blocks", "test", "verdict")
+HEADINGS = (
+    "cell",
+    "mean before",
+    "mean after",
+    "ratio",
+    "95 % interval",
+    "p (Holm)",
+    "blocks",
+    "test",
+    "verdict",
+)
 COLOURS = {"slower": VERMILION, "failed": VERMILION, "faster": BLUE}
 
 
@@ -48,7 +58,10 @@ def comparison_table(comparison: Comparison) -> Table:
 def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The whole comparison; `names` are the runs'."""
     lines = [f"# {names[1]} against {names[0]}", "", comparison.conclusion, ""]
-    lines += [f"`{comparison.metric}`, {comparison.direction} is better; ratios are after / before.", ""]
+    lines += [
+        f"`{comparison.metric}`, {comparison.direction} is better; means are geometric, ratios after / before.",
+        "",
+    ]
     if comparison.cells:
         lines += [f"| {' | '.join(HEADINGS)} |", "| :-- |" + " --: |" * 5 + " :-- |" * 3]
         lines += [

@@ -14,11 +14,11 @@ def run(config: dict[str, Any]) -> int:
     """Compare the cells that two runs share; print a table, and write it with a plot below `reports_dir`.
 
     Args:
-        config: the resolved configuration; uses `task.metric` and `task.threshold`, `runs` (two folders or
+        config: the resolved configuration; uses `task.metric`, `task.threshold` and `task.margin`, `runs` (two folders or
             globs, the one to compare with first), `runs_dir`, `reports_dir` and `name`.
 
     Returns:
-        0 no regression, 1 a regression, 3 not comparable.
+        0 no regression, 1 a regression, 3 undecided or not comparable.
 
     Raises:
         BadInput: `runs` does not name two, one of them has no records, there is no such metric, or nothing can be written there.
@@ -30,9 +30,11 @@ def run(config: dict[str, Any]) -> int:
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
 
     from minivllm.ablation.comparison import compare
+    from minivllm.report.cells import gather
     from minivllm.report.comparison import comparison_table, markdown, plot
     from minivllm.report.rows import read_rows
     from minivllm.report.terminal import print_table
+    from minivllm.report.verdict import busy
     from minivllm.report.writing import make_folder, write_bytes
 
     names = joined_name(folders[0]), joined_name(folders[1])
@@ -44,7 +46,7 @@ def run(config: dict[str, Any]) -> int:
         return 3
     out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")
     make_folder(out_dir)
-    comparison = compare(before, after, task["metric"], task["threshold"])
+    comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
     write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
     figure = plot(comparison, names)
     if figure is None:
@@ -57,5 +59,8 @@ def run(config: dict[str, Any]) -> int:
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")
     print(comparison.conclusion)
+    for name, rows in zip(names, (before, after), strict=True):
+        for line in busy(gather(rows)):
+            print(f"{name}: {line[0].lower()}{line[1:]}")
     print(f"comparison: {out_dir / 'compare.md'}")
     return comparison.exit_code

@@ -33,7 +33,13 @@ def run_rows(
 
 
 def compared(before: list[Row], after: list[Row], **given: Any) -> Comparison:
-    return compare(before, after, given.get("metric", "output_tokens_per_s"), given.get("threshold", 0.02))
+    return compare(
+        before,
+        after,
+        given.get("metric", "output_tokens_per_s"),
+        given.get("threshold", 0.02),
+        given.get("margin", 0.25),
+    )
 
 
 def quiet(rows: list[Row]) -> list[Row]:
@@ -52,6 +58,19 @@ def test_a_slowdown_is_a_regression() -> None:
     assert slow.cell_id == "a" and slow.method == "two samples"
     assert slow.low is not None and slow.high is not None and slow.low <= 0.9 <= slow.high
     assert found.exit_code == 1 and found.conclusion.startswith("Regression")
+
+
+def test_what_may_be_much_slower_is_undecided() -> None:
+    after = quiet(run_rows(day=2))
+    for row in after:
+        if row["cell_id"] == "a":
+            row["metrics.output_tokens_per_s"] *= 1.0 if row["block"] % 2 else 0.05
+    found = compared(quiet(run_rows()), after)
+    (cell,) = (cell for cell in found.cells if cell.verdict == "undecided")
+    assert cell.cell_id == "a" and cell.p_holm is not None and cell.p_holm > 0.05
+    assert cell.loss is not None and cell.loss > 0.25 and "is not excluded" in cell.reason
+    assert found.exit_code == 3 and found.conclusion.startswith("Undecided: ")
+    assert compared(quiet(run_rows()), after, margin=1.0).exit_code == 0
 
 
 @pytest.mark.parametrize("slow", ["x", "y"])
@@ -73,7 +92,9 @@ def test_blocks_of_several_hosts_all_count(slow: str) -> None:
 def test_no_difference_and_a_gain_are_no_regression() -> None:
     same = compared(quiet(run_rows()), quiet(run_rows(day=2)))
     assert {cell.verdict for cell in same.cells} == {"none"} and same.exit_code == 0
-    assert same.conclusion == "No regression of output_tokens_per_s beyond 2 %: 3 of 3 shared cells compared."
+    assert same.conclusion.startswith(
+        "No regression of output_tokens_per_s beyond 2 % was found in 3 of 3 shared cells; the intervals exclude a loss of"
+    )
     gain = compared(quiet(run_rows()), quiet(run_rows(1.2, day=2)))
     assert sorted(cell.verdict for cell in gain.cells) == ["faster", "none", "none"] and gain.exit_code == 0
 
