@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
 from minivllm.config import compose, conf_dir, quoted
-from minivllm.engine.engine import TokenOutput
+from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
@@ -246,7 +246,7 @@ class LLM:
         Several streams may be open at once: each step of the engine serves all of them.
 
         Raises:
-            BadInput: the prompt cannot be served, or `n`, `beam_width` or `prompt_logprobs` ask for more than one
+            BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or `prompt_logprobs` ask for more than one
                 stream of tokens can carry.
         """
         params = params or self.default_params
@@ -273,7 +273,7 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits of every position: float32 [tokens, vocab]."""
-        return self.engine.logits(self.encode(prompt))
+        return self._opened().logits(self.encode(prompt))
 
     @property
     def default_params(self) -> SamplingParams:
@@ -292,8 +292,14 @@ class LLM:
             raise BadInput("this checkpoint has no tokenizer.json: give token ids instead of text")
         return self.tokenizer.encode(prompt)
 
+    def _opened(self) -> Engine:
+        """The engine; BadInput after `close`."""
+        if "engine" not in self.__dict__:
+            raise BadInput("this LLM is closed; make another one")
+        return self.engine
+
     def _submit(self, ids: list[int], params: SamplingParams) -> Request:
-        request = self.engine.add_request(str(self._counter), ids, params)
+        request = self._opened().add_request(str(self._counter), ids, params)
         self._counter += 1
         for one in (request,) if request.fellows else (request, *request.siblings):
             self._outputs[one.request_id] = []
@@ -304,10 +310,11 @@ class LLM:
 
         Where it is interrupted, all requests end: others' tokens may be lost with it, and they would wait for ever.
         """
+        engine = self._opened()
         try:
-            outputs = self.engine.step()
+            outputs = engine.step()
         except BaseException:
-            self.engine.abort_all()
+            engine.abort_all()
             raise
         for output in outputs:
             self._outputs[output.request.request_id].append(output)

@@ -306,6 +306,21 @@ def test_bad_requests_are_refused_and_leave_nothing(
     assert plain.engine.cache.pool.num_used == 0
 
 
+def test_a_closed_one_says_so(qwen3: Path) -> None:
+    llm = LLM(str(qwen3), device="cpu")
+    stream = llm.stream([1, 2])
+    llm.close()
+    llm.close()
+    for use in (
+        lambda: llm.generate([[1]]),
+        lambda: llm.stream([1]),
+        lambda: llm.logits([1]),
+        lambda: list(stream),
+    ):
+        with pytest.raises(BadInput, match="this LLM is closed"):
+            use()
+
+
 def test_a_request_larger_than_the_cache_is_refused_at_once(qwen3: Path) -> None:
     with (
         LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=3"]) as llm,

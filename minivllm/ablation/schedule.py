@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from collections.abc import Sequence
@@ -98,28 +99,32 @@ class Plan:
     def look_up(self) -> None:
         """Fill in what is recorded, and so what is still to be measured.
 
-        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation share
-        one with their block, in its order: the host that takes a job measures a whole block.
+        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation, and where each has
+        a process of its own, share one with their block, in shuffled order: the host that takes a job measures a whole
+        block.
         """
         self.recorded = {
             m.run_id: status for m in self.measurements if (status := recorded_status(m)) is not None
         }
+        in_turns = self.sweep.blocks is not None or self.config["measure"]["isolation"] == "run"
         jobs: dict[Any, list[Measurement]] = {}
         for measurement in self.measurements:
             status = self.recorded.get(measurement.run_id)
             settings = self.config["sweep"]
             anew = settings["fresh"] or (settings["retry"] == "failed" and status != "ok")
             if status is None or (anew and measurement.run_id not in self.launched):
-                shared = measurement.block if self.sweep.blocks else identity.engine_id(measurement.config)
+                shared = measurement.block if in_turns else identity.engine_id(measurement.config)
                 jobs.setdefault(shared, []).append(measurement)
         self.jobs = list(jobs.values())
-        if self.sweep.blocks is not None:
-            self.jobs = [sorted(jobs[block], key=_order) for block in sorted(jobs)]
+        if in_turns:
+            self.jobs = [sorted(jobs[block], key=self._order) for block in sorted(jobs)]
 
-
-def _order(measurement: Measurement) -> int:
-    """Within its block."""
-    return int(measurement.ablation["order"]) if measurement.ablation else 0
+    def _order(self, measurement: Measurement) -> float:
+        """Within its block: shuffled, and the same whatever has been measured before."""
+        if measurement.ablation:
+            return int(measurement.ablation["order"])
+        seed = self.config["measure"]["seed"]
+        return random.Random(f"{seed}/{measurement.block}/{measurement.position}").random()
 
 
 def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[Cell]:

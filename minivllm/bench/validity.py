@@ -15,6 +15,7 @@ LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this lea
 LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
 WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
 MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10  # longest stretch without a telemetry sample: the greater of the two
+SHORT_S = 1.0  # a window in which any moment's disturbance is a large part
 OTHERS_PERCENT = 20.0  # of one core, used by other processes
 CLOCK_RANGE = 0.1  # of the greatest clock within the window
 THROTTLED_SHARE = 0.05  # of the samples; a single one may be the end of something else
@@ -87,9 +88,14 @@ def check_telemetry(
             f"telemetry has a gap of {gap:.1f} s, above {allowed:.1f} s: "
             "the machine stood still or the sampler starved"
         )
-    elif not inside:
-        notes.append(f"no telemetry sample fell into the window of {end_s - start_s:.2f} s")
-    others = [row["cpu_other_percent"] for row in inside if row.get("cpu_other_percent") is not None]
+    elif end_s - start_s < SHORT_S:
+        notes.append(
+            f"the window lasted {end_s - start_s:.2f} s: a moment's disturbance is a large part of it, and a longer load "
+            "or more repeats say more"
+        )
+    # What others used is known of the time up to a sample, so that the next one after a short window is of it, too.
+    heard = inside or [row for row in rows if row["t_s"] > end_s][:1]
+    others = [row["cpu_other_percent"] for row in heard if row.get("cpu_other_percent") is not None]
     if others and sum(others) / len(others) > OTHERS_PERCENT:
         notes.append(
             f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"

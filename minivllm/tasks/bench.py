@@ -100,7 +100,12 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
     settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
     asked = [key for key in ("name", "fresh", "retry", "dry_run") if key in settings]
     if asked:
-        raise BadInput(f"sweep.{asked[0]} is for sweeps: add -m to the command")
+        instead = (
+            "name= names records and report of a single run"
+            if asked[0] == "name"
+            else "add -m to the command"
+        )
+        raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
     if config["measure"].get("target_ci") is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:

@@ -99,6 +99,17 @@ def test_arms_that_share_an_engine_share_a_job(sweep: Cli, bench: Bench) -> None
         assert sorted(m.block for m in job) == [0, 0, 1, 1, 2, 2]
 
 
+def test_arms_take_turns_where_each_measurement_has_its_process(sweep: Cli, bench: Bench) -> None:
+    command = ["-m", "cache.block_size=8,16,32,64", "measure.repeats=4", "measure.isolation=run"]
+    assert sweep(*command).code == 0
+    assert [{m.block for m in job} for job in bench.jobs] == [{0}, {1}, {2}, {3}]
+    orders = [tuple(m.config["cache"]["block_size"] for m in job) for job in bench.jobs]
+    assert all(sorted(order) == [8, 16, 32, 64] for order in orders) and len(set(orders)) > 1
+    bench.jobs.clear()
+    assert sweep(*command, "sweep.fresh=true").code == 0
+    assert [tuple(m.config["cache"]["block_size"] for m in job) for job in bench.jobs] == orders
+
+
 def test_the_same_command_resumes(sweep: Cli, bench: Bench) -> None:
     sweep("-m", "cache.block_size=8", "sweep.name=mine")
     before = (Path("runs/mine")).glob("*/record.json")
