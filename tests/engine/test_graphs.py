@@ -372,6 +372,31 @@ def test_recording_is_not_loading(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert info.load_s < 0, "no time has gone by here but what is taken off"
 
 
+def test_what_was_overlapped_and_replayed_is_in_the_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*args: Any) -> Engine:
+        engine = build_engine(*args)
+        keep(engine)
+        return engine
+
+    def counted(*overrides: str) -> dict[str, float | str]:
+        model = ["model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu", "attention=cpu"]
+        engine = bench_engines.MinivllmEngine(compose([*model, "model.max_model_len=96", *overrides]))
+        engine.reset()
+        engine.submit("0", [3, 4, 5], GREEDY)
+        while not any(output.finish_reason for output in engine.poll()):
+            pass
+        return engine.liveness()["runtime"]
+
+    plain, overlapped = counted(), counted("runtime.overlap=true")
+    assert plain["overlap_steps"] == plain["graph_replays"] == plain["graph_captures"] == 0
+    assert float(overlapped["overlap_steps"]) > 0
+    monkeypatch.setattr(bench_engines, "build_engine", build)
+    replayed = counted()
+    assert float(replayed["graph_replays"]) > 0 and float(replayed["graph_captures"]) > 0
+
+
 def test_a_cpu_has_no_graphs(folder: Path) -> None:
     with pytest.raises(BadInput, match="cuda_graphs=true: the device is cpu"):
         load(folder, "runtime.cuda_graphs=true")
