@@ -27,6 +27,7 @@ from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
 FIRST = 80  # its kernels stand for those of the others where they have the same instructions, in the memory of each
+ADDED = r"st\.global.*bar\.sync.*atom\.global\.gpu\.acq_rel\.add.*bar\.sync.*ld\.global"
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
 FLOAT32 = "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
 KINDS = {
@@ -166,6 +167,8 @@ def main(capabilities: list[int]) -> None:
             assert made.metadata.shared <= memory, (kernel, constants)
             stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
+            if constants.get("ADDING"):  # the parts are there before the count, and read after it
+                assert re.search(ADDED, made.asm["ptx"], re.DOTALL), (kernel, constants)
             print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
 
 
