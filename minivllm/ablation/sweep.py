@@ -67,6 +67,13 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     with folder_lock(plan.folder, "sweep", "sweep.name"):
         try:
             measure(plan, launch)
+        except KeyboardInterrupt:
+            done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
+            print(
+                f"{done} of {len(plan.measurements)} measurements are recorded; the same command goes on",
+                file=sys.stderr,
+            )
+            raise
         finally:
             reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
