@@ -180,6 +180,22 @@ def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
     assert all("=gpu-" in name for name in names)  # what the archive at the end takes along
 
 
+def test_every_decoding_step_of_the_gap_is_of_64_requests(tmp_path: Path, cli: Cli) -> None:
+    """Simulated with the same numbers of requests and tokens."""
+    import pandas
+
+    _, commands = suite(tmp_path, "batching")
+    (words,) = (words for words in commands if "sweep.name=gpu-gap" in words)
+    same = [word for word in words if word.startswith(("batching.", "workload.", "model.max_model_len="))]
+    machine = ("engine=simulated", "engine.bandwidth_gb_s=1000", "engine.tflops=100")
+    done = cli(*machine, "model=qwen3", "model.weights=random", "name=gap", *same)
+    assert done.code == 0, done.err
+    (path,) = Path("runs/gap").glob("*/steps.parquet")
+    steps = pandas.read_parquet(path)
+    assert set(steps["num_requests"]) == {64}
+    assert list(steps["num_prefill_tokens"] > 0) == [True] + [False] * 256
+
+
 def test_ceilings_are_the_best_that_the_probes_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
