@@ -5,11 +5,11 @@
 #
 #   ceilings      what is installed, and what the device can do at most: read and copy bandwidth, matrix rates
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
-#   table         the figures that others quote: batch 1, 256 requests at once, a long prompt
+#   table         the figures that others quote: batch 1, a long prompt
 #   precision     four and eight bits against sixteen, and the other kernel for sixteen
 #   batching      batch 64: how long the device idles between steps, continuous against static batching, on two sets of
 #                 lengths
-#   peer          transformers' continuous batching, with the 256 requests of the table
+#   peer          256 requests at once, beside transformers' continuous batching
 #   scaling       what a step costs as requests and context grow
 #   kernels       each kernel by itself against these ceilings
 #   correctness   the rest of the ladder, as far as it uses the GPU
@@ -19,15 +19,16 @@
 #   studies       the other studies
 #
 # Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
-# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, and an
-# archive of its records, renewed after each command. PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
+# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, an
+# archive of its records, renewed after each command, and after each part targets.md, what was aimed at beside what all
+# records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
 # the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is left out. TESTERS is how many
 # processes test at once (default: 8; compiling is most of it).
 #
 # In half an hour of a GPU, by calls of at most 10 minutes:
-#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table
+#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table scaling
 #   CALL_S=570 scripts/gpu_suite.sh precision batching
-#   CALL_S=570 scripts/gpu_suite.sh peer scaling kernels
+#   CALL_S=570 scripts/gpu_suite.sh peer kernels
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
@@ -72,6 +73,11 @@ run() { # run NAME COMMAND...: add to the log of the part, keep the records, go 
         rm -f "$OUT/.records"
         failed=1
     fi
+}
+
+collate() { # what was aimed at beside all records that there are; of no part, so that it fails none
+    timeout 20 "$PYTHON" scripts/gpu_targets.py --output "$OUT/targets.md" >>"$OUT/$part.log" 2>&1 ||
+        echo "== targets: could not be collated, see $OUT/$part.log"
 }
 
 without() { # without VARIABLE NAME: say that a command is left out, for want of what the variable names
@@ -120,11 +126,6 @@ for part in $PARTS; do
     table)
         # With overlap tokens come as fast as they can; without it the phases of a step are its own.
         alone gpu-batch1 model=qwen3_8b,qwen3 runtime.overlap=true,false
-        # Prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without a graph.
-        # shellcheck disable=SC2086
-        sweep gpu-256-requests model=qwen3 runtime.overlap=true,false batching.max_num_seqs=256 \
-            batching.max_num_batched_tokens=16384 batching.prefill_first=true workload.num_requests=256 $LONG \
-            model.max_model_len=2048 measure.repeats=2
         cells gpu-8b-prompt model=qwen3_8b model.max_model_len=8448 arrival=concurrency arrival.concurrency=1 \
             batching.max_num_seqs=1 batching.max_num_batched_tokens=8192 workload.num_requests=4 \
             workload.input_len=8192 workload.output_len=2 measure.repeats=3
@@ -154,11 +155,13 @@ for part in $PARTS; do
         fi
         ;;
     peer)
-        # Its own knobs: it knows no overlap, and its mask has a row for each token of a step.
+        # Ours first, and with prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without a
+        # graph. The peer knows neither that nor overlap, and its mask has a row for each token of a step.
+        ours='{runtime.overlap: "true,false", batching.max_num_batched_tokens: 16384, batching.prefill_first: true}'
+        theirs='{engine: transformers_continuous, cache.memory_fraction: 0.8, measure.warmup_requests: 16}'
         # shellcheck disable=SC2086
-        TIMEOUT_S=420 sweep gpu-256-requests-peer model=qwen3 engine=transformers_continuous sweep.skip_absent=true \
-            batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 cache.memory_fraction=0.8 \
-            measure.warmup_requests=16
+        TIMEOUT_S=420 sweep gpu-256-requests "sweep.params=[$ours, $theirs]" sweep.skip_absent=true model=qwen3 \
+            batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 measure.repeats=2
         ;;
     scaling)
         cells gpu-scaling preset=scaling model=qwen3 model.max_model_len=32768 measure.repeats=2 \
@@ -211,6 +214,7 @@ for part in $PARTS; do
         exit 2
         ;;
     esac
+    collate
 done
 
 exit $failed

@@ -41,9 +41,15 @@ Cli = Callable[..., Any]
 def suite(
     tmp_path: Path, *parts: str, script: Path = SUITE, then: str = "", **variables: str
 ) -> tuple[int, list[list[str]]]:
-    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this."""
+    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this.
+
+    What collates after each part is written down beside them, and fails.
+    """
     recorder, log = tmp_path / "python", tmp_path / "commands"
-    recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n")
+    collating = f'case "$1" in scripts/gpu_targets.py) echo "$@" >> {tmp_path / "collated"}; exit 1;; esac'
+    recorder.write_text(
+        f"#!/bin/sh\n{collating}\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n"
+    )
     recorder.chmod(0o755)
     log.touch()
     known = {name: value for name, value in os.environ.items() if name not in ("AZURE_TRACE", "CALL_S")}
@@ -145,6 +151,13 @@ def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
         "gpu-8b-batching-azure: left out, since AZURE_TRACE is not set"
         in (tmp_path / "out" / "batching.log").read_text()
     )
+
+
+def test_targets_are_collated_after_each_part_and_fail_none(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "waits", "peer")
+    assert code == 0 and len(commands) == 3
+    line = f"scripts/gpu_targets.py --output {tmp_path / 'out' / 'targets.md'}"
+    assert (tmp_path / "collated").read_text().splitlines() == [line, line]
 
 
 def test_every_test_that_takes_a_gpu_where_there_is_one_is_in_a_part(tmp_path: Path) -> None:
