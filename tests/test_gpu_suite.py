@@ -28,6 +28,7 @@ PARTS = (
         "peer",
         "scaling",
         "kernels",
+        "experts",
         "correctness",
     ),
     *("waits", "ablation", "backends", "studies"),
@@ -63,7 +64,7 @@ def test_its_parts_are_those_that_it_says() -> None:
     text = SUITE.read_text()
     described = re.findall(r"^#   ([\w-]+) {2,}", text, re.MULTILINE)
     assert tuple(described) == PARTS
-    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text
+    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text.replace("\\\n    ", "")
 
 
 def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -97,14 +98,16 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
     )
     code, commands = suite(tmp_path, "waits", script=script, then=then)
     out = tmp_path / "out"
-    assert (code, len(commands)) == (1, 2)
-    assert (out / "seen").read_text().count("waits.tar.gz") == 1  # when the second command began
+    assert (code, len(commands)) == (1, 3)
+    assert (out / "seen").read_text().count(
+        "waits.tar.gz"
+    ) == 2  # when the second and the third command began
     with tarfile.open(out / "waits.tar.gz") as archive:
         assert "runs/gpu-8b-waits/record.json" in archive.getnames()
         assert not any("other" in name for name in archive.getnames())  # only what is the part's
     log = (out / "waits.log").read_text()
     assert "measured" in log and "failed (exit code 3)" in log
-    assert (out / "meanwhile").read_text().count("begun") == 2  # also of the command that is still running
+    assert (out / "meanwhile").read_text().count("begun") == 3  # also of the command that is still running
     assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
     assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "seen", "waits.log", "waits.tar.gz"]
 
@@ -144,6 +147,21 @@ def test_a_call_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert "left out" in (tmp_path / "out" / "peer.log").read_text()
 
 
+def test_what_is_traced_comes_last(tmp_path: Path) -> None:
+    """What comes last is most likely to be cut off, and a trace is worth less than a figure."""
+    trace = tmp_path / "azure.csv"
+    trace.touch()
+    _, commands = suite(tmp_path, "batching", AZURE_TRACE=str(trace))
+    assert [("runtime.profile=true" in words) for words in commands] == [False, False, True]
+
+
+def test_experts_and_the_compiler_are_measured(tmp_path: Path) -> None:
+    _, commands = suite(tmp_path, "experts", "kernels", "waits")
+    assert sum("model=qwen3_30b_a3b" in words for words in commands) == 2
+    assert any("runtime.moe=loop,grouped" in words for words in commands)
+    assert any("runtime.compile:" in word for words in commands for word in words)
+
+
 def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "batching")
     assert code == 0 and not any("azure" in word for words in commands for word in words)
@@ -155,7 +173,7 @@ def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
 
 def test_targets_are_collated_after_each_part_and_fail_none(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "waits", "peer")
-    assert code == 0 and len(commands) == 3
+    assert code == 0 and len(commands) == 4
     line = f"scripts/gpu_targets.py --output {tmp_path / 'out' / 'targets.md'}"
     assert (tmp_path / "collated").read_text().splitlines() == [line, line]
 
