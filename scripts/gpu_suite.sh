@@ -5,28 +5,31 @@
 #
 #   ceilings      what is installed, and what the device can do at most: read and copy bandwidth, matrix rates
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
-#   table         the figures that others quote: batch 1, 256 requests at once, a long prompt
+#   table         the figures that others quote: batch 1, a long prompt
 #   precision     four and eight bits against sixteen, and the other kernel for sixteen
-#   batching      batch 64: the gap between steps, continuous against static batching, on two sets of lengths
-#   peer          transformers' continuous batching, with the 256 requests of the table
+#   batching      batch 64: continuous against static batching, on two sets of lengths; how long the device idles between
+#                 steps
+#   peer          256 requests at once, beside transformers' continuous batching
 #   scaling       what a step costs as requests and context grow
 #   kernels       each kernel by itself against these ceilings
+#   experts       a mixture of experts, one after another and grouped
 #   correctness   the rest of the ladder, as far as it uses the GPU
-#   waits         what CUDA graphs and overlapping steps are worth, in a batch and alone
+#   waits         what CUDA graphs, overlapping steps and compiled layers are worth
 #   ablation      what each optimisation is worth beside the others: over two calls, the second goes on
 #   backends      attention, cache and product kernels, a workload with and without each
 #   studies       the other studies
 #
 # Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
-# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, and an
-# archive of its records, renewed after each command. PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
+# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, an
+# archive of its records, renewed after each command, and after each part targets.md, what was aimed at beside what all
+# records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
 # the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is left out. TESTERS is how many
 # processes test at once (default: 8; compiling is most of it).
 #
 # In half an hour of a GPU, by calls of at most 10 minutes:
-#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table
+#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table scaling
 #   CALL_S=570 scripts/gpu_suite.sh precision batching
-#   CALL_S=570 scripts/gpu_suite.sh peer scaling kernels
+#   CALL_S=570 scripts/gpu_suite.sh peer kernels
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
@@ -35,7 +38,8 @@ PART_S=${PART_S:-560}
 CALL_S=${CALL_S:-}
 TESTERS=${TESTERS:-8}
 TIMEOUT_S=240 # of a measurement
-PARTS=${*:-ceilings kernel-tests table precision batching peer scaling kernels correctness waits ablation backends studies}
+PARTS=${*:-ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends \
+    studies}
 # Test processes are many: none of them should compile with many more.
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_COMPILE_THREADS=2
 mkdir -p "$OUT"
@@ -73,6 +77,11 @@ run() { # run NAME COMMAND...: add to the log of the part, keep the records, go 
     fi
 }
 
+collate() { # what was aimed at beside all records that there are; of no part, so that it fails none
+    timeout 20 "$PYTHON" scripts/gpu_targets.py --output "$OUT/targets.md" >>"$OUT/$part.log" 2>&1 ||
+        echo "== targets: could not be collated, see $OUT/$part.log"
+}
+
 without() { # without VARIABLE NAME: say that a command is left out, for want of what the variable names
     echo "== $2: left out, since $1 is not set" | tee -a "$OUT/$part.log"
 }
@@ -99,6 +108,11 @@ alone() { # alone NAME OVERRIDES...: one request at a time, whose 256 tokens aft
         workload.num_requests=4 workload.input_len=128 workload.output_len=257 measure.repeats=3
 }
 
+long_prompt() { # long_prompt NAME OVERRIDES...: Qwen3-8B, prompts of 8,192 tokens in a step each
+    cells "$@" model=qwen3_8b model.max_model_len=8448 arrival=concurrency arrival.concurrency=1 batching.max_num_seqs=1 \
+        batching.max_num_batched_tokens=8192 workload.num_requests=4 workload.input_len=8192 workload.output_len=2
+}
+
 LONG="workload.input_len.min=100 workload.input_len.max=1024 workload.output_len.min=100 workload.output_len.max=1024"
 
 for part in $PARTS; do
@@ -119,14 +133,7 @@ for part in $PARTS; do
     table)
         # With overlap tokens come as fast as they can; without it the phases of a step are its own.
         alone gpu-batch1 model=qwen3_8b,qwen3 runtime.overlap=true,false
-        # Prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without a graph.
-        # shellcheck disable=SC2086
-        sweep gpu-256-requests model=qwen3 runtime.overlap=true,false batching.max_num_seqs=256 \
-            batching.max_num_batched_tokens=16384 batching.prefill_first=true workload.num_requests=256 $LONG \
-            model.max_model_len=2048 measure.repeats=2
-        cells gpu-8b-prompt model=qwen3_8b model.max_model_len=8448 arrival=concurrency arrival.concurrency=1 \
-            batching.max_num_seqs=1 batching.max_num_batched_tokens=8192 workload.num_requests=4 \
-            workload.input_len=8192 workload.output_len=2 measure.repeats=3
+        long_prompt gpu-8b-prompt measure.repeats=3
         ;;
     precision)
         cells gpu-8b-precision model=qwen3_8b model.max_model_len=1024 runtime.overlap=true quant=bf16,int8,nf4 \
@@ -135,12 +142,6 @@ for part in $PARTS; do
         alone gpu-batch1-triton model=qwen3_8b,qwen3 runtime.overlap=true runtime.linear_kernel=triton
         ;;
     batching)
-        # All 64 end together, so that every decoding step is of 64. The gap is breakdown.gap_ms.
-        cells gpu-gap model=qwen3_8b,qwen3 model.max_model_len=1024 runtime.overlap=true,false \
-            batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=257
-        # With overlap the GPU works on in the host's gap: how long it idles is in a trace.
-        cells gpu-gap-trace model=qwen3_8b model.max_model_len=1024 runtime.overlap=true runtime.profile=true \
-            batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=129
         # What counts is the steady window: a run ends with a batch that drains, however it is batched.
         # shellcheck disable=SC2086
         sweep gpu-8b-batching model=qwen3_8b model.max_model_len=2048 runtime.overlap=true batching=continuous,static \
@@ -152,13 +153,20 @@ for part in $PARTS; do
         else
             without AZURE_TRACE gpu-8b-batching-azure
         fi
+        # All 64 are admitted in one step and end together, so that every decoding step is of 64. With overlap the GPU
+        # works on in the host's gap (breakdown.gap_ms): how long it idles is beside the trace.
+        cells gpu-gap model=qwen3_8b,qwen3 model.max_model_len=1024 runtime.overlap=true,false runtime.profile=true \
+            batching.max_num_seqs=64 batching.max_num_batched_tokens=8192 workload.num_requests=64 \
+            workload.input_len=128 workload.output_len=257
         ;;
     peer)
-        # Its own knobs: it knows no overlap, and its mask has a row for each token of a step.
+        # Ours first, and with prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without
+        # a graph. The peer knows neither that nor overlap, and its mask has a row for each token of a step.
+        ours='{runtime.overlap: "true,false", batching.max_num_batched_tokens: 16384, batching.prefill_first: true}'
+        theirs='{engine: transformers_continuous, cache.memory_fraction: 0.8, measure.warmup_requests: 16}'
         # shellcheck disable=SC2086
-        TIMEOUT_S=420 sweep gpu-256-requests-peer model=qwen3 engine=transformers_continuous sweep.skip_absent=true \
-            batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 cache.memory_fraction=0.8 \
-            measure.warmup_requests=16
+        TIMEOUT_S=420 sweep gpu-256-requests "sweep.params=[$ours, $theirs]" sweep.skip_absent=true model=qwen3 \
+            batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 measure.repeats=2
         ;;
     scaling)
         cells gpu-scaling preset=scaling model=qwen3 model.max_model_len=32768 measure.repeats=2 \
@@ -169,6 +177,16 @@ for part in $PARTS; do
             run "gpu-kernels-$model" "$PYTHON" run.py preset=kernels "model=$model" runtime.device=cuda \
                 "name=gpu-kernels-$model" task.contexts=[512,4096] task.repeats=7 task.sample_ms=5
         done
+        # Of this one the mixture is what the others lack: the rest is cut short.
+        run gpu-kernels-experts "$PYTHON" run.py preset=kernels model=qwen3_30b_a3b runtime.device=cuda \
+            name=gpu-kernels-experts task.rows=[1,16,64] task.contexts=[512] task.formats=[bf16] task.repeats=7 \
+            task.sample_ms=5
+        ;;
+    experts)
+        # 61 GB of weights: the cache has a size of its own, which does not go by what loading leaves free.
+        cells gpu-experts model=qwen3_30b_a3b quant=bf16 runtime.moe=loop,grouped model.max_model_len=1024 \
+            cache.num_blocks=512 arrival=concurrency arrival.concurrency=1,16 batching.max_num_seqs=16 \
+            workload.num_requests=16 workload.input_len=128 workload.output_len=65
         ;;
     correctness)
         tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_cuda.py \
@@ -179,6 +197,11 @@ for part in $PARTS; do
         cells gpu-8b-waits model=qwen3_8b model.max_model_len=1024 runtime.cuda_graphs=false,true runtime.overlap=false,true \
             batching.max_num_seqs=64 workload.num_requests=64 workload.input_len=128 workload.output_len=129
         alone gpu-qwen3-waits-batch1 model=qwen3 runtime.cuda_graphs=false,true runtime.overlap=false,true
+        # Compiled layers do without the fused kernels and compute all rows of the last one: beside them are layers without
+        # either, and those with the kernels.
+        plain='{runtime.fused_kernels: "off", runtime.compile: "false,true"}'
+        long_prompt gpu-8b-compile "sweep.params=[$plain, {runtime.fused_kernels: triton}]" runtime.cuda_graphs=false \
+            runtime.trim_last_layer=false
         ;;
     ablation)
         sweep gpu-ablation +ablation=leave_one_out optimisations=gpu model=qwen3 model.max_model_len=1024 \
@@ -206,11 +229,12 @@ for part in $PARTS; do
         cells gpu-cache model=qwen3 cache=paged,contiguous
         ;;
     *)
-        echo "unknown part $part: choose from ceilings kernel-tests table precision batching peer scaling kernels correctness" \
-            "waits ablation backends studies" >&2
+        echo "unknown part $part: choose from ceilings kernel-tests table precision batching peer scaling kernels experts" \
+            "correctness waits ablation backends studies" >&2
         exit 2
         ;;
     esac
+    collate
 done
 
 exit $failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 def load_script(name: str) -> Any:
     """The module that scripts/<name>.py is."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"scripts.{name}", SCRIPTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for the names in its annotations
     spec.loader.exec_module(module)
     return module

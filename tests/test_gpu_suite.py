@@ -28,6 +28,7 @@ PARTS = (
         "peer",
         "scaling",
         "kernels",
+        "experts",
         "correctness",
     ),
     *("waits", "ablation", "backends", "studies"),
@@ -41,9 +42,15 @@ Cli = Callable[..., Any]
 def suite(
     tmp_path: Path, *parts: str, script: Path = SUITE, then: str = "", **variables: str
 ) -> tuple[int, list[list[str]]]:
-    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this."""
+    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this.
+
+    What collates after each part is written down beside them, and fails.
+    """
     recorder, log = tmp_path / "python", tmp_path / "commands"
-    recorder.write_text(f"#!/bin/sh\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n")
+    collating = f'case "$1" in scripts/gpu_targets.py) echo "$@" >> {tmp_path / "collated"}; exit 1;; esac'
+    recorder.write_text(
+        f"#!/bin/sh\n{collating}\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n"
+    )
     recorder.chmod(0o755)
     log.touch()
     known = {name: value for name, value in os.environ.items() if name not in ("AZURE_TRACE", "CALL_S")}
@@ -57,7 +64,7 @@ def test_its_parts_are_those_that_it_says() -> None:
     text = SUITE.read_text()
     described = re.findall(r"^#   ([\w-]+) {2,}", text, re.MULTILINE)
     assert tuple(described) == PARTS
-    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text
+    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text.replace("\\\n    ", "")
 
 
 def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -91,14 +98,16 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
     )
     code, commands = suite(tmp_path, "waits", script=script, then=then)
     out = tmp_path / "out"
-    assert (code, len(commands)) == (1, 2)
-    assert (out / "seen").read_text().count("waits.tar.gz") == 1  # when the second command began
+    assert (code, len(commands)) == (1, 3)
+    assert (out / "seen").read_text().count(
+        "waits.tar.gz"
+    ) == 2  # when the second and the third command began
     with tarfile.open(out / "waits.tar.gz") as archive:
         assert "runs/gpu-8b-waits/record.json" in archive.getnames()
         assert not any("other" in name for name in archive.getnames())  # only what is the part's
     log = (out / "waits.log").read_text()
     assert "measured" in log and "failed (exit code 3)" in log
-    assert (out / "meanwhile").read_text().count("begun") == 2  # also of the command that is still running
+    assert (out / "meanwhile").read_text().count("begun") == 3  # also of the command that is still running
     assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
     assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "seen", "waits.log", "waits.tar.gz"]
 
@@ -138,6 +147,21 @@ def test_a_call_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert "left out" in (tmp_path / "out" / "peer.log").read_text()
 
 
+def test_what_is_traced_comes_last(tmp_path: Path) -> None:
+    """What comes last is most likely to be cut off, and a trace is worth less than a figure."""
+    trace = tmp_path / "azure.csv"
+    trace.touch()
+    _, commands = suite(tmp_path, "batching", AZURE_TRACE=str(trace))
+    assert [("runtime.profile=true" in words) for words in commands] == [False, False, True]
+
+
+def test_experts_and_the_compiler_are_measured(tmp_path: Path) -> None:
+    _, commands = suite(tmp_path, "experts", "kernels", "waits")
+    assert sum("model=qwen3_30b_a3b" in words for words in commands) == 2
+    assert any("runtime.moe=loop,grouped" in words for words in commands)
+    assert any("runtime.compile:" in word for words in commands for word in words)
+
+
 def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "batching")
     assert code == 0 and not any("azure" in word for words in commands for word in words)
@@ -145,6 +169,13 @@ def test_what_needs_the_trace_is_left_out_without_it(tmp_path: Path) -> None:
         "gpu-8b-batching-azure: left out, since AZURE_TRACE is not set"
         in (tmp_path / "out" / "batching.log").read_text()
     )
+
+
+def test_targets_are_collated_after_each_part_and_fail_none(tmp_path: Path) -> None:
+    code, commands = suite(tmp_path, "waits", "peer")
+    assert code == 0 and len(commands) == 4
+    line = f"scripts/gpu_targets.py --output {tmp_path / 'out' / 'targets.md'}"
+    assert (tmp_path / "collated").read_text().splitlines() == [line, line]
 
 
 def test_every_test_that_takes_a_gpu_where_there_is_one_is_in_a_part(tmp_path: Path) -> None:
@@ -178,6 +209,22 @@ def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
         assert "cannot be composed" not in done.out and "invalid" not in done.out, done.out
     assert len(names) == len(set(names)) == len(commands)
     assert all("=gpu-" in name for name in names)  # what the archive at the end takes along
+
+
+def test_every_decoding_step_of_the_gap_is_of_64_requests(tmp_path: Path, cli: Cli) -> None:
+    """Simulated with the same numbers of requests and tokens."""
+    import pandas
+
+    _, commands = suite(tmp_path, "batching")
+    (words,) = (words for words in commands if "sweep.name=gpu-gap" in words)
+    same = [word for word in words if word.startswith(("batching.", "workload.", "model.max_model_len="))]
+    machine = ("engine=simulated", "engine.bandwidth_gb_s=1000", "engine.tflops=100")
+    done = cli(*machine, "model=qwen3", "model.weights=random", "name=gap", *same)
+    assert done.code == 0, done.err
+    (path,) = Path("runs/gap").glob("*/steps.parquet")
+    steps = pandas.read_parquet(path)
+    assert set(steps["num_requests"]) == {64}
+    assert list(steps["num_prefill_tokens"] > 0) == [True] + [False] * 256
 
 
 def test_ceilings_are_the_best_that_the_probes_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import gzip
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from minivllm.bench.arrivals import Arrival
 from minivllm.bench.driver import full_batch, prompt_for, request_params
 from minivllm.bench.engine import BenchEngine, ProfiledEngine
 from minivllm.bench.identity import profile_wanted
+from minivllm.bench.idle import Idleness, idleness, told
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.config import locate
 from minivllm.engine.params import SamplingParams
@@ -58,11 +60,11 @@ def trace(
         engine: at rest; it is reset afterwards.
         workload, arrival, params, seed: as measured; the arrival process says how many requests run at once.
         device: "cpu" or "cuda...", where the engine computes.
-        folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`.
+        folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`, of a GPU also `storage.IDLE`.
 
     Raises:
         BadInput: the engine is no ProfiledEngine.
-        Exception: whatever engine, profiler or disk raise; neither file is there then.
+        Exception: whatever engine, profiler or disk raise; none of the files is there then.
     """
     if not isinstance(engine, ProfiledEngine):
         raise _refusal(engine.info.name)
@@ -84,7 +86,11 @@ def trace(
         f"{len(steps) - prompts} only decoded)"
     )
     try:
-        storage.write_text(folder / storage.OPERATIONS, operations(seen.key_averages(), about, on_gpu))
+        idle = idleness(seen.events() or [], steps)
+        table = operations(seen.key_averages(), about, on_gpu, idle)
+        storage.write_text(folder / storage.OPERATIONS, table)
+        if idle is not None:
+            storage.write_json(folder / storage.IDLE, asdict(idle))
         storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
     except BaseException:
         storage.discard_trace(folder)
@@ -118,13 +124,14 @@ def _export(seen: Any, path: Path) -> None:
             shutil.copyfileobj(file, packed)
 
 
-def operations(averages: Iterable[Any], about: str, on_gpu: bool) -> str:
+def operations(averages: Iterable[Any], about: str, on_gpu: bool, idle: Idleness | None = None) -> str:
     """The operations that took most time of their own, as Markdown: torch's on a CPU, on a GPU the kernels.
 
     Args:
         averages: the profile's `key_averages()`.
         about: what was profiled.
         on_gpu: whether the time of a GPU counts, or that of the CPU.
+        idle: how long the device idled; None where there is none.
     """
     from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 
@@ -138,6 +145,7 @@ def operations(averages: Iterable[Any], about: str, on_gpu: bool) -> str:
         f"profiler slows steps down: how long they take is the record's to say. In time: `{storage.TRACE}`, which "
         "https://ui.perfetto.dev opens.",
         "",
+        *([] if idle is None else [told(idle), ""]),
         "| operation | calls | ms | share |",
         "| :-- | --: | --: | --: |",
     ]

@@ -24,6 +24,7 @@ CONFIG = "config.yaml"
 LOG = "run.log"
 TRACE = "trace.json.gz"  # of runtime.profile
 OPERATIONS = "trace.md"  # the longest ones in it
+IDLE = "trace_idle.json"  # how long the device idled in it; of a GPU alone
 
 
 def atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -140,8 +141,8 @@ def remove(directory: Path) -> None:
 
 
 def discard_trace(directory: Path) -> None:
-    """Remove both files of a trace, and what an export that did not end has left."""
-    for path in (directory / TRACE, directory / OPERATIONS, *directory.glob(f".{TRACE}.*")):
+    """Remove the files of a trace, and what an export that did not end has left."""
+    for path in (*(directory / name for name in (TRACE, OPERATIONS, IDLE)), *directory.glob(f".{TRACE}.*")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from minivllm import LLM
-from minivllm.bench import profile, storage
+from minivllm.bench import idle, profile, storage
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.ranges import phase_ranges
 from minivllm.bench.session import Session
@@ -75,6 +75,7 @@ def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> Non
     times = [float(row[2]) for row in rows]
     assert times == sorted(times, reverse=True)
     assert {path.name for path in measurement.path.iterdir()} == {storage.TRACE, storage.OPERATIONS}
+    assert "idle" not in table  # there is no device beside the host
     session.close()
 
 
@@ -148,6 +149,41 @@ def test_the_engine_is_as_it_was() -> None:
         with phase_ranges(llm.engine):
             assert "step" in vars(llm.engine) and "launch" in vars(llm.engine.launcher)
         assert [set(vars(one)) for one in objects] == before
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_each_step_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: str) -> None:
+    """As `idle.py` takes the steps of a trace to be; kernels that are made up stand in for a device's."""
+    seen: list[Any] = []
+
+    def with_kernels(events: Any, steps: Any) -> Any:
+        seen[:] = [event.time_range.start for event in events if event.name == idle.STEP]
+        kernels = [
+            SimpleNamespace(
+                device_type=DeviceType.CUDA,
+                is_user_annotation=False,
+                time_range=SimpleNamespace(start=at, end=at + 1),
+            )
+            for at in seen
+        ]
+        return idle.idleness([*events, *kernels], steps)
+
+    monkeypatch.setattr(profile, "idleness", with_kernels)
+    session, measurement = session_of(tmp_path, "workload.output_len=6", f"runtime.overlap={overlap}")
+    result = session.measure(measurement)
+    session.profile(measurement)
+    assert len(seen) == len(result.steps) == 6
+    found = json.loads((measurement.path / storage.IDLE).read_text())
+    assert found["whole"]["steps"] == 6 and found["decoding"]["steps"] == 3
+    assert found["decoding"]["requests"] == 3
+    span_ms = (max(seen) - sorted(seen)[2]) / 1e3  # from the second decoding step to the last
+    assert found["decoding"]["span_ms"] == pytest.approx(span_ms)
+    assert found["decoding"]["share"] == pytest.approx(1 - 3e-3 / span_ms)
+    table = (measurement.path / storage.OPERATIONS).read_text()
+    assert "in which 3 requests only decoded." in table
+    storage.discard_trace(measurement.path)
+    assert list(measurement.path.iterdir()) == []
+    session.close()
 
 
 def test_overlapping_steps_have_their_phases_too() -> None:

@@ -380,7 +380,7 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "profiling" and fault == "profile_hang":
-            for name in (f".{storage.TRACE}.half.tmp", storage.TRACE, storage.OPERATIONS):
+            for name in (f".{storage.TRACE}.half.tmp", storage.TRACE, storage.OPERATIONS, storage.IDLE):
                 (broken.path / name).write_text("torn")
             (broken.path / f".{storage.TRACE}.beside").mkdir()
             (broken.path / f".{storage.TRACE}.beside" / "trace.json").write_text("torn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,4 +30,7 @@ def test_a_trace_has_the_kernels_of_its_steps(tmp_path: Path, graphs: str) -> No
     assert len(kernels) > len(result.steps)
     table = (measurement.path / storage.OPERATIONS).read_text()
     assert any(f"`{event['name'][:40]}" in table for event in kernels) and "aten::" not in table
+    idle = json.loads((measurement.path / storage.IDLE).read_text())
+    assert 0 <= idle["whole"]["share"] < 1 and idle["whole"]["steps"] == len(result.steps)
+    assert 0 <= idle["decoding"]["share"] < 1 and idle["decoding"]["requests"] == 3
     session.close()
