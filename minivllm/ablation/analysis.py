@@ -128,7 +128,7 @@ class _Reading:
             metric=metric.name,
             direction=metric.direction,
             effects=effects,
-            others=tuple(effect for m in others for effect in self._effects(m, self._noise(m))),
+            others=tuple(effect for m in others for effect in self._further(m)),
             noise=noise,
             interactions=interactions,
             attribution=self._attribution(metric),
@@ -136,6 +136,11 @@ class _Reading:
             blocks_needed=statistics.blocks_needed(self.tests),
             notes=tuple(self._notes(effects, noise, interactions)),
         )
+
+    def _further(self, metric: Metric) -> list[Effect]:
+        """The effects on another metric, and what the A/A arm has of it."""
+        noise = self._noise(metric)
+        return [*self._effects(metric, noise), *([noise] if noise else [])]
 
     def _recorded(self, metric: Metric) -> bool:
         return any(logarithms(cell, metric) for cell in self.arms.values())

@@ -92,7 +92,7 @@ class Analysis:
     metric: str  # of `effects`
     direction: Literal["higher", "lower"]  # which is better
     effects: tuple[Effect, ...]  # one an optimisation, in order
-    others: tuple[Effect, ...]  # the same for further metrics, where the records have them
+    others: tuple[Effect, ...]  # the same and `noise` of further metrics, where the records have them
     noise: Effect | None  # the A/A arm against the baseline, of which it is a copy
     interactions: tuple[Interaction, ...]  # of pairs and factorial
     attribution: Attribution | None  # of a factorial whose arms all have figures

@@ -205,7 +205,7 @@ class SimulatedEngine(Adapter):
             eos_token_ids=model.eos_token_ids,
             max_num_seqs=policy.max_num_seqs,
             load_s=0.0,
-            warnings=[*source.warnings, f"simulated: {self.step_times.describe()}"],
+            warnings=[f"simulated: {self.step_times.describe()}"],
             clock=self.clock,
         )
         self._step_rows = step_rows

@@ -59,6 +59,7 @@ def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
                         for part, ms in search.limits.items()
                     ]
                 ),
+                "unit": search.found.unit,
                 "left_out": search.left_out and count(search.left_out, "record"),
                 "rows": _rows(search.found),
             }
@@ -133,5 +134,5 @@ def _panel(found: Capacity, several: bool) -> Panel:
                 for probe, share in zip(members, shares, strict=True)
             ]
             series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
-    y_label = "% that met" if several else "% that met their objectives"
-    return Panel("", "rate of arrival", y_label, series, x_from_zero=not several, y_from_zero=not several)
+    labels = f"rate of arrival, {found.unit}", "% that met" if several else "% that met their objectives"
+    return Panel("", *labels, series, x_from_zero=not several, y_from_zero=not several)

@@ -13,8 +13,9 @@ from minivllm.bench.capacity import TASK as CAPACITY
 from minivllm.bench.capacity import UNITS as RATES
 from minivllm.bench.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME, QUALITY_TASK
 from minivllm.bench.measurement import SIMULATED
+from minivllm.bench.validity import shared
 from minivllm.report.format import MISSING
-from minivllm.report.rows import Row, below, number, status_of
+from minivllm.report.rows import Row, below, number, status_of, strings
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
@@ -109,8 +110,13 @@ class Cell:
 
     @cached_property
     def simulated(self) -> bool:
-        """Whether the figures are predictions (engine=simulated)."""
-        return self.first("config.engine._target_") == SIMULATED
+        """Whether the figures are predictions."""
+        return any(map(is_simulated, self.rows))
+
+    @cached_property
+    def busy(self) -> bool:
+        """Whether other processes used the machine while it was measured."""
+        return any(met_others(row) for row in self.ok)
 
     @property
     def refused(self) -> bool:
@@ -132,6 +138,24 @@ class Cell:
             return self.status
         counts = ", ".join(f"{n} {name}" for name, n in failures.items())
         return f"{len(self.ok)} ok, {counts}" if self.ok else counts
+
+    @property
+    def marked_status(self) -> str:
+        """The same, and whether other processes were at work."""
+        return self.status_text + ", busy" * self.busy
+
+    @property
+    def tone(self) -> str:
+        """How a table shows the status: ok | mixed | failed."""
+        if not self.ok:
+            return "failed"
+        return "mixed" if self.failed or self.busy else "ok"
+
+    @property
+    def mention(self) -> str:
+        """The label within a sentence, where an arm `with int8` needs a noun."""
+        arm = self.label.startswith(("with ", "without ")) and self.first("ablation.design")
+        return f"the arm {self.label}" if arm else self.label
 
     def stat(self, key: str) -> Stat | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
@@ -215,11 +239,22 @@ def foundations(rows: Iterable[Row]) -> dict[str, str]:
 
 def like_for_like(first: Cell, second: Cell) -> bool:
     """Whether both did the same work, as fast as asked, on the same device, so that one may be divided by the other."""
+    same = ("workload_hash",) if first.simulated else ("workload_hash", DEVICE)
     return (
         first.simulated == second.simulated
         and set_load(first) == set_load(second)
-        and all(first.first(key) == second.first(key) for key in ("workload_hash", DEVICE))
+        and all(first.first(key) == second.first(key) for key in same)
     )
+
+
+def is_simulated(row: Row) -> bool:
+    """Whether the record's figures are predictions (engine=simulated)."""
+    return bool(row.get("config.engine._target_") == SIMULATED)
+
+
+def met_others(row: Row) -> bool:
+    """Whether a record says that other processes used the machine meanwhile."""
+    return shared(strings(row.get("validity.notes")))
 
 
 def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:

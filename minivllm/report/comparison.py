@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minivllm.ablation.comparison import Comparison
-from minivllm.report.format import MISSING, interval, p_value, sig
-from minivllm.report.style import BLUE, FAINT, GREY, VERMILION, Plot, bar_height, canvas, png, short
+from minivllm.report.format import MISSING, cut, interval, p_value, sig
+from minivllm.report.style import (
+    BLUE,
+    FAINT,
+    GREY,
+    VERMILION,
+    Plot,
+    bar_height,
+    canvas,
+    plain_ticks,
+    png,
+    short,
+)
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
@@ -74,22 +85,26 @@ def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
 
 
 def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
-    """Ratios with their intervals, a row a cell; None where no cell has one."""
+    """Ratios with their intervals on a logarithmic axis, a row a cell; None where no cell has one."""
     cells = [cell for cell in comparison.cells if cell.ratio is not None]
     if not cells:
         return None
     figure, axes = canvas(height=bar_height(len(cells)))
     threshold = comparison.threshold
+    axes.set_xscale("log")
+    plain_ticks(axes.xaxis)
     axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color="#eeeeee", lw=0)
     axes.axvline(1, color=FAINT, lw=1)
     for row, cell in enumerate(cells):
         colour = COLOURS.get(cell.verdict, GREY)
         if cell.low is not None and cell.high is not None:
-            axes.plot([cell.low, cell.high], [row, row], color=colour, lw=2, solid_capstyle="butt")
+            axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
         axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
     axes.set_yticks(range(len(cells)), [short(cell.label) for cell in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
-    axes.set_xlabel(f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better)")
+    axes.set_xlabel(
+        f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better, log scale)"
+    )
     axes.grid(axis="x")
     title = f"{names[1]} against {names[0]}"
     caption = "Ratios of geometric means with 95 % bootstrap intervals; grey is what the threshold lets pass."

@@ -22,7 +22,7 @@ def effects_table(analysis: Analysis) -> Table:
     first, _, *others, last = _heading(analysis)
     figures = [("with / without", analysis.metric), *((title, "") for title in others)]
     table = rich_table([first], figures, status=last)
-    for effect in _shown(analysis):
+    for effect in every_effect(analysis):
         name, *numbers, verdict = _line(effect)
         colour = COLOURS.get(verdict)
         table.add_row(escape(name), f"[{colour}]{verdict}[/]" if colour else verdict, *map(escape, numbers))
@@ -32,10 +32,11 @@ def effects_table(analysis: Analysis) -> Table:
 def markdown_text(analysis: Analysis) -> str:
     """The same lines in Markdown."""
     first, *others = _heading(analysis)
-    return markdown_table([first], others, [_line(effect) for effect in _shown(analysis)])
+    return markdown_table([first], others, [_line(effect) for effect in every_effect(analysis)])
 
 
-def _shown(analysis: Analysis) -> tuple[Effect, ...]:
+def every_effect(analysis: Analysis) -> tuple[Effect, ...]:
+    """One an optimisation, then that of the A/A arm."""
     return (*analysis.effects, *([analysis.noise] if analysis.noise else []))
 
 

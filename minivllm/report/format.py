@@ -43,6 +43,11 @@ def _end(value: float) -> str:
     return f"<{sig(LEAST, 1)}" if value < LEAST else f">{sig(MOST)}" if value > MOST else sig(value)
 
 
+def cut(ends: list[float]) -> list[float]:
+    """Ends of intervals as far as they say anything, so that the axis shows the rest."""
+    return [min(max(end, LEAST), MOST) for end in ends]
+
+
 def spanned(value: float | None, low: float | None, high: float | None) -> str:
     """A ratio with its interval, `1.42× [1.38, 1.47]`; without the brackets where there is none."""
     return ratio(value) + ("" if low is None or high is None else f" [{_end(low)}, {_end(high)}]")

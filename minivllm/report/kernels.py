@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.bench.storage import KERNELS
 from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
-from minivllm.report.format import MISSING, count, listing, sig
+from minivllm.report.format import MISSING, count, sig
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder, write_bytes
@@ -124,7 +124,7 @@ def findings(record: dict[str, Any]) -> list[str]:
     lines = ["No output was compared with a reference's."]
     if compared:
         found = (
-            f"{len(wrong)} of them WRONG: {listing(wrong)}."
+            f"{len(wrong)} of them WRONG: {_listed(wrong)}."
             if wrong
             else "all of them equal or close (within twice the rounding error of bfloat16)."
         )
@@ -142,11 +142,11 @@ def findings(record: dict[str, Any]) -> list[str]:
         if row["speedup"] and (row["speedup"]["high"] or row["speedup"]["median"]) < 1
     ]
     if slower:
-        lines.append(f"slower than the reference: {listing(slower)}")
+        lines.append(f"slower than the reference: {_listed(slower)}")
     above = [_name(row) for row in rows if (row["of_floor"] or 0) > ABOVE]
     if above:
         lines.append(
-            f"above the limit, so it is not one: {listing(above)}. Something else used the machine while the limit was "
+            f"above the limit, so it is not one: {_listed(above)}. Something else used the machine while the limit was "
             "probed, or the inputs came from a cache"
         )
     lines += [f"{row['kernel']} failed: {row['error']}" for row in record["rows"] if "error" in row]
@@ -163,6 +163,12 @@ def _group(row: Row) -> str:
 def _span(values: Sequence[float]) -> str:
     low, high = sig(min(values)), sig(max(values))
     return low if low == high else f"{low} to {high}"
+
+
+def _listed(names: list[str], limit: int = 5) -> str:
+    """`a; b; and 3 more`: the names themselves hold commas."""
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return "; ".join(names[:limit] + more)
 
 
 def _name(row: Row) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.report import capacity, precision, scaling, worth
+from minivllm.report import capacity, precision, results, scaling, worth
 from minivllm.report import sections as words
+from minivllm.report.banner import banners
 from minivllm.report.cells import Cell
 from minivllm.report.distributions import distributions
 from minivllm.report.format import sig
@@ -17,7 +18,6 @@ from minivllm.report.liveness import liveness
 from minivllm.report.material import Material, read
 from minivllm.report.plots import comparison_plots
 from minivllm.report.roofs import roofline
-from minivllm.report.rows import distinct
 from minivllm.report.scatter import trade_off
 from minivllm.report.simulation import simulation_check
 from minivllm.report.style import ON_DARK, Plot
@@ -143,7 +143,7 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         Section(
             "asked", "What was asked", {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
         ),
-        Section("results", "Results", words.main_table(cells, out_dir)),
+        Section("results", "Results", results.section(cells, out_dir)),
         Section(
             "precision", "What each cell costs in quality", precision.section(cells, plots.get("precision"))
         ),
@@ -203,7 +203,7 @@ def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> st
     context: dict[str, Any] = {
         "title": title,
         "names": names,
-        "weights": distinct(material.rows, "weights"),
+        "banners": banners(material.cells),
         "verdict": _verdict(material),
         "sections": parts,
         "on_dark": ON_DARK,

@@ -56,7 +56,9 @@ def _no_data_note(shown: list[Cell]) -> str:
 
 
 def throughput(cells: list[Cell]) -> Plot | None:
-    """Output tokens/s by cell, with the range over blocks."""
+    """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would say nothing."""
+    if len(cells) < 2:
+        return None
     shown, cut = _cut(cells)
     figures = [cell.stat(THROUGHPUT) for cell in shown]
     top = max((f.high for f in figures if f), default=0.0)

@@ -74,8 +74,8 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
         "rows": [
             {
                 "names": names_of(cell, names),
-                "status": cell.status_text,
-                "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
+                "status": cell.marked_status,
+                "tone": cell.tone,
                 "href": places[id(cell)],
                 "figures": [
                     {"text": text(cell, c), "sort": c.mean(cell), "spread": spread_text(cell, c)}
@@ -144,7 +144,7 @@ def _quality_table(shown: list[Cell]) -> Table:
     columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
     table = rich_table(names, [(column.title, column.unit) for column in columns])
     for cell in shown:
-        words = [*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns)]
+        words = [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
         table.add_row(*map(escape, words))
     return table
 
@@ -210,7 +210,7 @@ def headline(cells: list[Cell]) -> list[str]:
     reference = show(known[0][0].first("quality.reference"))
     known.sort(key=lambda item: item[1])
     words = [
-        f"{sig(kl)} nats in {cell.label} (top-1 the same for {sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
+        f"{sig(kl)} nats in {cell.mention} (top-1 the same for {sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
         for cell, kl in (known[:1] if len(known) == 1 else (known[0], known[-1]))
     ]
     return [f"Quality: KL to {reference} is {' and '.join(words)}."]

@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.report.cells import CHOICE_ORDER, DEVICE, IGNORED, PACKAGES, Cell, name_columns, names_of, show
+from minivllm.bench.storage import REQUESTS
+from minivllm.report.cells import (
+    CHOICE_ORDER,
+    DEVICE,
+    IGNORED,
+    PACKAGES,
+    Cell,
+    is_simulated,
+    met_others,
+    show,
+)
 from minivllm.report.format import MISSING, count, listing, sig
+from minivllm.report.parquet import frame
 from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
-from minivllm.report.tables import Column, speedups, spread_text, text, used_columns
 
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
+RANDOM = "weights are random"  # noted of older simulations, which have no weights
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -39,10 +50,10 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     models = [show(v) for v in distinct(rows, "choices.model")]
     facts.append(("Model", listing([f"{m}{_max_len(rows, m)}" for m in models]) if models else MISSING))
     kinds = {"random": "random (real architecture)", "checkpoint": "checkpoint"}
-    facts.append(
-        ("Weights", listing([kinds.get(str(v), str(v)) for v in distinct(rows, "weights")]) or "not loaded")
-    )
-    facts.append(("Device", listing([show(v) for v in distinct(rows, DEVICE)]) or "not recorded"))
+    measured = [row for row in rows if not is_simulated(row)]
+    weights = [kinds.get(str(v), str(v)) for v in distinct(measured, "weights")]
+    facts.append(("Weights", listing(weights) or "not loaded"))
+    facts.append(("Device", listing(_devices(rows)) or "not recorded"))
     load = [
         f"{group} {listing([show(v) for v in found])}"
         for group in ("workload", "arrival")
@@ -59,6 +70,12 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
             )
         )
     return facts
+
+
+def _devices(rows: list[Row]) -> list[str]:
+    """What was measured on; the machine that a simulation ran on changes no figure."""
+    named = distinct((row for row in rows if not is_simulated(row)), DEVICE)
+    return [show(name) for name in named] + ["simulated"] * any(map(is_simulated, rows))
 
 
 def _values(cells: list[Cell], title: str, limit: int = 12) -> str:
@@ -88,7 +105,23 @@ def _requests(cells: list[Cell]) -> str:
     if len(found) != 1:
         return ""
     n, tokens_in, tokens_out = (number(v) or 0.0 for v in next(iter(found)))
-    return f": {count(int(n), 'request')}, {tokens_in:,.0f} tokens in, {tokens_out:,.0f} out"
+    requests = count(int(n), "request")
+    if each := _size(cells):
+        return f": {requests} of {each[0]:,} tokens in and {each[1]:,} out"
+    return f": {requests}, {tokens_in:,.0f} tokens in and {tokens_out:,.0f} out in total"
+
+
+def _size(cells: list[Cell]) -> tuple[int, int] | None:
+    """Tokens in and out of every request; None where they differ, or are not recorded request by request."""
+    sizes: set[tuple[int, int]] = set()
+    for row in {row.get("workload_hash"): row for cell in cells for row in cell.ok}.values():
+        table = frame(row, REQUESTS, ["input_tokens", "output_tokens"])
+        if table is None or not {"input_tokens", "output_tokens"} <= set(table):
+            return None
+        sizes.update(zip(table["input_tokens"].tolist(), table["output_tokens"].tolist(), strict=True))
+        if len(sizes) > 1:
+            return None
+    return next(iter(sizes), None)
 
 
 def _when(stamp: str) -> str:
@@ -142,81 +175,6 @@ def anchor(index: int) -> str:
     return f"records-{index + 1}"
 
 
-def main_table(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
-    """Header and rows of the main table, what is the same in every cell, and why a column is absent."""
-    columns = used_columns(cells)
-    top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
-    names = name_columns(cells)
-    ratios = speedups(cells)
-    rows = []
-    for index, cell in enumerate(cells):
-        figures = []
-        for column in columns:
-            value = cell.mean(column.key)
-            share = 100 * value / top[column.key] if value and top.get(column.key) else None
-            figures.append(
-                {
-                    "text": text(cell, column),
-                    "sort": value,
-                    "spread": spread_text(cell, column),
-                    "bar": share,
-                    "why": _why_missing(cell, column) if value is None else "",
-                }
-            )
-        rows.append(
-            {
-                "names": names_of(cell, names),
-                "status": cell.status_text,
-                "tone": "ok" if not cell.failed else "mixed" if cell.ok else "failed",
-                "speedup": ratios[index] if ratios else None,
-                "href": place_of(cell, index, out_dir),
-                "figures": figures,
-                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
-            }
-        )
-    return {
-        "names": names,
-        "columns": columns,
-        "rows": rows,
-        "compare": bool(ratios),
-        "absent": _absent(cells, columns),
-        "constants": constants(cells),
-        "blocks": max(len(cell.timed) for cell in cells),
-    }
-
-
-def _why_missing(cell: Cell, column: Column) -> str:
-    if not cell.ok:
-        return ""
-    if column.key.startswith("energy."):
-        return str(cell.first("energy.reason") or "no reason recorded")
-    if column.key.endswith(".p99"):
-        n = cell.first(column.key.removesuffix("p99") + "n")
-        return f"the 99th percentile needs at least 100 samples; here {show(n)}"
-    return "not recorded"
-
-
-def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
-    """Why columns that a reader may look for are not in the table."""
-    ok = [row for cell in cells for row in cell.ok]
-    keys: set[str] = {column.key for column in used}
-    notes: list[str] = []
-    if not ok:
-        return notes
-    if "metrics.ttft_ms.p99" not in keys:
-        n = max((number(row.get("metrics.ttft_ms.n")) or 0 for row in ok), default=0)
-        notes.append(f"TTFT p99: at least 100 requests a block are needed, there were {n:.0f}.")
-    if "energy.joules_per_output_token" not in keys:
-        notes.append(
-            f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
-        )
-    if "roofline.mbu" not in keys:
-        notes.append(
-            "MBU: no roofline was recorded (measure.roofline), or with runtime.overlap no three decoding steps in a row."
-        )
-    return notes
-
-
 def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], int]:
     """What went wrong, blocks of a cell that failed alike together, and how many more there are."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -267,7 +225,7 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
             failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
                 for line in strings(row.get(key)):
-                    if line == failure:
+                    if line == failure or (cell.simulated and RANDOM in line):
                         continue
                     labels = found.setdefault((kind, line), [])
                     if cell.label not in labels:
@@ -310,10 +268,9 @@ def _facts(rows: list[Row]) -> list[tuple[str, str]]:
         "workload_hash": "Workload",
         "roofline.matrix_dtype": "Matrix-rate dtype",
     }
+    known = {key: distinct(rows, key) for key in names} | {DEVICE: _devices(rows)}
     facts = [
-        (title, ", ".join(show(v) for v in values[:6]))
-        for key, title in names.items()
-        if (values := distinct(rows, key))
+        (title, ", ".join(show(v) for v in known[key][:6])) for key, title in names.items() if known[key]
     ]
     for key, title, scale, unit in (
         ("roofline.bandwidth_bytes_per_s", "Bandwidth, measured", 1e-9, "GB/s"),
@@ -340,7 +297,7 @@ def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
         {
             "label": cell.label,
             "block": show(row.get("block")),
-            "status": status_of(row),
+            "status": status_of(row) + ", busy" * met_others(row),
             "figures": [sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in keys],
             "record": link(row, out_dir),
             "run_id": str(row.get("run_id") or ""),

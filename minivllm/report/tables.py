@@ -14,6 +14,8 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+STYLES = {"ok": "green", "mixed": "yellow", "failed": "red"}  # of a status in the terminal
+
 
 @dataclass(frozen=True)
 class Column:
@@ -48,6 +50,7 @@ class Column:
         return stat.mean if stat else None
 
 
+MBU = Column("roofline.mbu", "MBU", "%", 100.0)
 COLUMNS = (
     Column("metrics.output_tokens_per_s", "Output", "tok/s", terminal=True, bar=True),
     Column("metrics.ttft_ms.p50", "TTFT p50", "ms", terminal=True),
@@ -58,11 +61,12 @@ COLUMNS = (
     Column("memory.device_peak_allocated", "Device peak", "GB", 1e-9),
     Column("memory.host_rss_peak", "Host peak", "GB", 1e-9, terminal=True),
     Column("energy.joules_per_output_token", "Energy", "J/token"),
-    Column("roofline.mbu", "MBU", "%", 100.0),
+    MBU,
     Column("roofline.share", "Roofline", "%", 100.0),
 )
 # Shown where a price was set; table.csv has it among the others.
 COST = Column("cost.per_million_output_tokens", "Cost", "per million tokens", terminal=True)
+WINDOW = Column("metrics.duration_s", "Window", "s")  # of the page
 # Further fields of table.csv: what a script wants and a person would drown in.
 CSV_ONLY = (
     "metrics.total_tokens_per_s",
@@ -221,7 +225,7 @@ def summary_table(cells: list[Cell]) -> Table:
         heads.insert(1, ("× first", ""))
     table = rich_table(names, heads)
     for index, cell in enumerate(cells):
-        status = Text(cell.status_text, style="green" if not cell.failed else "yellow" if cell.ok else "red")
+        status = Text(cell.marked_status, style=STYLES[cell.tone])
         figures = [text(cell, column) for column in columns]
         if ratios:
             figures.insert(1, sig(ratios[index]))

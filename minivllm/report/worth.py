@@ -7,12 +7,11 @@ from typing import Any
 from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
-from minivllm.report.effects import markdown_text
+from minivllm.report.effects import every_effect, markdown_text
 from minivllm.report.format import (
-    LEAST,
     MISSING,
-    MOST,
     count,
+    cut,
     interval,
     listing,
     p_value,
@@ -93,6 +92,12 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
     said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in ranked]
     if said:
         headline = f"What each optimisation is worth in {name}: {'; '.join(said)}."
+    elif _undecidable(analysis):
+        most = max(e.blocks for e in analysis.effects if e.verdict == "too few blocks")
+        headline = (
+            f"Too few blocks for any verdict: over {count(len(analysis.effects), 'optimisation')} it takes "
+            f"{analysis.blocks_needed}, and there {'is' if most == 1 else 'are'} {most}."
+        )
     else:
         headline = f"No optimisation is shown to change {name}."
     lines = []
@@ -110,6 +115,12 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         lines.append(f"All of them together: {total} against none of them.")
     lines += [*analysis.notes, *remarks(cells)]
     return Verdict(headline, list(dict.fromkeys(lines)))
+
+
+def _undecidable(analysis: Analysis) -> bool:
+    """Whether nothing could have been found: of so few blocks `none` would not be a finding either."""
+    states = {effect.verdict for effect in analysis.effects}
+    return "too few blocks" in states and "none" not in states
 
 
 def _gain(effect: Effect, analysis: Analysis) -> float:
@@ -156,7 +167,7 @@ def section(
                 for m in others
             ],
         }
-        for e in analysis.effects
+        for e in every_effect(analysis)
     ]
     together = [
         {
@@ -205,7 +216,7 @@ def forest(analysis: Analysis) -> Plot | None:
     noise = analysis.noise
     if noise and noise.low is not None and noise.high is not None:
         series.append(
-            Series("A/A: the baseline against itself", LIGHT, _cut([noise.low, noise.high]), [], "band")
+            Series("A/A: the baseline against itself", LIGHT, cut([noise.low, noise.high]), [], "band")
         )
     series.append(Series("", INK, [1.0, 1.0], [-0.6, len(known) - 0.4], "line"))
     for state, members in _by_verdict(known).items():
@@ -221,8 +232,8 @@ def forest(analysis: Analysis) -> Plot | None:
                     f"{e.name}: {spanned(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
                     for e in members
                 ],
-                low=_cut([x if e.low is None else e.low for e, x in zip(members, xs, strict=True)]),
-                high=_cut([x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]),
+                low=cut([x if e.low is None else e.low for e, x in zip(members, xs, strict=True)]),
+                high=cut([x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]),
             )
         )
     name = metric_name(analysis.metric)
@@ -234,11 +245,6 @@ def forest(analysis: Analysis) -> Plot | None:
         "effect. The verdict is that of the test, after correction for the number of optimisations."
     )
     return finish(Chart("forest", "Effects with their intervals", alt, caption, [("", [panel])]))
-
-
-def _cut(ends: list[float]) -> list[float]:
-    """Ends of intervals as far as they say anything, so that the axis shows the rest."""
-    return [min(max(end, LEAST), MOST) for end in ends]
 
 
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:

@@ -161,7 +161,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     tables.refuse(config)
-    if config["engine"].get("_target_") == SIMULATED:
+    simulated = config["engine"].get("_target_") == SIMULATED
+    if simulated:
         profile.refuse(config)
     SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
@@ -185,7 +186,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         reference.refuse_random(source.weights)
         reference.read_text(config["quality"])
         reference.window_and_stride(config["quality"], longest)
-    return {**config, "model": node}, source.fingerprint, list(source.warnings)
+    warnings = [] if simulated else list(source.warnings)  # of weights, of which a simulation has none
+    return {**config, "model": node}, source.fingerprint, warnings
 
 
 def fresh_name(root: Path) -> str:

@@ -28,6 +28,7 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
         print("nothing has been recorded, so there is no report", file=sys.stderr)
         return False
     from minivllm import report
+    from minivllm.report.banner import simulated
     from minivllm.report.effects import effects_table
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy
@@ -42,6 +43,8 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
                 print(note)
         for line in busy(material.cells):
             print(line)
+        if (banner := simulated(material.cells)) is not None:
+            print(f"{banner.title} {banner.text}")
         print(f"records: {folder}")
         if any(folder.glob(f"*/{TRACE}")):
             print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from minivllm.ablation.comparison import Comparison, compare
 from minivllm.ablation.design import Design
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
+from minivllm.report import comparison
 from minivllm.report.rows import Row
 from tests.ablation.synthetic import ablation_rows
 
@@ -268,6 +270,17 @@ def test_a_cell_that_is_missing_now_is_not_passed_over() -> None:
     assert len(found.cells) == 2 and len(found.only_before) == 1
     assert found.exit_code == 3 and "the second run has no such cell" in found.conclusion
     assert compared(after, quiet(run_rows())).exit_code == 0  # a new one is no matter
+
+
+def test_ratios_are_drawn_on_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as much lies as far from 1 as twice as much, and an end that says nothing is cut."""
+    drawn: list[Any] = []
+    monkeypatch.setattr("minivllm.report.comparison.png", lambda figure: drawn.append(figure) or b"")
+    found = compared(quiet(run_rows()), quiet(run_rows(0.5, day=2)))
+    endless = replace(found, cells=tuple(replace(cell, low=1e-9, high=1e9) for cell in found.cells))
+    assert comparison.plot(endless, ("before", "after")) is not None
+    (axes,) = drawn[0].axes
+    assert axes.get_xscale() == "log" and axes.get_xlim()[0] > 1e-4 and axes.get_xlim()[1] < 1e4
 
 
 def test_arms_of_one_cell_are_matched_by_name() -> None:

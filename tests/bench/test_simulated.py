@@ -604,11 +604,14 @@ def test_simulated_through_the_command_line(cli: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "minivllm.bench.device_lock.open_gpu", lambda device: pytest.fail("it uses no device")
     )
-    done = cli(*ROOFLINE, "name=sim", "workload.num_requests=4", "arrival=poisson", "arrival.rate=0.01")
+    knobs = ["workload.num_requests=4", "arrival=poisson", "arrival.rate=0.01"]
+    done = cli(*ROOFLINE, "name=sim", "model=qwen3", "model.weights=random", *knobs)
     assert done.code == 0, done.err
+    assert "weights are random" not in done.out + done.err and "Simulated: nothing was computed" in done.out
     (path,) = Path("runs/sim").glob("*/record.json")
     record = json.loads(path.read_text())
     assert record["status"] == "ok" and record["metrics"]["duration_s"] > 60
+    assert not any("weights are random" in note for note in record["validity"]["notes"])
     assert record["memory"]["host_rss_peak"] is None and "simulated" in path.parent.name
     assert Path("reports/sim/index.html").exists()
 

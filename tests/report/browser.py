@@ -16,21 +16,23 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := which(name))), None)
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --remote-debugging-port=0 --window-size=390,20000"
+    "--disable-component-update --disable-sync --remote-debugging-port=0"
 )
 PATIENCE_S = 120.0
 COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
-def visit(page: Path, profile: Path, done: str) -> tuple[Any, list[str]]:
+def visit(page: Path, profile: Path, done: str, width: int = 390) -> tuple[Any, list[str]]:
     """Open a page, wait until the expression `done` is true, and return it with the page's errors.
 
     Args:
         page: the file.
         profile: a new folder for the browser's data.
         done: JavaScript; the last value is returned where it never becomes true.
+        width: of the window, in pixels.
     """
-    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]
+    size, data = f"--window-size={width},20000", f"--user-data-dir={profile}"
+    command = [str(CHROMIUM), *FLAGS.split(), size, data, "about:blank"]
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         return asyncio.run(_visit(page.as_uri(), profile / "DevToolsActivePort", done))

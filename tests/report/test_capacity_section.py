@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,22 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
         ("1", "100", "holds"),
         ("2", "50.0", "fails"),
     ]
+    assert search["unit"] == "requests/s" and "rate of arrival, requests/s" in json.dumps(plot.live)
     assert (search["objectives"], search["name"], search["left_out"]) == ("TTFT ≤ 200 ms", "", 0)
     assert "1 requests/s is the highest rate tried that holds" in plot.alt
     assert [item["label"] for item in plot.legend] == ["wanted", "interval", "holds", "fails"]
+
+
+def test_an_interval_that_ends_at_none_or_all_says_so(tmp_path: Path) -> None:
+    """To the last digit: rounding would leave a trace in place of 0, which then has an exponent."""
+    for rate, slow in ((1.0, 0), (2.0, 100)):
+        measured(tmp_path, rate, slow)
+    shown = capacity.section(capacity.find(read_rows(tmp_path)[0]), [])
+    assert shown is not None
+    every, none = (row["interval"] for row in shown["searches"][0]["rows"])
+    assert every.endswith(" to 100") and none.startswith("0 to ")
+    page = Page(build_report(tmp_path, tmp_path / "out"))
+    assert "Rate requests/s" in page.text
 
 
 def test_the_page_begins_with_the_capacity_and_its_rates_ascend(

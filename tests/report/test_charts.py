@@ -24,7 +24,7 @@ from minivllm.report import live
 from minivllm.report.cells import Cell, gather
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.distributions import distributions, token_gaps
-from minivllm.report.plots import breakdown, memory
+from minivllm.report.plots import breakdown, memory, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
@@ -228,6 +228,11 @@ def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> Non
     plot = breakdown(cells_of(tmp_path, *records))
     assert plot is not None and plot.svg.count(b">not told apart<") == 1
     assert "2 of 3 cells: the others failed or show no steps" in plot.caption
+
+
+def test_a_lone_bar_is_not_drawn(tmp_path: Path) -> None:
+    assert throughput(cells_of(tmp_path / "one", make_record())) is None
+    assert throughput(cells_of(tmp_path / "two", make_record(), make_record("int8", index=1))) is not None
 
 
 def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> None:

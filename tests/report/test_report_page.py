@@ -56,7 +56,6 @@ def test_nothing_but_one_failure_still_gives_a_report(tmp_path: Path, status: st
     assert "last <line>" in page.text and "<b>" not in page.source
     assert next(iter(table(out).values()))["status"] == status
     assert status in (out / "table.md").read_text()
-    assert (out / "throughput.png").is_file()
 
 
 def test_without_parquet_files_only_the_timelines_are_missing(tmp_path: Path) -> None:
@@ -127,6 +126,35 @@ def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Pa
         index, tmp_path / "phone", f"{overflows} && getComputedStyle({card}).backgroundAttachment"
     )
     assert shadows == "local, local, scroll, scroll"  # what is wider than the page says so
+    words = f"getComputedStyle({card}, '::after').content"
+    hint, _ = visit(index, tmp_path / "words", f"{card}.matches('.cut') && {words}")
+    assert "scroll sideways" in hint
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
+def test_a_wide_table_takes_what_a_window_has(sweep: Path, tmp_path: Path) -> None:
+    """Of 1280 pixels the text takes 1024, and the table of results has room for all its columns."""
+    index = build_report(sweep, tmp_path / "out")
+    place = "document.querySelector('#results .broad')"
+    whole = f"!{place}.matches('.cut') && document.documentElement.scrollWidth <= innerWidth"
+    found, errors = visit(
+        index, tmp_path / "profile", f"{whole} && {place}.getBoundingClientRect().width", width=1280
+    )
+    assert 1024 < found <= 1216 and errors == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
+def test_the_glossary_is_closed_but_on_paper(sweep: Path, tmp_path: Path) -> None:
+    index = build_report(sweep, tmp_path / "out")
+    tall = "document.querySelector('#glossary').offsetHeight"
+    printing = f"const closed = {tall}; dispatchEvent(new Event('beforeprint')); const printed = {tall};"
+    after = f"dispatchEvent(new Event('afterprint')); return [closed, printed, {tall}]"
+    heights, _ = visit(index, tmp_path / "profile", f"(() => {{ {printing} {after} }})()")
+    assert heights[0] == heights[2] < 200 and heights[1] > 1000
+    led, _ = visit(
+        index, tmp_path / "led", f"location.hash = 'glossary', {tall} > 1000"
+    )  # a link of the page opens it
+    assert led
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")

@@ -6,12 +6,14 @@ import copy
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minivllm.bench.glossary import glossary
 from minivllm.bench.record import Percentiles, Validity
+from minivllm.bench.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.report import build_report
 from minivllm.tasks.ending import conclude
@@ -98,7 +100,7 @@ def test_different_rates_get_no_ratio(tmp_path: Path) -> None:
     assert "Requests arrived at different rates" in page.text and "the slowest" not in page.text
     records[0].config["arrival"] = {"rate": 2.0}
     page, _ = build(tmp_path / "alike", records)
-    assert "at different rates" not in page.text and "the slowest" in page.text
+    assert "at different rates" not in page.text and "Lowest TTFT p50:" in page.text
 
 
 def test_the_first_cell_as_the_fastest_is_said_plainly(tmp_path: Path) -> None:
@@ -181,12 +183,14 @@ def test_a_knob_that_is_null_is_told_from_one_that_is_not_there(tmp_path: Path) 
     assert "cache.num_blocks null" in " ".join(page.text.split())  # in the list of every knob
 
 
+BUSY = "other processes used 98 % of a core on average during the window"
+
+
 def test_a_busy_machine_is_told_with_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    note = "other processes used 98 % of a core on average during the window"
-    met = make_record("fp16", validity=Validity(True, [], [note]))
+    met = make_record("fp16", validity=Validity(True, [], [BUSY]))
     for name, second, who in (
         ("one", make_record("nf4", index=1), "fp16 was"),
-        ("both", make_record("nf4", index=1, validity=Validity(True, [], [note])), "every cell was"),
+        ("both", make_record("nf4", index=1, validity=Validity(True, [], [BUSY])), "every cell was"),
     ):
         folder = write(tmp_path / name, [met, second])
         assert conclude(folder, tmp_path / name / "out", {})
@@ -195,6 +199,54 @@ def test_a_busy_machine_is_told_with_the_result(tmp_path: Path, capsys: pytest.C
         assert said in Page(tmp_path / name / "out" / "index.html").text
     quiet = write(tmp_path / "quiet", [make_record("fp16"), make_record("nf4", index=1)])
     assert "Other processes" not in Page(build_report(quiet, tmp_path / "quiet" / "out")).text
+
+
+def test_a_row_that_was_not_alone_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the page and in the terminal; a table for a README stays as it was."""
+    met = make_record("fp16", validity=Validity(True, [], [BUSY]))
+    folder = write(tmp_path / "runs", [met, make_record("nf4", index=1)])
+    assert conclude(folder, tmp_path / "out", {})
+    (marked,) = (line for line in capsys.readouterr().out.splitlines() if "ok, busy" in line)
+    assert marked.split()[0] == "fp16"
+    page = Page(tmp_path / "out" / "index.html")
+    assert "fp16 ok, busy" in page.text and "busy : other processes used the machine meanwhile" in page.text
+    assert page.text.count("ok, busy") == 2  # the row, and the record
+    assert "busy" not in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_what_each_request_was_is_told_where_all_are_alike(tmp_path: Path) -> None:
+    for last, said in ((32, "2 requests of 64 tokens in and 32 out"), (31, "2 requests, 128 tokens in and")):
+        record = make_record()
+        record.metrics.num_requests, record.metrics.input_tokens = 2, 128
+        requests = [{"input_tokens": 64, "output_tokens": tokens} for tokens in (32, last)]
+        write_record(tmp_path / str(last) / "s" / "r", record, requests=requests)
+        page = Page(build_report(tmp_path / str(last), tmp_path / str(last) / "out"))
+        assert said in page.text
+    assert "tokens in and 3,072 out in total" in build(tmp_path / "unknown", [make_record()])[0].text
+
+
+def test_the_length_of_the_window_is_in_the_table(tmp_path: Path) -> None:
+    record = make_record()
+    record.metrics.duration_s = 12.34
+    page, _ = build(tmp_path, [record])
+    assert "Window s" in page.text and " 12.3 " in page.text
+
+
+def test_bandwidth_is_not_told_of_what_lies_in_the_cache(tmp_path: Path) -> None:
+    """Such a share of it says nothing about memory."""
+    records = [make_record("fp16"), make_record("nf4", index=1)]
+    records[1].roofline = replace(records[1].roofline, mbu=0.334, fits_cache=True)
+    page, out = build(tmp_path / "one", records)
+    reason = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
+    assert (
+        "33.4" not in page.text
+        and "31.0" in page.text
+        and f"MBU, where it is not shown: {reason}" in page.text
+    )
+    assert reason in page.attributes("td", "title")
+    assert table(out)["nf4"]["roofline.mbu"] == "0.334"  # what was recorded is in the file of all fields
+    page, _ = build(tmp_path / "all", records[1:])
+    assert "MBU %" not in page.text and reason in page.text
 
 
 def test_a_failure_is_told_once(tmp_path: Path) -> None:
@@ -281,6 +333,7 @@ def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> 
     text = Page(build_report(sweep, tmp_path / "out")).text
     for entry in glossary():
         assert str(entry["name"]) in text and str(entry["description"])[:40] in text
+    assert text.rindex("Glossary") < text.rindex("Every metric: ")
     assert "`" not in text and "None" not in text.split("Glossary")[-1]
 
 

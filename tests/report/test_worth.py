@@ -13,7 +13,7 @@ from minivllm.ablation.analysis import analyse
 from minivllm.ablation.design import Design
 from minivllm.report import worth
 from minivllm.report.cells import gather
-from minivllm.report.format import spanned
+from minivllm.report.format import cut, interval, spanned
 from minivllm.report.page import build_report
 from minivllm.report.scatter import trade_off
 from minivllm.report.sections import heading, place_of
@@ -48,7 +48,7 @@ def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
     assert found is not None
     small = replace(found, effects=tuple(replace(e, p_holm=0.0004) for e in found.effects))
     shown = worth.section(small, [], [], None)
-    assert shown is not None and {row["p"] for row in shown["rows"]} == {"< 0.001"}
+    assert shown is not None and {row["p"] for row in shown["rows"][:-1]} == {"< 0.001"}
     assert worth.markdown(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in worth.markdown(small)
 
 
@@ -57,7 +57,9 @@ def test_too_few_blocks_have_no_verdict() -> None:
     found = analyse(rows)
     assert found is not None
     said = worth.verdict(found, gather(rows))
-    assert said.headline == "No optimisation is shown to change output tokens/s."
+    assert said.headline == (
+        f"Too few blocks for any verdict: over 3 optimisations it takes {found.blocks_needed}, and there are 2."
+    )
     assert any(line.startswith("Too few blocks for a verdict: prefix caching") for line in said.lines)
 
 
@@ -98,6 +100,19 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
 
 
+def test_the_copy_of_the_baseline_is_a_row_of_the_table() -> None:
+    rows = rows_of("leave_one_out")
+    found = analyse(rows)
+    assert found is not None and found.noise is not None
+    shown = worth.section(found, gather(rows), [], Path())
+    assert shown is not None
+    *effects, last = shown["rows"]
+    assert [row["name"] for row in effects] == list(NAMES) and last["name"] == "A/A"
+    assert last["interval"] == interval(found.noise.low, found.noise.high) and last["verdict"] == "none"
+    assert [arm for arm, _ in last["arms"]] == ["baseline again", "baseline"]
+    assert len(last["others"]) == 2 and "–" not in last["others"]  # TTFT and ITL
+
+
 def test_arms_are_linked_to_the_records_of_their_own_sweep(tmp_path: Path) -> None:
     rows = rows_of("leave_one_out")
     earlier = [{**row, "sweep": "other", "run_id": f"x{row['run_id']}", "ablation": None} for row in rows]
@@ -136,8 +151,11 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
         row["memory.weights"] = 2e9 if row["arm"] == "without nf4" else 1e9
     said = remarks(gather(rows))
     assert said == [
-        "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but without nf4."
+        "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but the arm without nf4."
     ]
+    for row in rows:
+        row["memory.weights"] = 1e9 if row["arm"] == "without nf4" else 2e9
+    assert remarks(gather(rows))[0].endswith("in the arm without nf4.")
     for row in rows:
         row["memory.weights"] = 2e9 + (row["arm"] == "without nf4")
     assert remarks(gather(rows)) == ["Weights: 2.00 GB, 100 % of their 16-bit size (2.00 GB)."]
@@ -151,7 +169,7 @@ def test_ends_that_say_nothing_are_cut() -> None:
     assert spanned(wide.ratio, wide.low, wide.high).endswith("× [<0.001, >1,000]")
     plot = worth.forest(replace(found, effects=(wide, *found.effects[1:])))
     assert plot is not None and "000,000" not in plot.alt
-    assert worth._cut([1e-9, 0.5, 1e21]) == [1e-3, 0.5, 1e3]
+    assert cut([1e-9, 0.5, 1e21]) == [1e-3, 0.5, 1e3]
 
 
 def test_other_reports_do_not_pay_for_the_analysis() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench import identity, supervisor
+from minivllm.bench.measurement import SIMULATED
 from minivllm.config import compose
 from minivllm.errors import BadInput
 from minivllm.tasks import bench
@@ -94,6 +95,7 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
     config = {**make_config(workload={"input_len": 100}), "model": model}
     checked, fingerprint, warnings = bench.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
+    assert bench.check({**config, "engine": {"_target_": SIMULATED}})[2] == []  # which has no weights
     with pytest.raises(BadInput, match="context holds 128"):
         bench.check({**config, "workload": {**config["workload"], "input_len": 120}})
     with pytest.raises(BadInput, match="context holds 64"):

@@ -162,6 +162,8 @@ def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch)
     record = {"rows": json.loads(json.dumps(rows).replace("Infinity", "null"))}
     assert report.cells(record["rows"][1])[-1] == "WRONG"
     assert "1 of them WRONG: k, p, 2 rows" in report.findings(record)[0]
+    many = report.findings({"rows": [record["rows"][1]] * 6})[0]
+    assert many.endswith("6 of them WRONG: " + "k, p, 2 rows; " * 5 + "and 1 more.")
     alone = {"rows": [{**record["rows"][0], "reference": None}]}
     assert report.findings(alone)[0] == "No output was compared with a reference's."
 

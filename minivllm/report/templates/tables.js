@@ -51,8 +51,22 @@ for (const input of document.querySelectorAll("input[data-filter]")) {
 // A number may lead to a record in a closed list.
 const reveal = () => {
   const target = location.hash && document.getElementById(location.hash.slice(1));
-  const folded = target && target.closest("details:not([open])");
+  const folded = target && (target.closest("details:not([open])") ?? target.querySelector(":scope > details[data-printed]:not([open])"));
   if (folded) { folded.open = true; target.scrollIntoView(); }
 };
 addEventListener("hashchange", reveal);
 reveal();
+// On paper nothing can be opened.
+for (const details of document.querySelectorAll("details[data-printed]")) {
+  const closed = () => { details.open = false; };
+  addEventListener("beforeprint", () => {
+    if (details.open) return;
+    details.open = true;
+    addEventListener("afterprint", closed, { once: true });
+  });
+}
+// What is wider than its box says so in words, too: a shadow is easily missed.
+const boxes = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.classList.toggle("cut", target.scrollWidth > target.clientWidth + 1);
+});
+for (const box of document.querySelectorAll(".scroll, .card")) boxes.observe(box);

@@ -1,0 +1,128 @@
+"""Which cell leads, and how far: by throughput, or by latency where the arrivals set the throughput."""
+
+from __future__ import annotations
+
+from minivllm.report.cells import DEVICE, Cell, Stat, set_load, show
+from minivllm.report.format import ratio, sig
+from minivllm.report.plots import THROUGHPUT, time_unit
+from minivllm.report.rows import number
+
+LATENCIES = (("metrics.ttft_ms.p50", "TTFT p50"), ("metrics.e2e_ms.p50", "E2E p50"))
+NO_INTERVAL = "these are least and greatest, not a confidence interval"
+
+
+def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
+    """The fastest of several cells with a throughput, against slowest and baseline, and what qualifies it."""
+    ranked = sorted(done, key=lambda cell: -(cell.mean(THROUGHPUT) or 0.0))
+    best, worst = ranked[0], ranked[-1]
+    headline = f"Fastest: {best.label} at {sig(best.mean(THROUGHPUT))} output tokens/s"
+    lines = _not_like_for_like(done)
+    if not lines:
+        headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(worst.mean(THROUGHPUT))})"
+        if base not in done:
+            what = "has no throughput" if base.ok else "failed"
+            lines.append(f"The first cell ({base.label}) {what}, so there is no baseline to compare with.")
+        elif base not in (best, worst):
+            lines.append(f"Against the first cell ({base.label}): {_ratio(best, base)} its output tokens/s.")
+        elif base is best:
+            lines.append(
+                "The fastest is the first cell, the baseline: nothing that was varied made it faster."
+            )
+        lines += _intervals(best, worst)
+    first, second = ranked[0].stat(THROUGHPUT), ranked[1].stat(THROUGHPUT)
+    if first and second and first.spread and second.spread and second.high >= first.low:
+        lines.append(f"Not separated from the second, {ranked[1].label}: the ranges over blocks overlap.")
+    return headline + ".", lines
+
+
+def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
+    """The same by latency, where each cell's requests arrived at a set rate, which their throughput follows.
+
+    Returns:
+        None where an engine set its rate itself, or fewer than two cells have a latency.
+    """
+    if any(set_load(cell) is None for cell in done):
+        return None
+    for key, name in LATENCIES:
+        known = [(cell, stat) for cell in done if (stat := cell.stat(key))]
+        if len(known) > 1:
+            return _lowest(name, sorted(known, key=lambda item: item[1].mean), base, _not_like_for_like(done))
+    return None
+
+
+def _lowest(
+    name: str, ranked: list[tuple[Cell, Stat]], base: Cell, apart: list[str]
+) -> tuple[str, list[str]]:
+    """Of a latency, the least first; `apart` is why the cells must not be held against each other."""
+    (best, least), (second, next_least), (worst, most) = ranked[0], ranked[1], ranked[-1]
+    headline, lines = f"Lowest {name}: {best.label}, {_time(least.mean)}", [*apart]
+    if not apart:
+        headline += f", against {_time(most.mean)} of {worst.label}"
+        first = next((stat for cell, stat in ranked if cell is base), None)
+        if first is None:
+            what = f"has no {name}" if base.ok else "failed"
+            lines.append(f"The first cell ({base.label}) {what}, so there is no baseline to compare with.")
+        elif base is best:
+            lines.append(
+                "The lowest is the first cell's, the baseline's: nothing that was varied made it lower."
+            )
+        elif base is not worst:
+            lines.append(f"The first cell ({base.label}) had {_time(first.mean)}.")
+    if least.spread:
+        ends = dict.fromkeys((_time(least.low), _time(least.high)))
+        lines.append(f"Over {least.n} blocks it was {' to '.join(ends)}; {NO_INTERVAL}.")
+    if least.spread and next_least.spread and next_least.low <= least.high:
+        lines.append(f"Not separated from the second, {second.label}: the ranges over blocks overlap.")
+    return headline + ".", lines
+
+
+def range_text(stat: Stat) -> str:
+    """Least and greatest block, once where they read the same."""
+    low, high = sig(stat.low), sig(stat.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _time(milliseconds: float) -> str:
+    scale, unit = time_unit([milliseconds])
+    return f"{sig(milliseconds * scale)} {unit}"
+
+
+def _ratio(cell: Cell, other: Cell) -> str:
+    mine, theirs = cell.mean(THROUGHPUT), other.mean(THROUGHPUT)
+    return ratio(mine / theirs) if mine and theirs else "–"
+
+
+def _intervals(best: Cell, worst: Cell) -> list[str]:
+    """Ranges over blocks of the fastest cell and of its ratio to the slowest, same-numbered blocks paired."""
+    stat = best.stat(THROUGHPUT)
+    if stat is None or not stat.spread:
+        return []
+    text = f"Over {stat.n} blocks the fastest had {range_text(stat)} tokens/s"
+    blocks = {row.get("block"): value for row in worst.ok if (value := number(row.get(THROUGHPUT)))}
+    pairs = [
+        value / blocks[row.get("block")]
+        for row in best.ok
+        if (value := number(row.get(THROUGHPUT))) and row.get("block") in blocks
+    ]
+    if len(pairs) >= 2:
+        text += f", block by block {ratio(min(pairs))} to {ratio(max(pairs))} the slowest"
+    return [f"{text}; {NO_INTERVAL}."]
+
+
+def _not_like_for_like(done: list[Cell]) -> list[str]:
+    """Why the cells' figures must not be divided by each other, if so."""
+    lines = []
+    if len({cell.simulated for cell in done}) > 1:
+        lines.append("Some cells are measured and some simulated, so no ratio between them is a speed-up.")
+    measured = [cell for cell in done if not cell.simulated]
+    for key, noun, where in (("workload_hash", "workloads", done), (DEVICE, "devices", measured)):
+        values = {show(cell.first(key)) for cell in where if cell.first(key) is not None}
+        if len(values) > 1:
+            lines.append(
+                f"The cells ran on different {noun}, so no ratio between them is given as a speed-up."
+            )
+    if len({set_load(cell) for cell in done}) > 1:
+        lines.append(
+            "Requests arrived at different rates, so no ratio between the cells is given as a speed-up."
+        )
+    return lines

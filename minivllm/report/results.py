@@ -1,0 +1,107 @@
+"""The page's main table: a row a cell, and why a figure or a column is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minivllm.report.cells import Cell, name_columns, names_of, show
+from minivllm.report.format import MISSING, listing
+from minivllm.report.rows import distinct, number
+from minivllm.report.sections import constants, link, place_of
+from minivllm.report.tables import MBU, WINDOW, Column, speedups, spread_text, text, used_columns
+
+IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
+
+
+def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
+    """Header and rows, what is the same in every cell, and why a column is absent."""
+    columns = [
+        column
+        for column in (*used_columns(cells), WINDOW)
+        if any(_figure(cell, column) is not None for cell in cells)
+    ]
+    top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
+    names = name_columns(cells)
+    ratios = speedups(cells)
+    rows = []
+    for index, cell in enumerate(cells):
+        figures = []
+        for column in columns:
+            value = _figure(cell, column)
+            share = 100 * value / top[column.key] if value and top.get(column.key) else None
+            figures.append(
+                {
+                    "text": MISSING if value is None else text(cell, column),
+                    "sort": value,
+                    "spread": "" if value is None else spread_text(cell, column),
+                    "bar": share,
+                    "why": _why_missing(cell, column) if value is None else "",
+                }
+            )
+        rows.append(
+            {
+                "names": names_of(cell, names),
+                "status": cell.marked_status,
+                "tone": cell.tone,
+                "speedup": ratios[index] if ratios else None,
+                "href": place_of(cell, index, out_dir),
+                "figures": figures,
+                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
+            }
+        )
+    return {
+        "names": names,
+        "columns": columns,
+        "rows": rows,
+        "compare": bool(ratios),
+        "absent": _absent(cells, columns),
+        "constants": constants(cells),
+        "blocks": max(len(cell.timed) for cell in cells),
+        "busy": any(cell.busy for cell in cells),
+    }
+
+
+def _figure(cell: Cell, column: Column) -> float | None:
+    """What the table shows of a cell; None where it is not known, or would say nothing."""
+    return None if column is MBU and _in_cache(cell) else cell.mean(column.key)
+
+
+def _in_cache(cell: Cell) -> bool:
+    return bool(cell.first("roofline.fits_cache"))
+
+
+def _why_missing(cell: Cell, column: Column) -> str:
+    if not cell.ok:
+        return ""
+    if column is MBU and _in_cache(cell):
+        return IN_CACHE
+    if column.key.startswith("energy."):
+        return str(cell.first("energy.reason") or "no reason recorded")
+    if column.key.endswith(".p99"):
+        n = cell.first(column.key.removesuffix("p99") + "n")
+        return f"the 99th percentile needs at least 100 samples; here {show(n)}"
+    return "not recorded"
+
+
+def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
+    """Why columns that a reader may look for are not in the table, or not in all its rows."""
+    ok = [row for cell in cells for row in cell.ok]
+    keys: set[str] = {column.key for column in used}
+    notes: list[str] = []
+    if not ok:
+        return notes
+    if "metrics.ttft_ms.p99" not in keys:
+        n = max((number(row.get("metrics.ttft_ms.n")) or 0 for row in ok), default=0)
+        notes.append(f"TTFT p99: at least 100 requests a block are needed, there were {n:.0f}.")
+    if "energy.joules_per_output_token" not in keys:
+        notes.append(
+            f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
+        )
+    if any(map(_in_cache, cells)):
+        notes.append(f"MBU, where it is not shown: {IN_CACHE}.")
+    elif MBU.key not in keys and not all(cell.simulated for cell in cells):
+        notes.append(
+            "MBU: no roofline was recorded (measure.roofline), or with runtime.overlap no three decoding steps in a row."
+        )
+    return notes

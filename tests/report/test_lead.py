@@ -1,0 +1,74 @@
+"""The headline compares what can be compared: throughput, or latency where arrivals set the throughput."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.record import Metrics, Percentiles, Record
+from minivllm.report.cells import Cell, gather
+from minivllm.report.rows import read_rows
+from minivllm.report.verdict import verdict
+from tests.report.synthetic import failed, make_record, write
+
+
+def arrived(arm: str, ttft_ms: float | None, block: int = 0, rate: float = 4.0, **metrics: Any) -> Record:
+    """A cell whose requests came at a rate."""
+    known = Percentiles(p50=ttft_ms) if ttft_ms is not None else Percentiles()
+    record = make_record(
+        block=block,
+        arm=arm,
+        cell_id=arm,
+        run_id=f"{arm}{block}",
+        metrics=Metrics(output_tokens_per_s=1240.0, ttft_ms=known, **metrics),
+    )
+    record.config["choices"]["arrival"] = "poisson"
+    record.config["arrival"] = {"rate": rate}
+    record.config["batching"] = {"knob": arm}
+    return record
+
+
+def cells_of(tmp_path: Path, *records: Record) -> list[Cell]:
+    return gather(read_rows(write(tmp_path / "runs", list(records), parquet=False))[0])
+
+
+def test_latencies_are_compared_where_a_rate_was_set(tmp_path: Path) -> None:
+    said = verdict(cells_of(tmp_path, arrived("a", 2590.0), arrived("b", 30.6), arrived("c", 100.0)))
+    assert said.headline == "Lowest TTFT p50: knob=b, 30.6 ms, against 2,590 ms of knob=a."
+    assert not any("tokens/s" in line and "compare latencies" not in line for line in said.lines)
+    first = verdict(cells_of(tmp_path / "first", arrived("a", 30.6), arrived("b", 12_590.0)))
+    assert first.headline == "Lowest TTFT p50: knob=a, 30.6 ms, against 12.6 s of knob=b."
+    assert "nothing that was varied made it lower" in first.lines[0]
+
+
+def test_the_baseline_is_told_where_it_is_neither(tmp_path: Path) -> None:
+    said = verdict(cells_of(tmp_path, arrived("a", 100.0), arrived("b", 30.6), arrived("c", 2590.0)))
+    assert said.lines[0] == "The first cell (knob=a) had 100 ms."
+    lost = failed(arrived("a", 100.0), "oom", "OutOfMemory", "no room")
+    said = verdict(cells_of(tmp_path / "lost", lost, arrived("b", 30.6), arrived("c", 2590.0)))
+    assert said.lines[0] == "The first cell (knob=a) failed, so there is no baseline to compare with."
+
+
+def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
+    records = [
+        arrived(arm, ms, block)
+        for arm, figures in (("a", (30.0, 34.0)), ("b", (33.0, 36.0)))
+        for block, ms in enumerate(figures)
+    ]
+    said = verdict(cells_of(tmp_path, *records))
+    assert "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in said.lines[1]
+    assert said.lines[2] == "Not separated from the second, knob=b: the ranges over blocks overlap."
+
+
+def test_other_rates_are_not_held_against_each_other(tmp_path: Path) -> None:
+    said = verdict(cells_of(tmp_path, arrived("a", 30.6), arrived("b", 2590.0, rate=8.0)))
+    assert said.headline.startswith("Lowest TTFT p50:") and "against" not in said.headline
+    assert "Requests arrived at different rates" in said.lines[0]
+
+
+def test_without_ttft_it_is_the_whole_time_and_without_any_the_throughput(tmp_path: Path) -> None:
+    whole = [arrived(arm, None, e2e_ms=Percentiles(p50=ms)) for arm, ms in (("a", 900.0), ("b", 500.0))]
+    said = verdict(cells_of(tmp_path, *whole))
+    assert said.headline == "Lowest E2E p50: knob=b, 500 ms, against 900 ms of knob=a."
+    said = verdict(cells_of(tmp_path / "none", arrived("a", None), arrived("b", None)))
+    assert said.headline.startswith("Fastest: ")
