@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from minivllm.ablation import statistics
@@ -14,6 +12,7 @@ from minivllm.ablation.metric import Metric, find_metric, logarithms, zero_block
 from minivllm.report.cells import DEVICE, Cell, gather, like_for_like
 from minivllm.report.format import count
 from minivllm.report.rows import Row
+from minivllm.report.turns import took_turns
 
 Verdict = Literal["slower", "faster", "none", "undecided", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
@@ -176,7 +175,7 @@ class _Draft:
     def __post_init__(self) -> None:
         self.before, self.after = (logarithms(cell, self.metric) for cell in (self.first, self.second))
         self.method: Literal["paired", "two samples"] = (
-            "paired" if _took_turns(self.first, self.second) else "two samples"
+            "paired" if took_turns(self.first, self.second) else "two samples"
         )
         self.problem: str | None = None
         if not self.before:
@@ -283,20 +282,3 @@ def _why(cell: Cell, metric: Metric) -> str:
 
 def _mean(logs: dict[Any, float]) -> float | None:
     return math.exp(math.fsum(logs.values()) / len(logs)) if logs else None
-
-
-def _took_turns(first: Cell, second: Cell) -> bool:
-    """Whether block 0 of both came before block 1 of either, and so on, on one host."""
-    hosts = {row.get("provenance.host") for cell in (first, second) for row in cell.timed}
-    starts: dict[int, list[datetime]] = {}
-    for cell in (first, second):
-        for row in cell.timed:
-            try:
-                begun = datetime.fromisoformat(str(row.get("provenance.started_at")))
-            except ValueError:
-                return False
-            starts.setdefault(int(row.get("block") or 0), []).append(begun)
-    blocks = [starts[block] for block in sorted(starts)]
-    if len(hosts) != 1 or len(blocks) < 2 or any(len(both) != 2 for both in blocks):
-        return False
-    return all(max(now) < min(later) for now, later in itertools.pairwise(blocks))

@@ -6,6 +6,7 @@ from minivllm.report.cells import DEVICE, Cell, Stat, set_load, show
 from minivllm.report.format import ratio, sig
 from minivllm.report.plots import THROUGHPUT, time_unit
 from minivllm.report.rows import number
+from minivllm.report.turns import took_turns
 
 LATENCIES = (("metrics.ttft_ms.p50", "TTFT p50"), ("metrics.e2e_ms.p50", "E2E p50"))
 NO_INTERVAL = "these are least and greatest, not a confidence interval"
@@ -29,10 +30,19 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
                 "The fastest is the first cell, the baseline: nothing that was varied made it faster."
             )
         lines += _intervals(best, worst)
-    first, second = ranked[0].stat(THROUGHPUT), ranked[1].stat(THROUGHPUT)
-    if first and second and first.spread and second.spread and second.high >= first.low:
-        lines.append(f"Not separated from the second, {ranked[1].label}: the ranges over blocks overlap.")
-    return headline + ".", lines
+    return headline + ".", lines + not_separated(done)
+
+
+def not_separated(cells: list[Cell]) -> list[str]:
+    """That the fastest two cells cannot be told apart, if throughput is theirs to set and they cannot."""
+    free = [(cell, stat) for cell in cells if set_load(cell) is None and (stat := cell.stat(THROUGHPUT))]
+    ranked = sorted(free, key=lambda item: -item[1].mean)[:2]
+    if len(ranked) < 2 or not all(stat.spread for _, stat in ranked) or ranked[1][1].high < ranked[0][1].low:
+        return []
+    (first, _), (second, _) = ranked
+    return [
+        f"Not separated: {first.mention} and {second.mention}, the fastest two, whose ranges over blocks overlap."
+    ]
 
 
 def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
@@ -93,7 +103,7 @@ def _ratio(cell: Cell, other: Cell) -> str:
 
 
 def _intervals(best: Cell, worst: Cell) -> list[str]:
-    """Ranges over blocks of the fastest cell and of its ratio to the slowest, same-numbered blocks paired."""
+    """Ranges over blocks of the fastest cell and, where they took turns, of its ratio to the slowest, block by block."""
     stat = best.stat(THROUGHPUT)
     if stat is None or not stat.spread:
         return []
@@ -104,7 +114,7 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
         for row in best.ok
         if (value := number(row.get(THROUGHPUT))) and row.get("block") in blocks
     ]
-    if len(pairs) >= 2:
+    if len(pairs) >= 2 and took_turns(best, worst):
         text += f", block by block {ratio(min(pairs))} to {ratio(max(pairs))} the slowest"
     return [f"{text}; {NO_INTERVAL}."]
 

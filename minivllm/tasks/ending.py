@@ -30,6 +30,7 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
     from minivllm import report
     from minivllm.report.banner import simulated
     from minivllm.report.effects import effects_table
+    from minivllm.report.lead import not_separated
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy
 
@@ -41,6 +42,9 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
             print_table(effects_table(material.analysis))
             for note in material.analysis.notes:
                 print(note)
+        else:
+            for line in not_separated(material.cells):
+                print(line)
         for line in busy(material.cells):
             print(line)
         if (banner := simulated(material.cells)) is not None:

@@ -77,7 +77,7 @@ def test_overlapping_ranges_are_not_called_a_winner(tmp_path: Path) -> None:
             record.metrics.output_tokens_per_s = figure
             records.append(record)
     page, _ = build(tmp_path, records)
-    assert "Not separated from the second" in page.text
+    assert "Not separated: b and a, the fastest two, whose ranges over blocks overlap." in page.text
 
 
 def test_different_workloads_get_no_ratio(tmp_path: Path) -> None:
@@ -269,6 +269,11 @@ def test_blocks_that_read_the_same_are_no_range(tmp_path: Path) -> None:
             records.append(record)
     page = Page(build_report(write(tmp_path / "runs", records), tmp_path / "out"))
     assert "Over 2 blocks the fastest had 20.0 tokens/s, block by block" in page.text
+    for record in records:  # one cell after the other
+        hour = {"fp16": 10, "nf4": 12}[record.config["choices"]["quant"]]
+        record.provenance["started_at"] = f"2025-03-04T{hour}:{record.block:02d}:07+0000"
+    apart = Page(build_report(write(tmp_path / "apart", records), tmp_path / "out"))
+    assert "Over 2 blocks the fastest had 20.0 tokens/s; these are" in apart.text
 
 
 def test_what_is_not_known_of_a_cell_is_not_in_its_name(tmp_path: Path) -> None:
