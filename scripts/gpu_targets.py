@@ -46,7 +46,7 @@ class Arms:
         found: dict[str, Cell] = {}
         for sweep in self.sweeps:
             cells = gather(list(runs.get(sweep, ())))
-            cells.sort(key=lambda cell: max(str(row.get("provenance.started_at") or "") for row in cell.rows))
+            cells.sort(key=lambda cell: cell.last_started)
             alone = len({cell.arm for cell in cells}) == 1  # its name is all of its overrides
             for cell in cells:
                 if all(cell.first(key) == value for key, value in self.where.items()):

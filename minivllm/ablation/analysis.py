@@ -25,7 +25,7 @@ from minivllm.ablation.findings import (
 from minivllm.ablation.metric import OTHERS, Block, Metric, find_metric, logarithms, zero_blocks
 from minivllm.ablation.sameness import Sameness
 from minivllm.bench.records import flatten
-from minivllm.report.cells import Cell, foundations, gather
+from minivllm.report.cells import Cell, foundations, gather, started
 from minivllm.report.format import count, whole_percent
 from minivllm.report.liveness import liveness
 from minivllm.report.rows import Row, below, status_of
@@ -47,13 +47,13 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
     known = told if planned is None else [_read_as(row, planned) for row in told if row["run_id"] in planned]
     if not known:
         return None
-    newest = max(known, key=_started)
+    newest = max(known, key=started)
     design = _design(newest)
     arms: dict[str, Cell] = {}
     for cell in gather(known):
         if _belongs(cell, newest) and _fits(cell, design):
             other = arms.get(cell.arm)  # the same arm of the same name, but of another cell
-            if other is None or max(map(_started, other.rows)) < max(map(_started, cell.rows)):
+            if other is None or other.last_started < cell.last_started:
                 arms[cell.arm] = cell
     cells = list(arms.values())
     left_out = len(told) - sum(len(cell.rows) for cell in cells)
@@ -66,10 +66,6 @@ def _read_as(row: Row, planned: Planned) -> Row:
     """The row with what a sweep has it as in place of what it was measured for."""
     others = {key: value for key, value in row.items() if not key.startswith("ablation.")}
     return others | flatten({"ablation": dict(planned[row["run_id"]])})
-
-
-def _started(row: Row) -> str:
-    return str(row.get("provenance.started_at") or "")
 
 
 def _design(row: Row) -> Design:
@@ -252,7 +248,7 @@ class _Reading:
     def _apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
         """Whether in any pair one arm was measured after the other had ended, so that the ratio holds what drifted between."""
         for pair in pairs:
-            one, other = (sorted(map(_started, self.arms[chosen].timed)) for chosen in pair)
+            one, other = (sorted(map(started, self.arms[chosen].timed)) for chosen in pair)
             if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
                 return True
         return False

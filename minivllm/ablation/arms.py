@@ -23,6 +23,13 @@ LIST = "optimisations"
 MOST_NAMES = 12  # in a factorial; beyond it even counting the arms takes long
 
 
+def shuffled(names: Iterable[str], seed: int, block: int) -> list[str]:
+    """The arms of one block in the order that they are measured in: the same whatever has been measured before."""
+    order = sorted(names)
+    random.Random(f"{seed}/{block}").shuffle(order)
+    return order
+
+
 @dataclass(frozen=True)
 class Blocks:
     """What an ablation adds to a sweep: its arms are measured in shuffled blocks and compared as designed."""
@@ -31,12 +38,6 @@ class Blocks:
     metric: str
     seed: int
     lossless: tuple[str, ...] = ()  # optimisations that are declared to change no output
-
-    def order(self, names: Iterable[str], block: int) -> list[str]:
-        """The arms of one block, shuffled: the same whatever has been measured before."""
-        shuffled = sorted(names)
-        random.Random(f"{self.seed}/{block}").shuffle(shuffled)
-        return shuffled
 
     def record(self, arm: Arm, order: int) -> dict[str, Any]:
         """The record's `ablation` for one measurement."""

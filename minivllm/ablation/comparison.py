@@ -155,13 +155,9 @@ def _newest(rows: Sequence[Row]) -> dict[tuple[str, str], Cell]:
     found: dict[tuple[str, str], Cell] = {}
     for cell in gather(list(rows)):
         key = (cell.cell_id, cell.arm)
-        if key not in found or _started(cell) > _started(found[key]):
+        if key not in found or cell.last_started > found[key].last_started:
             found[key] = cell
     return found
-
-
-def _started(cell: Cell) -> str:
-    return max(str(row.get("provenance.started_at") or "") for row in cell.rows)
 
 
 @dataclass

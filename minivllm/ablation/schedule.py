@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.ablation.arms import Load, compose
+from minivllm.ablation.arms import Load, compose, shuffled
 from minivllm.ablation.findings import Planned
 from minivllm.ablation.plan import Arm, Sweep, essential
 from minivllm.bench import identity, storage
@@ -90,7 +89,7 @@ class Plan:
         self.blocks = max((len(cell.measurements) for cell in self.cells), default=0)
         if (blocks_of := self.sweep.blocks) is not None:
             for block in range(self.blocks):
-                order = blocks_of.order((cell.arm.name for cell in self.cells), block)
+                order = self.order(block)
                 for cell in self.cells:
                     if block < len(cell.measurements):
                         about = blocks_of.record(cell.arm, order.index(cell.arm.name))
@@ -117,14 +116,15 @@ class Plan:
                 jobs.setdefault(shared, []).append(measurement)
         self.jobs = list(jobs.values())
         if in_turns:
-            self.jobs = [sorted(jobs[block], key=self._order) for block in sorted(jobs)]
+            self.jobs = []
+            for block in sorted(jobs):
+                turns = {name: turn for turn, name in enumerate(self.order(block))}
+                self.jobs.append(sorted(jobs[block], key=lambda m: turns[m.arm]))
 
-    def _order(self, measurement: Measurement) -> float:
-        """Within its block: shuffled, and the same whatever has been measured before."""
-        if measurement.ablation:
-            return int(measurement.ablation["order"])
-        seed = self.config["measure"]["seed"]
-        return random.Random(f"{seed}/{measurement.block}/{measurement.position}").random()
+    def order(self, block: int) -> list[str]:
+        """The arms of one block, as they take turns."""
+        seed = self.sweep.blocks.seed if self.sweep.blocks else self.config["measure"]["seed"]
+        return shuffled((cell.arm.name for cell in self.cells), seed, block)
 
 
 def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[Cell]:

@@ -198,7 +198,7 @@ class Session:
         self._emit("finishing")
         self._refuse_late(traces)
         steps = engine.steps()
-        record = self._record_of(measurement, load, traces, steps, energy, first_batch)
+        record = self._account(measurement, load, traces, steps, energy, first_batch)
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
@@ -249,7 +249,7 @@ class Session:
             return traces, Energy(reason=NOT_COMPUTED)
         return traces, self._meter.end_window(self._idle_watts)
 
-    def _record_of(
+    def _account(
         self,
         measurement: Measurement,
         load: Load,

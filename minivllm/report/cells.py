@@ -157,6 +157,11 @@ class Cell:
         arm = self.label.startswith(("with ", "without ")) and self.first("ablation.design")
         return f"the arm {self.label}" if arm else self.label
 
+    @property
+    def last_started(self) -> str:
+        """When the newest of its records was begun, as text that sorts; "" where none says."""
+        return max(started(row) for row in self.rows)
+
     def stat(self, key: str) -> Stat | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
         rows = self.ok if key.startswith("quality.") else self.timed
@@ -247,6 +252,11 @@ def like_for_like(first: Cell, second: Cell) -> bool:
     )
 
 
+def started(row: Row) -> str:
+    """When a record was begun, as text that sorts; "" where it does not say."""
+    return str(row.get("provenance.started_at") or "")
+
+
 def is_simulated(row: Row) -> bool:
     """Whether the record's figures are predictions (engine=simulated)."""
     return bool(row.get("config.engine._target_") == SIMULATED)
@@ -267,7 +277,7 @@ def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
 def _newest(rows: list[Row]) -> list[Row]:
     """One row a block and host, the newest, in their order; quality that was measured alone stands beside the speed."""
     kept: dict[tuple[float, str, bool], Row] = {}
-    for row in sorted(rows, key=lambda r: str(r.get("provenance.started_at") or "")):
+    for row in sorted(rows, key=started):
         kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), _alone(row)] = row
     return sorted(kept.values(), key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id"))))
 
@@ -284,8 +294,8 @@ def _order(row: Row) -> tuple[Any, ...]:
     searched = row.get("config.task._target_") == CAPACITY
     rates = (number(row.get(f"config.arrival.{knob}")) for knob in RATES if searched)
     rate = next((rate for rate in rates if rate is not None), 0.0)
-    started = str(row.get("provenance.started_at") or "~")
-    return str(row.get("sweep")), rate, number(row.get("position")) or 0, started, str(row.get("arm"))
+    begun = started(row) or "~"
+    return str(row.get("sweep")), rate, number(row.get("position")) or 0, begun, str(row.get("arm"))
 
 
 def _identity(row: Row) -> tuple[str, ...]:

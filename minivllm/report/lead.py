@@ -21,8 +21,7 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     if not lines:
         headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(worst.mean(THROUGHPUT))})"
         if base not in done:
-            what = "has no throughput" if base.ok else "failed"
-            lines.append(f"The first cell ({base.label}) {what}, so there is no baseline to compare with.")
+            lines.append(_no_baseline(base, "throughput"))
         elif base not in (best, worst):
             lines.append(f"Against the first cell ({base.label}): {_ratio(best, base)} its output tokens/s.")
         elif base is best:
@@ -37,7 +36,7 @@ def not_separated(cells: list[Cell]) -> list[str]:
     """That the fastest two cells cannot be told apart, if throughput is theirs to set and they cannot."""
     free = [(cell, stat) for cell in cells if set_load(cell) is None and (stat := cell.stat(THROUGHPUT))]
     ranked = sorted(free, key=lambda item: -item[1].mean)[:2]
-    if len(ranked) < 2 or not all(stat.spread for _, stat in ranked) or ranked[1][1].high < ranked[0][1].low:
+    if len(ranked) < 2 or not _overlap(*(stat for _, stat in ranked)):
         return []
     (first, _), (second, _) = ranked
     return [
@@ -70,8 +69,7 @@ def _lowest(
         headline += f", against {_time(most.mean)} of {worst.label}"
         first = next((stat for cell, stat in ranked if cell is base), None)
         if first is None:
-            what = f"has no {name}" if base.ok else "failed"
-            lines.append(f"The first cell ({base.label}) {what}, so there is no baseline to compare with.")
+            lines.append(_no_baseline(base, name))
         elif base is best:
             lines.append(
                 "The lowest is the first cell's, the baseline's: nothing that was varied made it lower."
@@ -81,9 +79,19 @@ def _lowest(
     if least.spread:
         ends = dict.fromkeys((_time(least.low), _time(least.high)))
         lines.append(f"Over {least.n} blocks it was {' to '.join(ends)}; {NO_INTERVAL}.")
-    if least.spread and next_least.spread and next_least.low <= least.high:
+    if _overlap(least, next_least):
         lines.append(f"Not separated from the second, {second.label}: the ranges over blocks overlap.")
     return headline + ".", lines
+
+
+def _no_baseline(base: Cell, figure: str) -> str:
+    what = f"has no {figure}" if base.ok else "failed"
+    return f"The first cell ({base.label}) {what}, so there is no baseline to compare with."
+
+
+def _overlap(first: Stat, second: Stat) -> bool:
+    """Whether both have ranges, and those meet."""
+    return bool(first.spread and second.spread and first.low <= second.high and second.low <= first.high)
 
 
 def range_text(stat: Stat) -> str:
@@ -108,13 +116,15 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
     if stat is None or not stat.spread:
         return []
     text = f"Over {stat.n} blocks the fastest had {range_text(stat)} tokens/s"
+    if not took_turns(best, worst):
+        return [f"{text}; {NO_INTERVAL}."]
     blocks = {row.get("block"): value for row in worst.ok if (value := number(row.get(THROUGHPUT)))}
     pairs = [
         value / blocks[row.get("block")]
         for row in best.ok
         if (value := number(row.get(THROUGHPUT))) and row.get("block") in blocks
     ]
-    if len(pairs) >= 2 and took_turns(best, worst):
+    if len(pairs) >= 2:
         text += f", block by block {ratio(min(pairs))} to {ratio(max(pairs))} the slowest"
     return [f"{text}; {NO_INTERVAL}."]
 
