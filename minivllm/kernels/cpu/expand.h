@@ -171,39 +171,32 @@ inline Levels levels_of(Format format) {
           _mm256_load_si256(reinterpret_cast<const __m256i*>(high))};
 }
 
-// The pairs of a panel are taken by halves of its outputs, four times eight: this is where the i-th eight begin.
-constexpr int64_t column_of(Format format, int half, int i) {
-  return format > Format::kInt8 ? kColumns / 2 * (i / 2) + 16 * half + 8 * (i % 2) : kColumns / 2 * half + 8 * i;
-}
-
-// Calls take(i, eight outputs of the first input, the same of the second) for each i below 4.
+// Calls take(i, eight outputs of the first input, the same of the second) for both eights of a quarter of a pair's outputs.
 template <Format format, typename Take>
-[[gnu::always_inline]] inline void convert(const uint8_t* from, int half, const Levels& levels, const Take& take) {
-  const auto take_both = [&](int i, __m256i both) {  // bfloat16 side by side
+MINIVLLM_INLINE inline void convert(const uint8_t* from, int quarter, const Levels& levels, const Take& take) {
+  const auto take_both = [&](int i, __m256i both) MINIVLLM_INLINE {  // bfloat16 side by side
     take(i, (__m256)_mm256_slli_epi32(both, 16),
          (__m256)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
   };
   if constexpr (format == Format::kBfloat16) {
-    for (int i = 0; i < 4; ++i)
-      take_both(i, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 4 * column_of(format, half, i))));
+    each<2>([&](auto i) MINIVLLM_INLINE {
+      take_both(i, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 64 * quarter + 32 * i)));
+    });
   } else if constexpr (format == Format::kInt8) {
-    for (int i = 0; i < 4; ++i) {
-      const auto* bytes = reinterpret_cast<const __m128i*>(from + 2 * column_of(format, half, i));
+    each<2>([&](auto i) MINIVLLM_INLINE {
+      const auto* bytes = reinterpret_cast<const __m128i*>(from + 32 * quarter + 16 * i);
       const __m256i both = _mm256_cvtepi16_epi32(_mm_loadu_si128(bytes));
       take(i, _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(both, 24), 24)),
            _mm256_cvtepi32_ps(_mm256_srai_epi32(both, 8)));
-    }
+    });
   } else {
-    // Quarters 0 and 2, 1 and 3 together: unpacking works on halves.
+    // Quarters 0 and 2, 1 and 3 are halves of the same bytes, whose own are put in order: unpacking works on halves.
     const __m256i bytes =
-        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * half)), 0xD8);
-    for (int high = 0; high < 2; ++high) {
-      const __m256i codes = _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
-      const __m256i low_bytes = _mm256_shuffle_epi8(levels.low, codes);
-      const __m256i high_bytes = _mm256_shuffle_epi8(levels.high, codes);
-      take_both(2 * high, _mm256_unpacklo_epi8(low_bytes, high_bytes));
-      take_both(2 * high + 1, _mm256_unpackhi_epi8(low_bytes, high_bytes));
-    }
+        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * (quarter % 2))), 0xD8);
+    const __m256i codes = _mm256_and_si256(quarter < 2 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(levels.low, codes), high = _mm256_shuffle_epi8(levels.high, codes);
+    take_both(0, _mm256_unpacklo_epi8(low, high));
+    take_both(1, _mm256_unpackhi_epi8(low, high));
   }
 }
 
@@ -216,42 +209,62 @@ inline void with_format(Format format, const Code& code) {
   }
 }
 
-// Turns them into [2 * pairs][64], and asks for `lines` lines of memory for each 16 of them.
-inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
+// Turns them into [2 * pairs][64], and asks for as much memory as they take.
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t, Factor* to) {
   with_format(stored.format, [&](auto format) {
     const uint8_t* pair = stored.from;
     for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2), to += 2 * kColumns) {
-      if (p % kPairs == 0) ask(next, lines);
-      for (int half = 0; half < 2; ++half)
-        convert<format()>(pair, half, levels, [&](int i, __m256 first, __m256 second) {
-          _mm256_storeu_ps(to + column_of(format, half, i), first);
-          _mm256_storeu_ps(to + kColumns + column_of(format, half, i), second);
+      ask(next, panel_bytes(format, 2) / 64);
+      each<4>([&](auto quarter) MINIVLLM_INLINE {
+        convert<format()>(pair, quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
+          _mm256_storeu_ps(to + 16 * quarter + 8 * i, first);
+          _mm256_storeu_ps(to + kColumns + 16 * quarter + 8 * i, second);
         });
+      });
     }
   });
 }
 
-constexpr int64_t kStoredRows = 1;
+constexpr int64_t kStoredRows = 2;  // more would convert by quarters, and wait for it
 
-// sums[64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, which one row alone needs nowhere else.
-// By halves: the sums of all outputs would not stay in 16 registers.
-inline void multiply_stored(int64_t, const Stored& stored, const Levels& levels, const Factor* x, int64_t, const char* next,
-                            int64_t lines, bool clear, float* sums) {
-  with_format(stored.format, [&](auto format) {
-    for (int half = 0; half < 2; ++half) {
-      __m256 held[4];
-      for (int i = 0; i < 4; ++i)
-        held[i] = clear ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + column_of(format, half, i));
-      const uint8_t* pair = stored.from;
-      for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
-        if (half == 0 && p % kPairs == 0) ask(next, lines);
-        convert<format()>(pair, half, levels, [&](int i, __m256 first, __m256 second) {
-          held[i] += x[2 * p] * first;
-          held[i] += x[2 * p + 1] * second;
+// The sums of all outputs stay in 16 registers, of two rows those of half of them.
+template <Format format, int M>
+[[gnu::noinline]] void multiply_stored_into(const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
+                                            const char* next, bool clear, float* sums) {
+  constexpr int kQuarters = 4 / M, kEights = 2 * kQuarters;
+  for (int begin = 0; begin < 4; begin += kQuarters, sums += 8 * kEights) {
+    __m256 held[M][kEights];
+    each<M * kEights>([&](auto i) MINIVLLM_INLINE {
+      constexpr int m = i / kEights, n = i % kEights;
+      held[m][n] = clear ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + m * kColumns + 8 * n);
+    });
+    const uint8_t* pair = stored.from;
+    for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
+      if (begin == 0) ask(next, panel_bytes(format, 2) / 64);
+      each<kQuarters>([&](auto quarter) MINIVLLM_INLINE {
+        convert<format>(pair, begin + quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
+          each<M>([&](auto m) MINIVLLM_INLINE {
+            held[m][2 * quarter + i] += x[m * stride + 2 * p] * first;
+            held[m][2 * quarter + i] += x[m * stride + 2 * p + 1] * second;
+          });
         });
-      }
-      for (int i = 0; i < 4; ++i) _mm256_storeu_ps(sums + column_of(format, half, i), held[i]);
+      });
     }
+    each<M * kEights>([&](auto i) MINIVLLM_INLINE {
+      constexpr int m = i / kEights, n = i % kEights;
+      _mm256_storeu_ps(sums + m * kColumns + 8 * n, held[m][n]);
+    });
+  }
+}
+
+// sums[rows][64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, for up to 2 rows: few enough that the
+// panel is needed nowhere else.
+inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
+                            const char* next, int64_t, bool clear, float* sums) {
+  with_format(stored.format, [&](auto format) {
+    with_rows<kStoredRows>(rows, [&](auto count) {
+      multiply_stored_into<format(), count()>(stored, levels, x, stride, next, clear, sums);
+    });
   });
 }
 

@@ -9,12 +9,6 @@ namespace minivllm {
 
 using Factor = float;  // what is multiplied
 
-// In a register from here on: GCC would load it again for each use, or all of a kind before the first is used.
-inline Vector kept(Vector value) {
-  asm volatile("" : "+x"(value));
-  return value;
-}
-
 // sums[m][64] = (clear ? 0 : sums) + x[m][inputs] times panel [inputs][64], for m < M: N vectors of columns at a time.
 // Not in line, where some registers would be others'.
 template <int M>

@@ -53,6 +53,18 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(
 inline Vector load(const BFloat16* from) { return (Vector)(widened(*reinterpret_cast<const Shorts*>(from)) << 16); }
 inline Vector load(const Half* from) { return widened(*reinterpret_cast<const Halves*>(from)); }
 
+// In a register from here on: GCC would load it again for each use, or all of a kind before the first is used.
+inline Vector kept(Vector value) {
+#if defined(__AVX512F__)
+  asm volatile("" : "+v"(value));
+#elif defined(__x86_64__)
+  asm volatile("" : "+x"(value));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(value));
+#endif
+  return value;
+}
+
 inline float load_one(const float* from) { return *from; }
 inline float load_one(const Half* from) { return static_cast<float>(from->value); }
 inline float load_one(const BFloat16* from) {
