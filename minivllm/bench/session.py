@@ -32,7 +32,7 @@ from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Cold, Energy, Memory, Record, Roofline
 from minivllm.bench.roofline import exceeds, raised, usage
-from minivllm.bench.rows import Rows, breakdown, kv_waste, request_rows
+from minivllm.bench.rows import Rows, breakdown, kv_waste, recorded_requests
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
@@ -205,7 +205,7 @@ class Session:
         self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return Result(record, request_rows(traces, not virtual), steps, None if virtual else window)
+        return Result(record, recorded_requests(traces, not virtual), steps, None if virtual else window)
 
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0
