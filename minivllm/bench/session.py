@@ -38,7 +38,7 @@ from minivllm.bench.workload import Workload
 from minivllm.config import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.threads import pin, thread_count
+from minivllm.threads import crowded, pin, thread_count
 
 TELL_S = 0.2  # between two words on how far the loading is
 NOT_COMPUTED = "simulated: nothing was computed"
@@ -113,6 +113,7 @@ class Session:
     def _load(self) -> None:
         if self._config["engine"]["_target_"] != SIMULATED:
             pin(self._config.get("runtime") or {})
+            self._notes += crowded(self._config.get("runtime") or {})
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
