@@ -246,8 +246,8 @@ class LLM:
         Several streams may be open at once: each step of the engine serves all of them.
 
         Raises:
-            BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or `prompt_logprobs` ask for more than one
-                stream of tokens can carry.
+            BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or `prompt_logprobs` ask for
+                more than one stream of tokens can carry.
         """
         params = params or self.default_params
         check_streamable(params)

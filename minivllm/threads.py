@@ -102,6 +102,14 @@ def thread_count(runtime: dict[str, Any]) -> int:
     return physical_cores(wanted_cores(runtime))
 
 
+def crowded(runtime: dict[str, Any]) -> list[str]:
+    """A note on a measurement with more threads than cores for them, which no user need have meant; else nothing."""
+    threads, cores = thread_count(runtime), len(wanted_cores(runtime))
+    if threads <= cores:
+        return []
+    return [f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's turns"]
+
+
 def usual_threads() -> int | None:
     """What the environment asks for where `runtime.threads` says nothing. Raises BadInput."""
     told = os.environ.get("MINIVLLM_THREADS")

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from minivllm import assembly, threads
+from minivllm.bench.measurement import Measurement
+from minivllm.bench.session import Session
 from minivllm.config import compose
 from minivllm.errors import BadInput
-from minivllm.threads import pin, thread_count, usable_cores
+from minivllm.threads import crowded, pin, thread_count, usable_cores
 
 
 @pytest.fixture
@@ -82,6 +84,28 @@ def test_a_process_is_kept_to_its_cores_until_they_are_others(cli: Callable[...,
         pin({"cores": 4095})
     done = cli("runtime.cores=0,4095", "workload.num_requests=1")
     assert done.code == 2 and "may not run on 4095" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_more_threads_than_cores_are_noted_in_the_record(
+    torch_threads: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5})
+    note = "{} threads share {}: they wait for one another's turns"
+    assert crowded({}) == crowded({"threads": 4}) == crowded({"threads": 1, "cores": "0"}) == []
+    assert crowded({"threads": 5}) == [note.format(5, "4 cores")]
+    monkeypatch.setenv("MINIVLLM_THREADS", "2")
+    assert crowded({"cores": "0"}) == [note.format(2, "1 core")]
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0})
+    small = ["workload.num_requests=1", "workload.output_len=2", "measure.roofline=false"]
+    for engine, told in (
+        (["engine=minivllm"], [note.format(2, "1 core")]),
+        (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),  # no thread computes
+    ):
+        config = compose([*engine, *small, "runtime.threads=2", "runtime.device=cpu"])
+        measurement = Measurement("r", "c", "sweep", "a", 0, str(tmp_path / engine[0]), config)
+        record = Session(config, lambda event, **details: None).measure(measurement).record
+        assert [said for said in record.validity.notes if "threads" in said] == told
 
 
 @pytest.mark.usefixtures("torch_threads")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,7 +89,13 @@ class Comparison:
                 + "."
             )
         losses = [cell.loss for cell in self.cells if cell.loss is not None]
-        excluded = f"; the intervals exclude a loss of more than {100 * max(losses):.2g} %" if losses else ""
+        excluded = (
+            f"; the intervals exclude a loss of more than {_percent(max(losses), math.ceil)}"
+            if losses
+            else ""
+        )
+        if 0 < len(losses) < len(self.cells):  # what is faster needs no interval
+            excluded += f" in {len(losses)} of them"
         return (
             f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in {len(self.cells)} of "
             f"{len(self.cells)} shared cells{excluded}."
@@ -233,10 +239,17 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
-        if verdict == "none" and loss is not None and loss > margin:
+        if verdict == "none" and loss is None:
             verdict, reason = (
                 "undecided",
-                f"a loss of {100 * loss:.2g} % is not excluded: use a quieter machine or more blocks (measure.repeats)",
+                f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
+                f"use measure.repeats={statistics.FEWEST} in both",
+            )
+        elif verdict == "none" and loss is not None and loss > margin:
+            verdict, reason = (
+                "undecided",
+                f"a loss of {_percent(loss, math.floor)} is not excluded: "
+                "use a quieter machine or more blocks (measure.repeats)",
             )
         if (
             self.alike
@@ -274,6 +287,15 @@ def _why(cell: Cell, metric: Metric) -> str:
         if zeros
         else cell.status_text
     )
+
+
+def _percent(share: float, towards: Callable[[float], int]) -> str:
+    """A share to two digits, rounded up or down, so that no more is claimed of it than is so."""
+    if not share:
+        return "0 %"
+    step = 10.0 ** (math.floor(math.log10(100 * share)) - 1)
+    nearest = round(100 * share / step, 6)  # 5.1 is no 5.2 for the sake of its last bit
+    return f"{towards(nearest) * step:.6g} %"
 
 
 def _mean(logs: dict[Any, float]) -> float | None:

@@ -98,14 +98,16 @@ class Plan:
     def look_up(self) -> None:
         """Fill in what is recorded, and so what is still to be measured.
 
-        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation, and where each has
-        a process of its own, share one with their block, in shuffled order: the host that takes a job measures a whole
-        block.
+        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation, and of several
+        blocks where each measurement has a process of its own, share one with their block, in shuffled order: the host
+        that takes a job measures a whole block.
         """
         self.recorded = {
             m.run_id: status for m in self.measurements if (status := recorded_status(m)) is not None
         }
-        in_turns = self.sweep.blocks is not None or self.config["measure"]["isolation"] == "run"
+        alone = self.config["measure"]["isolation"] == "run"
+        # In a single block nothing is measured twice: there are no turns to take, and jobs may run side by side.
+        in_turns = self.sweep.blocks is not None or (alone and self.blocks > 1)
         jobs: dict[Any, list[Measurement]] = {}
         for measurement in self.measurements:
             status = self.recorded.get(measurement.run_id)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,39 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         show_plan(plan)
         return 0
     with folder_lock(plan.folder, "sweep", "sweep.name"):
+        before = {_stamp(path) for path in plan.folder.glob(f"*/{storage.RECORD}")}
         try:
             measure(plan, launch)
         except KeyboardInterrupt:
-            done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
-            print(
-                f"{done} of {len(plan.measurements)} measurements are recorded; the same command goes on",
-                file=sys.stderr,
-            )
+            print(_interrupted(plan, before), file=sys.stderr)
             raise
         finally:
             reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What a record file keeps when its folder is put aside and back, and a newer one does not have; None: there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
+    """How far a sweep came, and what its command would do now; `before` are the stamps of older records."""
+    total = len(plan.measurements)
+    if not plan.config["sweep"]["fresh"]:
+        done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
+        return f"{done} of {total} measurements are recorded; the same command goes on"
+    stamps = [_stamp(measurement.path / storage.RECORD) for measurement in plan.measurements]
+    done = sum(stamp is not None and stamp not in before for stamp in stamps)
+    return (
+        f"{done} of {total} measurements were made anew, and older records of the others are kept; "
+        "the same command begins again, without sweep.fresh=true it measures only what has no record"
+    )
 
 
 def _recover(plan: Plan) -> None:
@@ -101,7 +121,10 @@ def measure(plan: Plan, launch: Launch) -> None:
         f"sweep {plan.name}: {_count(len(plan.cells), 'arm')}, {_count(len(plan.measurements), 'measurement')}"
     )
     if skipped:
-        print(f"{skipped} of {len(plan.measurements)} recorded already, skipped")
+        pending = {measurement.run_id for job in plan.jobs for measurement in job}
+        failed = sum(status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending)
+        again = f"; {failed} of them did not end well: sweep.retry=failed measures {'it' if failed == 1 else 'them'} again"
+        print(f"{skipped} of {len(plan.measurements)} recorded already, skipped{again if failed else ''}")
         _warn_of_old_terms(plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)

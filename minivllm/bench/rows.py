@@ -33,7 +33,7 @@ def kv_waste(steps: Rows) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def request_rows(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:
+def recorded_requests(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:
     """Rows of requests.parquet: the metrics' rows, and every token with its time (clock seconds).
 
     Simulated tokens have no ids that mean anything; they are left out then.

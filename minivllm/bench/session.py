@@ -32,13 +32,13 @@ from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
 from minivllm.bench.record import Cold, Energy, Memory, Record, Roofline
 from minivllm.bench.roofline import exceeds, raised, usage
-from minivllm.bench.rows import Rows, breakdown, kv_waste, request_rows
+from minivllm.bench.rows import Rows, breakdown, kv_waste, recorded_requests
 from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.workload import Workload
 from minivllm.config import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.threads import pin, thread_count
+from minivllm.threads import crowded, pin, thread_count
 
 TELL_S = 0.2  # between two words on how far the loading is
 NOT_COMPUTED = "simulated: nothing was computed"
@@ -113,6 +113,7 @@ class Session:
     def _load(self) -> None:
         if self._config["engine"]["_target_"] != SIMULATED:
             pin(self._config.get("runtime") or {})
+            self._notes += crowded(self._config.get("runtime") or {})
         told = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], told, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
@@ -205,7 +206,7 @@ class Session:
         self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return Result(record, request_rows(traces, not virtual), steps, None if virtual else window)
+        return Result(record, recorded_requests(traces, not virtual), steps, None if virtual else window)
 
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0

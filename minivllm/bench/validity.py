@@ -88,7 +88,9 @@ def check_telemetry(
             f"telemetry has a gap of {gap:.1f} s, above {allowed:.1f} s: "
             "the machine stood still or the sampler starved"
         )
-    elif end_s - start_s < SHORT_S:
+    elif not inside:
+        notes.append(f"no telemetry sample fell into the window of {end_s - start_s:.2f} s")
+    if end_s - start_s < SHORT_S:
         notes.append(
             f"the window lasted {end_s - start_s:.2f} s: a moment's disturbance is a large part of it, and a longer load "
             "or more repeats say more"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minivllm.report.cells import DEVICE, Cell, Stat, set_load, show
+from minivllm.report.cells import DEVICE, Cell, Stat, like_for_like, set_load, show
 from minivllm.report.format import ratio, sig
 from minivllm.report.plots import THROUGHPUT, time_unit
 from minivllm.report.rows import number
@@ -34,13 +34,20 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
 
 def not_separated(cells: list[Cell]) -> list[str]:
     """That the fastest two cells cannot be told apart, if throughput is theirs to set and they cannot."""
-    free = [(cell, stat) for cell in cells if set_load(cell) is None and (stat := cell.stat(THROUGHPUT))]
-    ranked = sorted(free, key=lambda item: -item[1].mean)[:2]
-    if len(ranked) < 2 or not _overlap(*(stat for _, stat in ranked)):
+    known = [(cell, stat) for cell in cells if (stat := cell.stat(THROUGHPUT))]
+    ranked = sorted(known, key=lambda item: -item[1].mean)
+    return _tie(ranked, "fastest") if ranked and set_load(ranked[0][0]) is None else []
+
+
+def _tie(ranked: list[tuple[Cell, Stat]], called: str) -> list[str]:
+    """That the first two of a ranking cannot be told apart, if they cannot and did the same work."""
+    if len(ranked) < 2:
         return []
-    (first, _), (second, _) = ranked
+    (first, mine), (second, theirs) = ranked[:2]
+    if not like_for_like(first, second) or not _overlap(mine, theirs):
+        return []
     return [
-        f"Not separated: {first.mention} and {second.mention}, the fastest two, whose ranges over blocks overlap."
+        f"Not separated: {first.mention} and {second.mention}, the {called} two, whose ranges over blocks overlap."
     ]
 
 
@@ -63,7 +70,7 @@ def _lowest(
     name: str, ranked: list[tuple[Cell, Stat]], base: Cell, apart: list[str]
 ) -> tuple[str, list[str]]:
     """Of a latency, the least first; `apart` is why the cells must not be held against each other."""
-    (best, least), (second, next_least), (worst, most) = ranked[0], ranked[1], ranked[-1]
+    (best, least), (worst, most) = ranked[0], ranked[-1]
     headline, lines = f"Lowest {name}: {best.label}, {_time(least.mean)}", [*apart]
     if not apart:
         headline += f", against {_time(most.mean)} of {worst.label}"
@@ -79,9 +86,7 @@ def _lowest(
     if least.spread:
         ends = dict.fromkeys((_time(least.low), _time(least.high)))
         lines.append(f"Over {least.n} blocks it was {' to '.join(ends)}; {NO_INTERVAL}.")
-    if _overlap(least, next_least):
-        lines.append(f"Not separated from the second, {second.label}: the ranges over blocks overlap.")
-    return headline + ".", lines
+    return headline + ".", lines + _tie(ranked, "lowest")
 
 
 def _no_baseline(base: Cell, figure: str) -> str:

@@ -121,7 +121,7 @@ def markdown_text(cells: list[Cell]) -> str:
         return ""
     columns, names = used(shown), name_columns(shown)
     lines = [
-        [*names_of(cell, names), cell.status_text, *(text(cell, column) for column in columns)]
+        [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
         for cell in shown
     ]
     return markdown_table([*names, "status"], [column.heading for column in columns], lines)

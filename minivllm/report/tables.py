@@ -196,7 +196,7 @@ def markdown_text(cells: list[Cell]) -> str:
         figures = [text(cell, column) for column in columns]
         if ratios:
             figures.insert(1, sig(ratios[index]))
-        lines.append([*names_of(cell, names), cell.status_text, cell.blocks, *figures])
+        lines.append([*names_of(cell, names), cell.marked_status, cell.blocks, *figures])
     return markdown_table([*names, "status"], head, lines)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from minivllm.ablation.comparison import Comparison, compare
+from minivllm.ablation.comparison import Comparison, _percent, compare
 from minivllm.ablation.design import Design
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
@@ -236,6 +237,57 @@ def test_too_few_blocks_are_not_comparable() -> None:
     found = compared(run_rows(blocks=1), run_rows(0.5, blocks=1, day=2))
     assert found.exit_code == 3 and "too few for a verdict: use measure.repeats=5 in both" in found.conclusion
     assert found.cells[0].ratio is not None  # shown, but not judged
+
+
+@pytest.mark.parametrize("counts", [(3, 6), (2, 12), (6, 3)])
+def test_uneven_blocks_without_an_interval_pass_nothing(counts: tuple[int, int]) -> None:
+    """They are enough for a verdict, but one that finds nothing has no interval that excludes a loss."""
+    before, after = (
+        [row for row in quiet(run_rows(factor, blocks=n, day=day)) if row["cell_id"] == "a"]
+        for factor, n, day in ((1.0, counts[0], 1), (0.75, counts[1], 2))
+    )
+    slow = compared(before, after)
+    assert [cell.verdict for cell in slow.cells] == ["slower"] and slow.exit_code == 1
+    for row in after[:2]:  # now the figures of both runs meet
+        row["metrics.output_tokens_per_s"] = before[0]["metrics.output_tokens_per_s"] * 1.1
+    found = compared(before, after)
+    (cell,) = found.cells
+    assert cell.low is None and cell.loss is None and found.exit_code == 3
+    assert found.conclusion.startswith("Undecided: ") and found.conclusion.endswith(
+        f"{counts[0]} and {counts[1]} blocks give no interval, so no loss is excluded: "
+        "use measure.repeats=4 in both."
+    )
+
+
+def test_cells_without_an_interval_are_not_counted_among_those_that_exclude_a_loss() -> None:
+    """One cell is plainly faster over three blocks of one run; the others have an interval."""
+    before, after = quiet(run_rows(blocks=12)), quiet(run_rows(2.0, blocks=12, day=2))
+    before = [row for row in before if row["cell_id"] != "a" or row["block"] < 3]
+    found = compared(before, after)
+    (faster,) = (cell for cell in found.cells if cell.verdict == "faster")
+    assert faster.loss is None and found.exit_code == 0
+    assert "found in 3 of 3 shared cells; the intervals exclude a loss of" in found.conclusion
+    assert found.conclusion.endswith(" % in 2 of them.")
+
+
+@pytest.mark.parametrize(
+    ("loss", "excluded", "possible"),
+    [
+        (0.05149, "5.2 %", "5.1 %"),
+        (0.051, "5.1 %", "5.1 %"),
+        (0.2561, "26 %", "25 %"),
+        (0.9951, "100 %", "99 %"),
+        (1.234, "130 %", "120 %"),
+        (0.0, "0 %", "0 %"),
+    ],
+)
+def test_no_more_is_claimed_of_a_loss_than_its_interval_says(
+    loss: float, excluded: str, possible: str
+) -> None:
+    assert _percent(loss, math.ceil) == excluded and _percent(loss, math.floor) == possible
+    cell = replace(compared(quiet(run_rows()), quiet(run_rows(day=2))).cells[0], loss=loss)
+    said = Comparison("speed", "higher", 0.02, (cell,), (), ()).conclusion
+    assert said.endswith(f"the intervals exclude a loss of more than {excluded}.")
 
 
 def test_runs_without_a_common_cell_are_not_comparable() -> None:

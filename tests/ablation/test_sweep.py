@@ -110,6 +110,17 @@ def test_arms_take_turns_where_each_measurement_has_its_process(sweep: Cli, benc
     assert [tuple(m.config["cache"]["block_size"] for m in job) for job in bench.jobs] == orders
 
 
+def test_in_a_single_block_there_are_no_turns_and_jobs_may_run_side_by_side(sweep: Cli, bench: Bench) -> None:
+    command = ["-m", "cache.block_size=8,16,32", "workload.num_requests=4,8", "measure.isolation=run"]
+    assert sweep(*command, "sweep.name=mine").code == 0
+    assert [len(job) for job in bench.jobs] == [2, 2, 2]
+    assert all(len({m.config["cache"]["block_size"] for m in job}) == 1 for job in bench.jobs)
+    bench.jobs.clear()
+    assert sweep(*command, "sweep.name=mine", "measure.repeats=3").code == 0  # what comes now takes turns
+    assert [{m.block for m in job} for job in bench.jobs] == [{1}, {2}]
+    assert [len(job) for job in bench.jobs] == [6, 6]
+
+
 def test_the_same_command_resumes(sweep: Cli, bench: Bench) -> None:
     sweep("-m", "cache.block_size=8", "sweep.name=mine")
     before = (Path("runs/mine")).glob("*/record.json")
@@ -164,9 +175,21 @@ def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench
     bench.statuses = {}
     bench.jobs.clear()
     done = sweep(*SWEEP)
-    assert done.code == 1 and bench.jobs == [] and "4 of 4 recorded already, skipped" in done.out
-    assert sweep(*SWEEP, "sweep.retry=failed").code == 0
+    assert done.code == 1 and bench.jobs == []
+    assert (
+        "4 of 4 recorded already, skipped; 1 of them did not end well: sweep.retry=failed measures it again\n"
+        in done.out
+    )
+    done = sweep(*SWEEP, "sweep.retry=failed")
+    assert done.code == 0 and "3 of 4 recorded already, skipped\n" in done.out
     assert bench.arms == [arm] and records()[arm]["status"] == "ok"
+
+
+def test_several_failed_cells_are_counted(sweep: Cli, bench: Bench) -> None:
+    bench.statuses = {f"batching=sequential cache.block_size={size}": "timeout" for size in (8, 16)}
+    sweep(*SWEEP)
+    said = "4 of 4 recorded already, skipped; 2 of them did not end well: sweep.retry=failed measures them again\n"
+    assert said in sweep(*SWEEP).out
 
 
 def test_fresh_measures_everything_anew(sweep: Cli, bench: Bench) -> None:
@@ -263,6 +286,24 @@ def test_interrupted_sweep_reports_what_there_is_and_resumes(sweep: Cli, bench: 
     bench.fault = None
     assert sweep(*SWEEP).code == 0
     assert len(bench.jobs) == 2 + 3 and len(records()) == 4
+
+
+def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(sweep: Cli, bench: Bench) -> None:
+    sweep(*SWEEP)
+    before = {path: path.read_bytes() for path in Path("runs/mine").glob("*/record.json")}
+    old = next(iter(before))  # put aside, as by a measurement that was killed
+    old.parent.rename(old.parent.with_name(f"{storage.ASIDE}{old.parent.name}"))
+    bench.jobs.clear()
+    bench.fault = KeyboardInterrupt()
+    done = sweep(*SWEEP, "sweep.fresh=true")
+    assert done.code == 130 and len(bench.jobs) == 2 and len(records()) == 4
+    assert "1 of 4 measurements were made anew, and older records of the others are kept" in done.err
+    bench.fault = None
+    bench.jobs.clear()
+    assert "without sweep.fresh=true it measures only what has no record" in done.err
+    assert sweep(*SWEEP).code == 0 and bench.jobs == []
+    assert "the same command begins again" in done.err
+    assert sweep(*SWEEP, "sweep.fresh=true").code == 0 and len(bench.arms) == 4
 
 
 def test_a_report_that_cannot_be_built_fails_the_sweep_but_not_the_records(

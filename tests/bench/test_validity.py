@@ -195,7 +195,10 @@ def test_telemetry_gaps() -> None:
     assert not check_telemetry(samples(10, 11), 10, 14).ok  # it ended early
     assert not check_telemetry([], 10, 14).ok
     assert check_telemetry(samples(10, 15), 10, 15, interval_s=1.0).ok
-    (short,) = check_telemetry([], 10, 10.1).notes
+    (none,) = check_telemetry([], 10, 11.5).notes
+    assert none == "no telemetry sample fell into the window of 1.50 s"
+    unheard, short = check_telemetry([], 10, 10.1).notes
+    assert unheard == "no telemetry sample fell into the window of 0.10 s"
     assert short.startswith("the window lasted 0.10 s: a moment's disturbance is a large part of it")
 
 
@@ -206,7 +209,7 @@ def test_busy_neighbours_are_noted_from_telemetry() -> None:
     assert check_telemetry(samples(1, 2, 3, other=5.0), 1, 3).notes == []
     assert check_telemetry([{"t_s": 1.5, "cpu_other_percent": None}], 1, 2).notes == []
     brief = check_telemetry(samples(0.9, 1.3, 1.5, other=150.0), 1, 1.1).notes
-    assert len(brief) == 2 and shared(brief)  # from the sample that came next
+    assert len(brief) == 3 and shared(brief)  # from the sample that came next
 
 
 def seen_on_a_gpu(*changes: dict[str, Any]) -> Validity:

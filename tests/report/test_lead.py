@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from minivllm.bench.record import Metrics, Percentiles, Record
 from minivllm.report.cells import Cell, gather
 from minivllm.report.rows import read_rows
 from minivllm.report.verdict import verdict
+from minivllm.tasks.ending import conclude
 from tests.report.synthetic import failed, make_record, write
 
 
@@ -57,7 +60,59 @@ def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
     ]
     said = verdict(cells_of(tmp_path, *records))
     assert "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in said.lines[1]
-    assert said.lines[2] == "Not separated from the second, knob=b: the ranges over blocks overlap."
+    assert said.lines[2] == (
+        "Not separated: knob=a and knob=b, the lowest two, whose ranges over blocks overlap."
+    )
+
+
+def test_what_did_other_work_is_not_called_inseparable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without_figures: None
+) -> None:
+    """Neither in the verdict nor in the terminal: a tie is a comparison, too."""
+    for name, changes in (
+        ("alike", {}),
+        ("workloads", {"workload_hash": "another"}),
+        ("devices", {"provenance": {"device": {"name": "another"}}}),
+    ):
+        records = [
+            make_record("int8", "sequential", block, index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            for index in range(2)
+            for block in range(3)
+        ]
+        for record in records:
+            record.config["batching"]["knob"] = record.cell_id
+            if record.cell_id == "c1":
+                for key, value in changes.items():
+                    setattr(record, key, {**record.provenance, **value} if key == "provenance" else value)
+        folder = write(tmp_path / name, records, parquet=False)
+        said = verdict(gather(read_rows(folder)[0])).lines
+        assert any("no ratio" in line for line in said) is (name != "alike")
+        assert any(line.startswith("Not separated: ") for line in said) is (name == "alike"), name
+        capsys.readouterr()
+        assert conclude(folder, tmp_path / "out" / name, {})
+        assert ("Not separated: " in capsys.readouterr().out) is (name == "alike"), name
+
+
+def test_a_tie_of_two_that_did_the_same_is_told_beside_cells_that_did_not(tmp_path: Path) -> None:
+    records = []
+    for index, (work, figures) in enumerate((("x", (9.0, 9.4)), ("x", (9.2, 9.5)), ("y", (5.0, 5.1)))):
+        for block, figure in enumerate(figures):
+            record = make_record(block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            record.workload_hash, record.metrics.output_tokens_per_s = work, figure
+            record.config["batching"]["knob"] = f"c{index}"
+            records.append(record)
+    lines = verdict(cells_of(tmp_path, *records)).lines
+    assert any("different workloads" in line for line in lines)
+    assert "Not separated: knob=c1 and knob=c0, the fastest two, whose ranges over blocks overlap." in lines
+
+
+def test_latencies_at_other_rates_are_not_called_inseparable(tmp_path: Path) -> None:
+    records = [
+        arrived(arm, ms, block, rate)
+        for arm, rate, figures in (("a", 4.0, (30.0, 34.0)), ("b", 8.0, (33.0, 36.0)))
+        for block, ms in enumerate(figures)
+    ]
+    assert not any("Not separated" in line for line in verdict(cells_of(tmp_path, *records)).lines)
 
 
 def test_other_rates_are_not_held_against_each_other(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.identity import QUALITY_TASK
-from minivllm.bench.record import Metrics, Quality, Record
+from minivllm.bench.record import Metrics, Quality, Record, Validity
 from minivllm.report import read, summary_tables
 from minivllm.report.scatter import frontier
 from tests.report.pagereader import build, table
@@ -54,6 +54,13 @@ def rendered(folder: Path, width: int = 120) -> str:
     for one in summary_tables(read(folder).cells):
         console.print(one)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_row_that_was_not_alone_is_marked_in_every_table(tmp_path: Path) -> None:
+    busy = Validity(True, [], ["other processes used 98 % of a core on average during the window"])
+    _, out = build(tmp_path, [judged("fp16", validity=busy), judged("nf4", index=1)])
+    for name in ("table.md", "precision.md"):
+        assert (out / name).read_text().count("| fp16 | ok, busy |") == 1, name
 
 
 def test_nothing_of_it_without_quality(tmp_path: Path) -> None:
