@@ -44,22 +44,25 @@ def select_device(name: str) -> torch.device:
     return device
 
 
-def _attention(chosen: dict[str, Any], determinism: str) -> dict[str, Any]:
-    """The attention option; at the level "batch" the one that `auto` takes, or Triton's kernels in one shape.
+def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -> dict[str, Any]:
+    """The attention option; at the level "batch" Triton's kernels in one shape, which `auto` takes on a GPU, or plain torch.
 
     Raises:
         BadInput: another was chosen.
     """
     invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
+    triton = "minivllm.attention.triton.TritonBackend"
     if determinism != "batch" or chosen == invariant:
         return chosen
-    if chosen["_target_"] == "minivllm.attention.triton.TritonBackend":
+    if chosen["_target_"] == triton:
         return {**chosen, "invariant": True}
     if chosen["_target_"] != "minivllm.attention.auto.select":
         raise BadInput(
             f"attention: {chosen['_target_'].rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
             "asks; use attention=auto, attention=invariant or attention=triton"
         )
+    if takes_triton("attention", "auto", "invariant", device):
+        return {"_target_": triton, "invariant": True}
     return invariant
 
 
@@ -88,7 +91,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     policy = build(config["batching"])
     cache = build(config["cache"])
     level = config["runtime"]["determinism"]
-    attention = _attention(config["attention"], level)
+    attention = _attention(config["attention"], level, device)
     deterministic_kernels(level != "off")
     quant = build(config["quant"])
     compiles = config["runtime"]["compile"]

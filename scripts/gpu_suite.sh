@@ -7,8 +7,7 @@
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
 #   table         the figures that others quote: batch 1, a long prompt
 #   precision     four and eight bits against sixteen, and the other kernel for sixteen
-#   batching      batch 64: continuous against static batching, on two sets of lengths; how long the device idles between
-#                 steps
+#   batching      batch 64: continuous against static batching, on two sets of lengths; the gap between decoding steps
 #   peer          256 requests at once, beside transformers' continuous batching
 #   scaling       what a step costs as requests and context grow
 #   kernels       each kernel by itself against these ceilings
@@ -20,16 +19,21 @@
 #   studies       the other studies
 #
 # Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
-# CALL_S, all of them together after so many. What is known by then is in $OUT (default: gpu_results): a log a part, an
-# archive of its records, renewed after each command, and after each part targets.md, what was aimed at beside what all
-# records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing is installed. AZURE_TRACE is
-# the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is left out. TESTERS is how many
-# processes test at once (default: 8; compiling is most of it).
+# CALL_S, all of them together after so many: what runs then is interrupted, has 20 seconds to end, and is archived and
+# collated in about as many; parts that have not begun are left out. What is known by then is in $OUT (default:
+# gpu_results): a log a part, an archive of its records, renewed after each command, and after each part targets.md, what
+# was aimed at beside what all records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing
+# is installed. AZURE_TRACE is the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is
+# left out. TESTERS is how many processes test at once (default: 8; compiling is most of it).
 #
-# In half an hour of a GPU, by calls of at most 10 minutes:
-#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests; CALL_S=340 scripts/gpu_suite.sh table scaling
-#   CALL_S=570 scripts/gpu_suite.sh precision batching
-#   CALL_S=570 scripts/gpu_suite.sh peer kernels
+# In half an hour of a GPU, by calls of at most 10 minutes, one right after the other. They leave three minutes for what
+# is not theirs: to start the machine, to copy, and to install anew for each call what it lacks. What comes last in a call
+# may be cut off: how long anything takes is an estimate, as none has run yet (25 s of an arm to start and load, half a
+# minute of a block that is traced, two minutes of one of the peer's, of 256 requests at once in its warm-up as well).
+#   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests
+#   CALL_S=380 scripts/gpu_suite.sh table precision
+#   CALL_S=490 scripts/gpu_suite.sh batching
+#   CALL_S=470 scripts/gpu_suite.sh peer kernels scaling
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-gpu_results}
@@ -38,10 +42,18 @@ PART_S=${PART_S:-560}
 CALL_S=${CALL_S:-}
 TESTERS=${TESTERS:-8}
 TIMEOUT_S=240 # of a measurement
-PARTS=${*:-ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends \
-    studies}
-# Test processes are many: none of them should compile with many more.
-export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_COMPILE_THREADS=2
+ALL="ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends studies"
+PARTS=${*:-$ALL}
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+for part in $PARTS; do # before any of them takes its time
+    case " $ALL " in
+    *" $part "*) ;;
+    *)
+        echo "unknown part $part: choose from $ALL" >&2
+        exit 2
+        ;;
+    esac
+done
 mkdir -p "$OUT"
 failed=0
 
@@ -89,7 +101,9 @@ without() { # without VARIABLE NAME: say that a command is left out, for want of
 tests() { # tests NAME PATH...: so many at once; what takes longest is told
     local name=$1
     shift
-    run "$name" "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TESTERS" --dist worksteal --durations=15 "$@"
+    # They are many: none of them should compile with many more processes.
+    run "$name" env TORCHINDUCTOR_COMPILE_THREADS=2 "$PYTHON" -m pytest -q -p no:cacheprovider -n "$TESTERS" \
+        --dist worksteal --durations=15 "$@"
 }
 
 cells() { # cells NAME OVERRIDES...: a sweep on the GPU with random weights, records under runs/NAME
@@ -116,6 +130,11 @@ long_prompt() { # long_prompt NAME OVERRIDES...: Qwen3-8B, prompts of 8,192 toke
 LONG="workload.input_len.min=100 workload.input_len.max=1024 workload.output_len.min=100 workload.output_len.max=1024"
 
 for part in $PARTS; do
+    if [ -n "$CALL_S" ] && [ "$SECONDS" -ge "$CALL_S" ]; then
+        echo "== $part: left out, since the call's time is over"
+        failed=1
+        continue
+    fi
     end_s=$((SECONDS + PART_S))
     [ -z "$CALL_S" ] || [ "$end_s" -le "$CALL_S" ] || end_s=$CALL_S
     part_names=()
@@ -145,25 +164,30 @@ for part in $PARTS; do
         # What counts is the steady window: a run ends with a batch that drains, however it is batched.
         # shellcheck disable=SC2086
         sweep gpu-8b-batching model=qwen3_8b model.max_model_len=2048 runtime.overlap=true batching=continuous,static \
-            batching.max_num_seqs=64 workload.num_requests=256 $LONG
+            batching.max_num_seqs=64 workload.num_requests=256 $LONG measure.repeats=2
         if [ -n "${AZURE_TRACE:-}" ]; then
             cells gpu-8b-batching-azure model=qwen3_8b runtime.overlap=true batching=continuous,static \
                 batching.max_num_seqs=64 arrival=offline workload=trace "workload.path=$AZURE_TRACE" \
-                workload.num_requests=256 workload.too_long=skip
+                workload.num_requests=256 workload.too_long=skip measure.repeats=2
         else
             without AZURE_TRACE gpu-8b-batching-azure
         fi
         # All 64 are admitted in one step and end together, so that every decoding step is of 64. With overlap the GPU
-        # works on in the host's gap (breakdown.gap_ms): how long it idles is beside the trace.
-        cells gpu-gap model=qwen3_8b,qwen3 model.max_model_len=1024 runtime.overlap=true,false runtime.profile=true \
+        # works on in the host's gap (breakdown.gap_ms): its own, from a step's last kernel to the next one's first, is
+        # beside the trace. Each block is traced in a process of its own; without overlap it would be as many again.
+        cells gpu-gap model=qwen3_8b,qwen3 model.max_model_len=1024 runtime.overlap=true runtime.profile=true \
             batching.max_num_seqs=64 batching.max_num_batched_tokens=8192 workload.num_requests=64 \
-            workload.input_len=128 workload.output_len=257
+            workload.input_len=128 workload.output_len=257 measure.repeats=2
         ;;
     peer)
         # Ours first, and with prompts first and in wide steps, as nano-vllm's are: few steps are of both kinds or without
-        # a graph. The peer knows neither that nor overlap, and its mask has a row for each token of a step.
+        # a graph. The peer knows neither that nor overlap; its steps are as wide as it chooses itself where nobody does.
+        # sdpa is the best of its kernels that come with torch. It takes a mask, so that a step multiplies every query by
+        # the keys of all requests: about 0.1 s where 256 decode. So neither graphs nor asynchronous steps, which
+        # transformers turns off where there is a mask, would tell; flash-attn, which takes none, is not here. A block is
+        # about two minutes, its warm-up of a full batch included.
         ours='{runtime.overlap: "true,false", batching.max_num_batched_tokens: 16384, batching.prefill_first: true}'
-        theirs='{engine: transformers_continuous, cache.memory_fraction: 0.8, measure.warmup_requests: 16}'
+        theirs='{engine: transformers_continuous, cache.memory_fraction: 0.8, batching.max_num_batched_tokens: 8192}'
         # shellcheck disable=SC2086
         TIMEOUT_S=420 sweep gpu-256-requests "sweep.params=[$ours, $theirs]" sweep.skip_absent=true model=qwen3 \
             batching.max_num_seqs=256 workload.num_requests=256 $LONG model.max_model_len=2048 measure.repeats=2
@@ -227,11 +251,6 @@ for part in $PARTS; do
         cells gpu-concurrency preset=concurrency model=qwen3 workload.num_requests=64
         cells gpu-attention preset=attention model=qwen3 attention=sdpa,triton runtime.cuda_graphs=false
         cells gpu-cache model=qwen3 cache=paged,contiguous
-        ;;
-    *)
-        echo "unknown part $part: choose from ceilings kernel-tests table precision batching peer scaling kernels experts" \
-            "correctness waits ablation backends studies" >&2
-        exit 2
         ;;
     esac
     collate

@@ -1,11 +1,11 @@
-"""From a configuration to an engine: the device."""
+"""From a configuration to an engine: the device, and the attention that determinism asks for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from minivllm.assembly import select_device
+from minivllm.assembly import _attention, select_device
 from minivllm.errors import BadInput
 
 
@@ -26,3 +26,20 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert select_device("auto") == torch.device("cpu")
     with pytest.raises(BadInput, match=r"runtime\.device=cuda: torch sees no GPU"):
         select_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "kernels"),
+    [("cuda", (9, 0), "triton"), ("cuda", (7, 5), "invariant"), ("cpu", (9, 0), "invariant")],
+)
+def test_batch_determinism_takes_triton_where_it_runs(
+    device: str, capability: tuple[int, int], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    auto = {"_target_": "minivllm.attention.auto.select"}
+    expected: dict[str, dict[str, object]] = {
+        "triton": {"_target_": "minivllm.attention.triton.TritonBackend", "invariant": True},
+        "invariant": {"_target_": "minivllm.attention.invariant.InvariantBackend"},
+    }
+    assert _attention(auto, "batch", torch.device(device)) == expected[kernels]
+    assert _attention(auto, "run", torch.device(device)) == auto

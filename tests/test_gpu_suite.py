@@ -35,6 +35,11 @@ PARTS = (
 )
 MEASURING = [part for part in PARTS if part not in ("ceilings", "kernel-tests", "correctness")]
 SEPARATOR = "\x1e"
+SUITES_OWN = (
+    "AZURE_TRACE",
+    "CALL_S",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+)  # variables that are the tests' to set
 
 Cli = Callable[..., Any]
 
@@ -53,7 +58,7 @@ def suite(
     )
     recorder.chmod(0o755)
     log.touch()
-    known = {name: value for name, value in os.environ.items() if name not in ("AZURE_TRACE", "CALL_S")}
+    known = {name: value for name, value in os.environ.items() if name not in SUITES_OWN}
     environment = {**known, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
     done = subprocess.run(["bash", str(script), *parts], env=environment, capture_output=True, text=True)
     commands = log.read_text().split(SEPARATOR)[:-1]
@@ -64,11 +69,23 @@ def test_its_parts_are_those_that_it_says() -> None:
     text = SUITE.read_text()
     described = re.findall(r"^#   ([\w-]+) {2,}", text, re.MULTILINE)
     assert tuple(described) == PARTS
-    assert f"PARTS=${{*:-{' '.join(PARTS)}}}" in text.replace("\\\n    ", "")
+    assert f'ALL="{" ".join(PARTS)}"' in text
 
 
-def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert suite(tmp_path, "kernelz") == (2, [])
+@pytest.mark.parametrize("parts", [["kernelz"], ["ceilings", "kernelz"], ["ceilings", "kernel"]])
+def test_a_part_that_is_none_is_refused(parts: list[str], tmp_path: Path) -> None:
+    """Before anything runs, wherever it stands: the time of those before it would be lost."""
+    assert suite(tmp_path, *parts) == (2, [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_calls_that_its_head_proposes_fit_half_an_hour() -> None:
+    calls = re.findall(r"^#   CALL_S=(\d+) scripts/gpu_suite.sh ([\w -]+)$", SUITE.read_text(), re.MULTILINE)
+    named = [part for _, parts in calls for part in parts.split()]
+    assert len(named) == len(set(named)) and {*named} < {*PARTS}
+    seconds = [int(call_s) for call_s, _ in calls]
+    assert sum(seconds) <= 1800 - 180 - 10 * len(calls)  # what a call needs beyond its time, mostly
+    assert max(seconds) + 20 + 20 + 40 <= 600  # at worst: to end, to collate, and what is before it
 
 
 def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
@@ -144,7 +161,17 @@ def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
 def test_a_call_ends_when_its_time_is_over(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "waits", "peer", then="exec sleep 30", CALL_S="2")
     assert code == 1 and len(commands) == 1
-    assert "left out" in (tmp_path / "out" / "peer.log").read_text()
+    assert "left out: the time is over" in (tmp_path / "out" / "waits.log").read_text()
+    # Of a part that could not begin nothing is written, and what is known has been collated.
+    assert not (tmp_path / "out" / "peer.log").exists()
+    assert len((tmp_path / "collated").read_text().splitlines()) == 1
+
+
+def test_only_tests_compile_with_few_processes(tmp_path: Path) -> None:
+    """How long compiling takes is one of the figures."""
+    suite(tmp_path, "kernel-tests", "peer", then="echo compiling with ${TORCHINDUCTOR_COMPILE_THREADS-all}")
+    said = {part: (tmp_path / "out" / f"{part}.log").read_text() for part in ("kernel-tests", "peer")}
+    assert "compiling with 2\n" in said["kernel-tests"] and "compiling with all\n" in said["peer"]
 
 
 def test_what_is_traced_comes_last(tmp_path: Path) -> None:

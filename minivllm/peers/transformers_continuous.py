@@ -192,7 +192,11 @@ class TransformersContinuousEngine(Adapter):
         """See BenchEngine."""
         settled = self._manager.continuous_batching_config
         return {
-            "engine": {"requests": float(self._requests)},
+            "engine": {
+                "requests": float(self._requests),
+                "cuda_graphs": float(any(settled.cuda_graph_booleans)),
+                "async_batching": float(bool(settled.use_async_batching)),
+            },
             "quant": {
                 "dtype": str(self.info.model["dtype"]),
                 "layers_quantised": 0.0,

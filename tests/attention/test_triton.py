@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,21 +57,34 @@ def test_layers_of_other_shapes_have_tiles_of_their_own() -> None:
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-def in_cuts(attention: AttentionBackend, qkv: tuple[Tensor, ...], cuts: Sequence[int]) -> Tensor:
-    """One sequence through the backend's cache, so many tokens at a time; on the CPU."""
+def in_cuts(
+    attention: AttentionBackend, qkv: tuple[Tensor, ...], cuts: Sequence[int], beside: int = 0
+) -> Tensor:
+    """One sequence through the backend's cache, so many tokens at a time, on the CPU; `beside` as many of another's."""
     kv = attention.kv
     for part in kv.parts[0]:  # poisoned: what is read must have been written
         part[1:] = torch.nan if part.is_floating_point() else -1
     manager = CacheManager(kv.layout)
     device = kv.parts[0][0].device
     runner = Runner(nn.Identity(), attention, kv.layout.block_size, device)
-    request = Request("a", [0] * len(qkv[0]), SamplingParams(), max_num_tokens=len(qkv[0]) + 1, seed=0)
+    total = beside * len(cuts) or len(qkv[0])
+    request, other = (
+        Request(name, [0] * count, SamplingParams(), max_num_tokens=count + 1, seed=0)
+        for name, count in (("a", len(qkv[0])), ("b", total))
+    )
     outs, start = [], 0
-    for count in cuts:
+    for step, count in enumerate(cuts):
         manager.grow(request, start + count)
-        batch = runner.prepare([ScheduledRequest(request, start, count)])
-        q, k, v = (x[start : start + count].to(device) for x in qkv)
-        outs.append(attention.forward(0, q, k, v, batch).cpu())
+        parts, (q, k, v) = (
+            [ScheduledRequest(request, start, count)],
+            (x[start : start + count] for x in qkv),
+        )
+        if beside:
+            manager.grow(other, (step + 1) * beside)
+            parts.insert(0, ScheduledRequest(other, step * beside, beside))
+            q, k, v = (torch.cat((torch.randn_like(x[:1]).expand(beside, -1, -1), x)) for x in (q, k, v))
+        batch = runner.prepare(parts)
+        outs.append(attention.forward(0, q.to(device), k.to(device), v.to(device), batch).cpu()[beside:])
         start += count
     return torch.cat(outs)
 
@@ -177,15 +190,26 @@ def test_error_is_at_most_twice_that_of_eager(dtype: torch.dtype, kv_dtype: str)
     assert errors[0] <= 2 * errors[1] + 1e-6
 
 
-@pytest.mark.parametrize("name", ["grouped", "window"])
-def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut(name: str) -> None:
-    spec = SPECS[name]
-    qkv = sequence(spec, 50, torch.bfloat16)
-    outs = []
-    for cuts in ([50], [17] + [1] * 3 + [30]):
-        attention = TritonBackend([spec], KVCache([spec], LAYOUT, torch.bfloat16, DEVICE), invariant=True)
-        outs.append(in_cuts(attention, qkv, cuts))
-    assert torch.equal(*outs)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("grouped", "auto"), ("one kv head, odd size", "int8"), ("window", "auto")]
+)
+def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut_and_beside_others(
+    name: str, kv_dtype: str
+) -> None:
+    spec, whole = SPECS[name], [70]
+    cuts = [65, 1, 3, 1]  # all but the first behind more keys than a program takes at a time
+    qkv = sequence(spec, sum(whole), torch.bfloat16)
+
+    def outs(make: Callable[..., TritonBackend], cuts: Sequence[int], beside: int = 0) -> Tensor:
+        kv = KVCache([spec], LAYOUT, torch.bfloat16, DEVICE, kv_dtype)
+        return in_cuts(make([spec], kv), qkv, cuts, beside)
+
+    alone = outs(partial(TritonBackend, invariant=True), whole)
+    assert torch.equal(outs(partial(TritonBackend, invariant=True), cuts, 3), alone)
+    if (
+        spec.window is None
+    ):  # or this would prove nothing: tiles for few queries, in pieces, sum in another order
+        assert not torch.equal(outs(backend, cuts), alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -275,19 +299,25 @@ def test_tokens_are_those_of_eager(family: str, tmp_path: Path) -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_batch_determinism_takes_one_shape_of_tiles(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "llama")
-    with LLM(
-        str(tmp_path),
-        device=DEVICE.type,
-        quant="fp32",
-        attention="triton",
-        overrides=["runtime.determinism=batch", "cache.num_blocks=20"],
-    ) as llm:
-        chosen = llm.engine.runner.attention
-        assert isinstance(chosen, TritonBackend)
-        assert chosen.invariant
-        assert chosen.split_size is None
+@pytest.mark.slow
+def test_batch_determinism_gives_a_request_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    """Alone, in chunks beside another, and from a prefix cache that is warm."""
+    make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
+    prompts = [[*range(3, 73)], [9, 8, 7]]  # of the first more keys than a program takes at a time
+    params = SamplingParams(max_tokens=2, ignore_eos=True, logprobs=2)
+    common = ["runtime.determinism=batch", "model.max_model_len=80", "cache.num_blocks=30"]
+
+    def ask(overrides: list[str], orders: list[list[int]]) -> list[tuple[list[int], object]]:
+        knobs = [*common, *overrides]
+        with LLM(str(tmp_path), device=DEVICE.type, attention="triton", overrides=knobs) as llm:
+            chosen = llm.engine.runner.attention
+            assert isinstance(chosen, TritonBackend) and chosen.invariant and chosen.split_size is None
+            found = [llm.generate([prompts[i] for i in order], params) for order in orders]
+        return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for outs in found for out in outs]
+
+    alone = ask([], [[0], [1]])
+    knobs = ["batching.max_num_batched_tokens=66", "cache.prefix_caching=true", "cache.block_size=8"]
+    assert ask(knobs, [[1, 0], [0]]) == [alone[1], alone[0], alone[0]]
 
 
 def test_without_gpu_or_interpreter_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,15 +158,16 @@ def test_each_step_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def with_kernels(events: Any, steps: Any) -> Any:
         seen[:] = [event.time_range.start for event in events if event.name == idle.STEP]
-        kernels = [
-            SimpleNamespace(
-                device_type=DeviceType.CUDA,
-                is_user_annotation=False,
-                time_range=SimpleNamespace(start=at, end=at + 1),
+
+        def made(name: str, device: Any, number: int, at: float) -> Any:
+            times = SimpleNamespace(start=at, end=at + 1)
+            return SimpleNamespace(
+                name=name, id=number, device_type=device, is_user_annotation=False, time_range=times
             )
-            for at in seen
-        ]
-        return idle.idleness([*events, *kernels], steps)
+
+        launches = [made("cudaGraphLaunch", DeviceType.CPU, i, at + 1) for i, at in enumerate(seen)]
+        kernels = [made("gemm", DeviceType.CUDA, i, at + 2) for i, at in enumerate(seen)]
+        return idle.idleness([*events, *launches, *kernels], steps)
 
     monkeypatch.setattr(profile, "idleness", with_kernels)
     session, measurement = session_of(tmp_path, "workload.output_len=6", f"runtime.overlap={overlap}")
@@ -174,13 +175,14 @@ def test_each_step_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     session.profile(measurement)
     assert len(seen) == len(result.steps) == 6
     found = json.loads((measurement.path / storage.IDLE).read_text())
-    assert found["whole"]["steps"] == 6 and found["decoding"]["steps"] == 3
+    assert found["whole"]["steps"] == 6 and found["decoding"]["steps"] == 4
     assert found["decoding"]["requests"] == 3
-    span_ms = (max(seen) - sorted(seen)[2]) / 1e3  # from the second decoding step to the last
+    span_ms = (max(seen) - sorted(seen)[1]) / 1e3  # from the first decoding step to the last
     assert found["decoding"]["span_ms"] == pytest.approx(span_ms)
-    assert found["decoding"]["share"] == pytest.approx(1 - 3e-3 / span_ms)
+    assert found["decoding"]["between"] == pytest.approx(1 - 4e-3 / span_ms)
+    assert found["decoding"]["within"] == pytest.approx(0.0, abs=1e-9)
     table = (measurement.path / storage.OPERATIONS).read_text()
-    assert "in which 3 requests only decoded." in table
+    assert "in which 3 requests only decoded, " in table
     storage.discard_trace(measurement.path)
     assert list(measurement.path.iterdir()) == []
     session.close()

@@ -32,5 +32,7 @@ def test_a_trace_has_the_kernels_of_its_steps(tmp_path: Path, graphs: str) -> No
     assert any(f"`{event['name'][:40]}" in table for event in kernels) and "aten::" not in table
     idle = json.loads((measurement.path / storage.IDLE).read_text())
     assert 0 <= idle["whole"]["share"] < 1 and idle["whole"]["steps"] == len(result.steps)
-    assert 0 <= idle["decoding"]["share"] < 1 and idle["decoding"]["requests"] == 3
+    # Of every step it is known which kernels it launched, also where they are those of one graph.
+    assert idle["decoding"]["requests"] == 3 and idle["decoding"]["steps"] == len(result.steps) - 2
+    assert 0 < idle["decoding"]["between"] < 1 and 0 <= idle["decoding"]["within"] < 1
     session.close()

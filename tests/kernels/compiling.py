@@ -50,6 +50,7 @@ def kernels(capability: int) -> Iterator[Made]:
     yield from attention("bf16", torch.bfloat16)
     if capability != 89:  # which has the instructions of 80
         yield from others("bf16", torch.bfloat16)
+        yield from halves(capability)
     if capability == FIRST:  # whole float32 numbers are multiplied in the same way on all
         yield from attention("fp32", torch.float32)
         yield from others("fp32", torch.float32)
@@ -108,6 +109,21 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
         yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
         yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
     yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+
+
+def halves(capability: int) -> Iterator[Made]:
+    """float16 where its code is not that of bfloat16: keys, values and weights that are widened to it or narrowed from it."""
+    for made in attention("fp16", torch.float16):
+        kernel, _, constants, _ = made
+        wanted = kernel is paged._attend or capability == FIRST  # products are other instructions on 90
+        if wanted and constants.get("FORMAT") and not constants.get("SPLIT_SIZE"):
+            yield made
+    for made in others("fp16", torch.float16) if capability == FIRST else ():
+        kernel, kinds, constants, _ = made
+        if kernel in (few_rows.whole, few_rows.four_bits) and not constants["PARTED"]:
+            stored = kinds["weight"] if kernel is few_rows.whole else kinds["scales"]
+            if stored in ("*i8", "*fp32") or constants.get("GROUP") == 128:
+                yield made
 
 
 def ends(

@@ -44,7 +44,7 @@ def test_greedy_tokens_are_those_of_our_engine(
         traces = run(engine, workload(), arrival)
         assert [trace.token_ids for trace in traces] == expected
         assert {trace.finish_reason for trace in traces} == {"length"}
-    assert engine.liveness()["engine"]["requests"] == 8
+    assert engine.liveness()["engine"] == {"requests": 8.0, "cuda_graphs": 0.0, "async_batching": 0.0}
     assert engine.liveness()["cache"] == {"block_size": 8.0, "num_blocks": 64.0, "prefix_caching": 0.0}
 
 
@@ -62,6 +62,8 @@ def test_an_older_release_is_told_in_its_own_words(
         max_memory_percent: float | None = None
         allow_block_sharing: bool = True
         default_compile_level: int = 0
+        use_async_batching: bool | None = None
+        cuda_graph_booleans: tuple[bool, bool] = (False, False)
         seed: int | None = None
 
     given: list[Any] = []
@@ -84,6 +86,11 @@ def test_an_older_release_is_told_in_its_own_words(
         assert engine.liveness()["attention"] == {"kernel": "sdpa"}
     assert given[0] == given[2] == "paged|sdpa" and given[1].block_size == 8
     assert engine.liveness()["cache"]["block_size"] == 8.0
+    for graphs, asynchronous in (((True, False), True), ((False, False), False)):
+        manager.continuous_batching_config.cuda_graph_booleans = graphs
+        manager.continuous_batching_config.use_async_batching = asynchronous
+        told = engine.liveness()["engine"]
+        assert told["cuda_graphs"] == told["async_batching"] == float(asynchronous)
 
 
 def test_tokens_are_stamped_as_they_come(engine: TransformersContinuousEngine) -> None:
