@@ -209,12 +209,12 @@ inline void with_format(Format format, const Code& code) {
   }
 }
 
-// Turns them into [2 * pairs][64], and asks for as much memory as they take.
-inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t, Factor* to) {
+// Turns them into [2 * pairs][64], and asks for `lines` lines of memory for each 16 of them.
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
   with_format(stored.format, [&](auto format) {
     const uint8_t* pair = stored.from;
     for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2), to += 2 * kColumns) {
-      ask(next, panel_bytes(format, 2) / 64);
+      ask(next, (p + 1) * lines / kPairs - p * lines / kPairs);
       each<4>([&](auto quarter) MINIVLLM_INLINE {
         convert<format()>(pair, quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
           _mm256_storeu_ps(to + 16 * quarter + 8 * i, first);

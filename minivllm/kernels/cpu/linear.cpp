@@ -162,7 +162,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
   // others leave it idle.
   const int64_t all = panel_bytes(weight.format, 2 * kPairs) / 64;  // lines of a step
-  const int64_t sharers = plain ? passes : tiled ? passes + 1 : 1;
+  const int64_t sharers = plain ? passes : tiled || kFloats ? passes + 1 : 1;
   const int64_t lines = tiled || !plain ? (all + sharers - 1) / sharers : passes > 3 ? 16 : passes > 1 ? 32 : 64;
   for (int64_t k = 0; k < inputs; k += width) {
     const int64_t pairs = std::min(width, inputs - k) / 2, steps = (pairs + kPairs - 1) / kPairs;
