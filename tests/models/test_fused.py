@@ -91,6 +91,17 @@ def test_tokens_are_those_of_the_plain_layers(family: str, attention: str, tmp_p
     assert fused == [set(), {"FusedNorm", "FusedMLP", "FusedAttention"} | layers[family]]
 
 
+def test_an_activation_that_is_computed_by_rows_stays(tmp_path: Path) -> None:
+    """As runtime.determinism=batch has it on a CPU."""
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    overrides = ["runtime.fused_kernels=triton", "runtime.determinism=batch", "cache.num_blocks=20"]
+    with LLM(str(tmp_path), device=DEVICE.type, quant="fp32", overrides=overrides) as llm:
+        modules = Counts(type(module).__name__ for module in llm.engine.loaded.model.modules())
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert modules["FusedAttention"] == 1
+    assert (modules["MLP"], modules["FusedMLP"]) == ((1, 0) if DEVICE.type == "cpu" else (0, 1))
+
+
 class Counter(TorchDispatchMode):
     """Counts sums of hidden states, and launches of norms with and without one."""
 

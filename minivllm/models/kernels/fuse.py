@@ -216,7 +216,7 @@ def _fused(module: nn.Module) -> nn.Module | None:
     if type(module) in (RMSNorm, GemmaNorm):
         assert isinstance(module, RMSNorm)
         return FusedNorm(module)
-    if type(module) is MLP:
+    if type(module) is MLP and module.activation in ACTIVATIONS.values():
         return FusedMLP(module)
     if type(module) is Attention and type(module.qk_norm) in (type(None), HeadNorm, GemmaHeadNorm):
         return FusedAttention(module)
