@@ -180,6 +180,7 @@ class _Draft:
             "paired" if took_turns(self.first, self.second) else "two samples"
         )
         self.problem: str | None = None
+        self.needed = statistics.FEWEST  # blocks
         if not self.before:
             self.problem = f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
         elif not self._alike():
@@ -214,6 +215,7 @@ class _Draft:
             self.problem = (
                 f"{n} and {m} blocks are too few for a verdict: use measure.repeats={needed} in both"
             )
+        self.needed = max(self.needed, needed)
         return found
 
     def _loss(self, estimate: statistics.Estimate | None) -> float | None:
@@ -243,7 +245,7 @@ class _Draft:
             verdict, reason = (
                 "undecided",
                 f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
-                f"use measure.repeats={statistics.FEWEST} in both",
+                f"use measure.repeats={self.needed} in both",
             )
         elif verdict == "none" and loss is not None and loss > margin:
             verdict, reason = (

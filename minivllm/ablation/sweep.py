@@ -27,6 +27,7 @@ from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Failure, Validity
 from minivllm.config import quoted
 from minivllm.errors import BadInput
+from minivllm.report.format import count
 from minivllm.tracking.base import SafeTracker, Tracker
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
@@ -93,9 +94,11 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
         done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
         return f"{done} of {total} measurements are recorded; the same command goes on"
     stamps = [_stamp(measurement.path / storage.RECORD) for measurement in plan.measurements]
-    done = sum(stamp is not None and stamp not in before for stamp in stamps)
+    old = sum(stamp is not None and stamp in before for stamp in stamps)
+    done = sum(stamp is not None for stamp in stamps) - old
+    kept = f", and {count(old, 'older record')} kept" if old else ""
     return (
-        f"{done} of {total} measurements were made anew, and older records of the others are kept; "
+        f"{done} of {total} measurements were made anew{kept}; "
         "the same command begins again, without sweep.fresh=true it measures only what has no record"
     )
 

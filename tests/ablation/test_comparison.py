@@ -259,6 +259,14 @@ def test_uneven_blocks_without_an_interval_pass_nothing(counts: tuple[int, int])
     )
 
 
+def test_the_blocks_asked_for_are_enough_for_as_many_cells() -> None:
+    """Four of each would give an interval, but no verdict of three cells."""
+    before, after = quiet(run_rows(blocks=3)), quiet(run_rows(blocks=9, day=2))
+    found = compared(before, after)
+    assert [cell.verdict for cell in found.cells] == ["undecided"] * 3
+    assert found.conclusion.endswith("use measure.repeats=5 in both.")
+
+
 def test_cells_without_an_interval_are_not_counted_among_those_that_exclude_a_loss() -> None:
     """One cell is plainly faster over three blocks of one run; the others have an interval."""
     before, after = quiet(run_rows(blocks=12)), quiet(run_rows(2.0, blocks=12, day=2))

@@ -55,9 +55,9 @@ class PlainTiles : public CopiedTokens {
       for (int64_t i = 0; i < dim_; i += kLanes) store(queries_.data() + (row + r) * dim_ + i, load(from[r] + i));
   }
 
-  // The tile at `place`; that at `ahead`, `shift` elements further on, is asked for while the first rows meet this one. What
-  // more than kRows rows meet is copied: in the cache the keys of a head lie a power of two apart, and would drive each other out of the
-  // first-level cache.
+  // The tile at `place`; that at `ahead`, `shift` elements further on, is asked for while the first rows meet this one.
+  // What more than kRows rows meet is copied: in the cache the keys of a head lie a power of two apart, and would drive
+  // each other out of the first-level cache.
   void take_keys(const T* keys, const T* values, const Place& place, const Place& ahead, int64_t shift, int64_t rows) {
     count_ = (place.count + kTogether - 1) / kTogether * kTogether;
     for (int64_t j = 0; j < count_; ++j) {
@@ -106,7 +106,7 @@ class PlainTiles : public CopiedTokens {
 
   MINIVLLM_ASKS static void ask(const T* from, int64_t count) {
     const char* next = reinterpret_cast<const char*>(from);
-    minivllm::ask(next, count * sizeof(T) / 64);
+    minivllm::ask(next, (count * sizeof(T) + 63) / 64);
   }
 
   // Scores of M rows and the keys from j on.
