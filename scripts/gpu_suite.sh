@@ -27,9 +27,10 @@
 # left out. TESTERS is how many processes test at once (default: 8; compiling is most of it).
 #
 # In half an hour of a GPU, by calls of at most 10 minutes, one right after the other. They leave four minutes for what
-# is not theirs: to start the machine, to copy, to install anew for each call what it lacks, and to end what is cut off. What comes last in a call
-# may be cut off: how long anything takes is an estimate, as none has run yet (25 s of an arm to start and load, half a
-# minute of a block that is traced, two minutes of one of the peer's, of 256 requests at once in its warm-up as well).
+# is not theirs: to start the machine, to copy, to install anew for each call what it lacks, and to end what is cut off.
+# What comes last in a call may be cut off: how long anything takes is an estimate, as none has run yet (25 s of an arm to
+# start and load, half a minute of a block that is traced, two minutes of one of the peer's, of 256 requests at once in its
+# warm-up as well).
 #   CALL_S=230 scripts/gpu_suite.sh ceilings kernel-tests
 #   CALL_S=380 scripts/gpu_suite.sh table precision
 #   CALL_S=490 scripts/gpu_suite.sh batching

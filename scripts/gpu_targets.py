@@ -170,7 +170,7 @@ class Target:
     def _missing(self, runs: Runs) -> list[str]:
         """The sweeps that would tell, and what became of their arms."""
         found: dict[str, str] = {}
-        for arms in self._all():
+        for arms in self.compared():
             told = {
                 name: cell.status_text + ", without this figure" * bool(cell.ok and not self._values(cell))
                 for name, cell in arms.of(runs).items()
@@ -181,11 +181,15 @@ class Target:
 
     def _unreadable(self, runs: Runs) -> list[str]:
         """What could not be taken into account, for each sweep that has such records."""
-        sweeps = dict.fromkeys(sweep for arms in self._all() for sweep in arms.sweeps)
-        counts = {sweep: runs.unreadable.get(sweep, 0) for sweep in sweeps}
+        counts = {sweep: runs.unreadable.get(sweep, 0) for sweep in self.sweeps()}
         return [f"`{sweep}`: {count} not readable" for sweep, count in counts.items() if count]
 
-    def _all(self) -> list[Arms]:
+    def sweeps(self) -> list[str]:
+        """Those whose records tell, each once."""
+        return list(dict.fromkeys(sweep for arms in self.compared() for sweep in arms.sweeps))
+
+    def compared(self) -> list[Arms]:
+        """All arms that it is about."""
         return [arms for arms in (self.arms, self.over) if arms is not None]
 
 
@@ -286,10 +290,9 @@ TARGETS = (
 
 def read(root: Path) -> Runs:
     """The records of the sweeps that targets are about, as far as there are any."""
-    arms = [arms for target in TARGETS for arms in (target.arms, target.over) if arms is not None]
     rows: dict[str, list[Row]] = {}
     unreadable: dict[str, int] = {}
-    for sweep in dict.fromkeys(sweep for one in arms for sweep in one.sweeps):
+    for sweep in dict.fromkeys(sweep for target in TARGETS for sweep in target.sweeps()):
         files = list((root / sweep).glob(f"*/{storage.RECORD}"))
         if files:
             try:

@@ -89,13 +89,11 @@ class Comparison:
                 + "."
             )
         losses = [cell.loss for cell in self.cells if cell.loss is not None]
-        excluded = (
-            f"; the intervals exclude a loss of more than {_percent(max(losses), math.ceil)}"
-            if losses
-            else ""
-        )
-        if 0 < len(losses) < len(self.cells):  # what is faster needs no interval
-            excluded += f" in {len(losses)} of them"
+        excluded = ""
+        if losses:
+            excluded = f"; the intervals exclude a loss of more than {_percent(max(losses), math.ceil)}"
+            if len(losses) < len(self.cells):  # what is faster needs no interval
+                excluded += f" in {len(losses)} of them"
         return (
             f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in {len(self.cells)} of "
             f"{len(self.cells)} shared cells{excluded}."
@@ -241,17 +239,14 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
-        if verdict == "none" and loss is None:
-            verdict, reason = (
-                "undecided",
+        if verdict == "none" and (loss is None or loss > margin):
+            verdict = "undecided"
+            reason = (
                 f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
-                f"use measure.repeats={self.needed} in both",
-            )
-        elif verdict == "none" and loss is not None and loss > margin:
-            verdict, reason = (
-                "undecided",
-                f"a loss of {_percent(loss, math.floor)} is not excluded: "
-                "use a quieter machine or more blocks (measure.repeats)",
+                f"use measure.repeats={self.needed} in both"
+                if loss is None
+                else f"a loss of {_percent(loss, math.floor)} is not excluded: "
+                "use a quieter machine or more blocks (measure.repeats)"
             )
         if (
             self.alike

@@ -12,12 +12,10 @@ from typing import Any
 from minivllm.bench.roofline import decodes
 
 Interval = tuple[float, float]  # begin and end
-STEP = (
-    "prepare"  # the phase that a step which computes something has exactly once, before it launches anything
-)
-LAUNCH = re.compile(
-    "(cuda|cu|hip)[A-Z]"
-)  # how calls of a device's runtime and driver begin; torch's have "::"
+# The phase that a step which computes something has exactly once, before it launches anything.
+STEP = "prepare"
+# How calls of a device's runtime and driver begin; torch's have "::".
+LAUNCH = re.compile("(cuda|cu|hip)[A-Z]")
 COPIES = ("Memcpy", "Memset")  # what is no kernel of all that a device does
 
 
@@ -38,9 +36,8 @@ class Decoding:
     steps: int
     requests: int  # of each step
     span_ms: float  # of all of them
-    between: (
-        float  # share of the span from the end of a step's last kernel to the begin of the next one's first
-    )
+    # Share of the span from the end of a step's last kernel to the begin of the next one's first.
+    between: float
     within: float  # share of it in which, inside steps, the device computed and copied nothing
 
 
@@ -49,9 +46,8 @@ class Idleness:
     """The idleness of a whole trace, from the first kernel's begin to the last one's end, and of what decodes in it."""
 
     whole: Idle
-    decoding: (
-        Decoding | None
-    )  # see `decoding_run`; None where there are too few such steps, or what they launched is not known
+    # See `decoding_run`; None where there are too few such steps, or what they launched is not known.
+    decoding: Decoding | None
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
