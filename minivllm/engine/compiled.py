@@ -180,8 +180,9 @@ def compile_layers(engine: Engine) -> None:
     layers = model.model.layers
     with torch.inference_mode():
         for name, width in engine.loaded.linear_inputs.items():
-            linear = model.get_submodule(name)
-            if not _is_transparent(linear):
+            # Experts are not compiled, and grouped ones are no layers any more.
+            linear = None if ".experts." in name else model.get_submodule(name)
+            if linear is not None and not _is_transparent(linear):
                 out = linear(torch.zeros(1, width, dtype=model.dtype, device=engine.runner.device))
                 model.set_submodule(name, OpaqueLinear(linear, out.shape[1]))
     for number, layer in enumerate(layers):

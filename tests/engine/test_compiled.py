@@ -60,10 +60,19 @@ def test_every_backend_stays_what_it_is(tmp_path: Path, attention: str) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral", "qwen3_moe"])
-def test_one_graph_serves_all_layers_and_lengths(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "moe"),
+    [
+        ("llama", "auto"),
+        ("gemma3_text", "auto"),
+        ("mixtral", "loop"),
+        ("qwen3_moe", "loop"),
+        ("qwen3_moe", "grouped"),
+    ],
+)
+def test_one_graph_serves_all_layers_and_lengths(tmp_path: Path, family: str, moe: str) -> None:
     make_checkpoint(tmp_path, family)
-    llm, plain = load(tmp_path, "runtime.compile=true"), load(tmp_path)
+    llm, plain = (load(tmp_path, f"runtime.compile={on}", f"runtime.moe={moe}") for on in ("true", "false"))
     made = parts(llm)
     compiler = made[0].compiler
     assert [part.layer for part in made] == [0, 1, 2]
