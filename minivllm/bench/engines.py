@@ -80,6 +80,7 @@ class MinivllmEngine(Adapter):
         config, dtype = loaded.config, loaded.model.dtype
         # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
         idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        narrow = (getattr(module, "multiplies_in", None) for module in loaded.model.modules())
         return EngineInfo(
             name="minivllm",
             weights=loaded.weights,
@@ -106,6 +107,7 @@ class MinivllmEngine(Adapter):
                 engine.kv.bytes_per_token,
                 config.windows,
                 trims=engine.loaded.model.trims,
+                matrix_dtype=next(filter(None, narrow), None),
             ),
             compile_s=self._compile_s(),
             attention_backend=engine.runner.attention.name,

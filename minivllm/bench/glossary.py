@@ -129,7 +129,8 @@ class Bandwidth(Figure):
 
 
 class MatrixRate(Figure):
-    """Rate of a square matrix product in the compute dtype, by the fastest kernel at hand, as measured when the run began.
+    """Rate of a square matrix product in the compute dtype, or in the 8 bits that some layers multiply in, by the fastest
+    kernel at hand, as measured when the run began.
 
     Formula: 2 n^3 / shortest time, the better of two n.
     Example: n = 2,048 in 10 ms: 1.72 TFLOP/s.

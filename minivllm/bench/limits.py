@@ -77,7 +77,7 @@ def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
 
     Args:
         device: "cpu" or "cuda...".
-        dtype: compute dtype.
+        dtype: compute dtype, or "int8" or "float8_e4m3fn" where some layers multiply these.
 
     Returns:
         The measured limits, and notes (a probe smaller than 1 GiB, say). About 1-2 s.
@@ -137,19 +137,33 @@ def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], 
     """Operations a second of a square matrix product in the compute dtype, by whichever kernel is fastest.
 
     The product is that of a linear layer: a processor may have no kernel for others. One that multiplies nothing
-    smaller than float32 is fastest in that.
+    smaller than float32 is fastest in that. Beside layers that multiply in 8 bits there are others.
     """
     cuda = device.startswith("cuda")
-    best = 0.0
+    best, narrow = 0.0, dtype in ("int8", "float8_e4m3fn")
     for n in (4096, 8192) if cuda else (1024, 2048):
         exact = [torch.randn(n, n, device=device) for _ in range(2)]
-        a, b = (x.to(getattr(torch, dtype)) for x in exact)
+        a, b = (x.to(torch.bfloat16 if narrow else getattr(torch, dtype)) for x in exact)
         linear = torch.nn.functional.linear
         products: list[Callable[[], object]] = [functools.partial(linear, a, b), *_own_products(a, b)]
+        if narrow:
+            products.append(_narrow_product(torch, dtype, *exact))
         if not cuda and dtype != "float32":
             products.append(functools.partial(linear, *exact))
         best = max(best, *(2 * n**3 / best_seconds(product, synchronise) for product in products))
     return best
+
+
+def _narrow_product(torch: Any, dtype: str, a: Any, b: Any) -> Callable[[], object]:
+    """The product in 8 bits, as quantised layers have it."""
+    if dtype == "int8":
+        largest = 127 / max(a.abs().max(), b.abs().max())
+        return functools.partial(
+            torch._int_mm, (a * largest).to(torch.int8), (b * largest).to(torch.int8).t()
+        )
+    one = torch.ones((), device=a.device)
+    rounded = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+    return functools.partial(torch._scaled_mm, *rounded, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _own_reads(torch: Any, kernels: Any, memory: Any) -> list[Callable[[], object]]:

@@ -14,6 +14,8 @@ An engine says what a token costs it in `EngineInfo.model`, a dictionary with
     window                        tokens that layers with a sliding window see (optional; None where there are none)
     windowed_share                share of the layers that have one (optional; 0 where it is missing)
     dtype                         compute dtype, "bfloat16", "float16" or "float32"
+    matrix_dtype                  that of its fastest matrix products, if some multiply "int8" or "float8_e4m3fn" (optional;
+                                  the compute dtype where it is missing)
     device                        "cpu" or "cuda..." (optional; "cpu" where it is missing)
 
 Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
@@ -59,6 +61,7 @@ def model_costs(
     kv_bytes_per_token: int | None = None,
     windows: Sequence[int | None] = (),
     trims: bool = False,
+    matrix_dtype: str | None = None,
 ) -> dict[str, Any]:
     """The `EngineInfo.model` dictionary of a decoder-only transformer with grouped-query attention.
 
@@ -72,6 +75,7 @@ def model_costs(
         kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
         windows: of the layers (`ModelConfig.windows`).
         trims: the last layer ends with its attention but for tokens whose logits are wanted (runtime.trim_last_layer).
+        matrix_dtype: that of layers which multiply in 8 bits; None where none does.
     """
     layers, width = model["num_layers"], model["head_dim"]
     windowed = [window for window in windows if window is not None]  # all the same
@@ -101,6 +105,7 @@ def model_costs(
         "window": min(windowed, default=None),
         "windowed_share": len(windowed) / layers,
         "dtype": dtype,
+        "matrix_dtype": matrix_dtype or dtype,
         "device": device,
     }
 

@@ -139,7 +139,7 @@ class Session:
         device, costs = self._device(), self.engine.info.model
         if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
             self._emit("probing")
-            self._limits, notes = probe(device, costs.get("dtype", "float32"))
+            self._limits, notes = probe(device, costs.get("matrix_dtype") or costs.get("dtype", "float32"))
             self._notes += notes
             if not reset_own_peak_rss():
                 self._notes.append("host_rss_peak may include the bandwidth probe's buffer")

@@ -30,6 +30,12 @@ class FP8(Quantizer):
         return FP8Linear(weight, bias)
 
 
+def has_kernel(weight: Tensor) -> bool:
+    """Whether torch multiplies 8-bit floats scaled by rows: on Hopper and later, to bfloat16, of multiples of 16."""
+    fits = weight.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
+    return fits and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
+
+
 class FP8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q float8 [out, in] and scale float32 [out]."""
 
@@ -41,19 +47,14 @@ class FP8Linear(nn.Module):
             part.copy_(rows.float() / factor[:, None])
         self.weight, self.scale = frozen(rounded), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
-        # torch scales by rows on Hopper and later, gives bfloat16, and wants multiples of 16.
-        fits = weight.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
-        hopper = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) >= (9, 0)
-        self.has_kernel = fits and hopper
+        self.multiplies_in = "float8_e4m3fn" if has_kernel(weight) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        if self.has_kernel:
+        if self.multiplies_in:
             scale = (x.abs().amax(1, keepdim=True).float() / _LARGEST).clamp(min=1e-12)
             rounded = (x / scale).to(torch.float8_e4m3fn)
-            out = torch._scaled_mm(
-                rounded, self.weight.t(), scale_a=scale, scale_b=self.scale[None], out_dtype=x.dtype
-            )
+            out = torch._scaled_mm(rounded, self.weight.t(), scale, self.scale[None], out_dtype=x.dtype)
         else:
             out = converted_product(x, self.weight, self.scale, _widened)
         return out if self.bias is None else out.add_(self.bias)

@@ -63,6 +63,7 @@ class Int8MixedLinear(nn.Module):
 
     # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.
     in_graphs = "waits"
+    multiplies_in = "int8"
 
     def __init__(
         self, library: Any, weight: Tensor, maxima: Tensor, bias: Tensor | None, threshold: float

@@ -22,13 +22,14 @@ def test_cache_size_is_the_last_level(tmp_path: Path) -> None:
     assert last_level_cache(tmp_path) == 32 << 20
 
 
-def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
+def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(limits, "PROBE_SECONDS", 0.01)
     monkeypatch.setattr(limits, "_probe_size", lambda device: 64 << 20)
-    found, notes = probe("cpu", "float32")
+    found, notes = probe("cpu", dtype)
     assert found.bandwidth_bytes_per_s is not None and 1e8 < found.bandwidth_bytes_per_s < 1e13
     assert found.matrix_flops_per_s is not None and 1e8 < found.matrix_flops_per_s < 1e15
-    assert found.matrix_dtype == "float32"
+    assert found.matrix_dtype == dtype
     assert len(notes) == 1 and "64 MiB only" in notes[0]
 
 

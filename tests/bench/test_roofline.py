@@ -12,6 +12,7 @@ from minivllm.bench.record import Roofline
 from minivllm.bench.roofline import model_costs, usage
 from minivllm.config import compose
 from minivllm.engine.params import SamplingParams
+from minivllm.quant import fp8
 from tests.reference import make_checkpoint
 
 MODEL = {
@@ -119,6 +120,27 @@ def test_the_engine_counts_what_is_within_the_window(tmp_path: Path) -> None:
     counted = [(s["context_tokens"], s["window_tokens"]) for s in engine.steps()]
     assert counted == [(3 + 20, 3 + 7), (4 + 21, 4 + 7), (5 + 22, 5 + 7)]
     assert engine.info.model["window"] == 7 and engine.info.model["windowed_share"] == pytest.approx(2 / 3)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("quant", "on_hopper", "dtype"),
+    [
+        ("bf16", True, "bfloat16"),
+        ("int8_mixed", False, "int8"),
+        ("fp8", False, "bfloat16"),
+        ("fp8", True, "float8_e4m3fn"),
+    ],
+)
+def test_the_matrix_rate_is_that_of_the_fastest_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: str, on_hopper: bool, dtype: str
+) -> None:
+    """One that a run passes marks it invalid."""
+    make_checkpoint(tmp_path, "qwen3")
+    monkeypatch.setattr(fp8, "has_kernel", lambda weight: on_hopper)
+    config = compose(["model=hf", f"model.path={tmp_path}", f"quant={quant}", "runtime.device=cpu"])
+    engine = MinivllmEngine(config)
+    assert engine.info.model["matrix_dtype"] == dtype
     engine.close()
 
 
