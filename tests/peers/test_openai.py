@@ -211,7 +211,7 @@ def test_tokens_of_one_stream_are_never_delivered_after_its_end() -> None:
 
 
 def test_a_cell_from_the_command_line(cli: Any) -> None:
-    server, url = fake_server.in_thread()
+    server, url = fake_server.in_thread(step_s=0.05)  # long beside what a busy machine takes to submit
     result = cli(
         *("engine=openai", f"engine.url={url}", "name=peer", "runtime.device=cpu"),
         *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
