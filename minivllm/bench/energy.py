@@ -16,6 +16,7 @@ from minivllm.bench.record import Energy
 
 POWERCAP = Path("/sys/class/powercap")
 SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
+REST_S = 1.0  # after which it tells no more of what was before
 RAPL_EVERY_S = 60.0  # a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
 
 
@@ -117,8 +118,9 @@ class CounterMeter(NullMeter):
         return energy
 
     def idle_watts(self, seconds: float = 0.5) -> float | None:
-        """Mean power over `seconds` in which the caller gives the device nothing to do, watts."""
+        """Mean power over `seconds` in which the caller gives the device nothing to do, after some rest, watts."""
         self._synchronise()
+        time.sleep(REST_S)
         began, joules = time.monotonic(), self._read()
         time.sleep(seconds)
         ended = self._read()
@@ -178,11 +180,15 @@ def open_meter(
     """The energy counter of the device that computes, or a null meter with the reason.
 
     Args:
-        device: the device that the worker computes on, "cpu" or "cuda...".
+        device: what the engine computes on, see `device_of`.
         gpu: its GPU or a null object.
         synchronise: waits for the device.
         root: the kernel's powercap folder.
     """
+    if device.startswith("server"):
+        return NullMeter(
+            f"the {device} may be another machine: runtime.device=cpu or cuda says that it computes on this one"
+        )
     if device.startswith("cuda"):
         if not gpu.present:
             return NullMeter(gpu.reason or "no GPU")

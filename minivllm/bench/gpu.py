@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
@@ -122,11 +123,32 @@ def _by_uuid(nvml: Any, name: str) -> Any:
         raise
 
 
+def device_of(config: dict[str, Any], said: str | None = None) -> str:
+    """What the engine of a run computes on, as far as this process can tell.
+
+    Args:
+        config: the resolved configuration.
+        said: by the engine, once it is loaded.
+
+    Returns:
+        "cpu", "cuda..." or, of a server that runs already, "server at <url>", unless `runtime.device` claims it for here.
+    """
+    wanted = str(said or (config.get("runtime") or {}).get("device") or "auto")
+    if wanted != "auto":
+        return wanted
+    engine = config.get("engine") or {}
+    if engine.get("url") and not engine.get("command"):
+        return f"server at {engine['url']}"
+    torch = sys.modules.get("torch")  # a process that does without is not made to load it
+    found = open_gpu("auto").present or (torch is not None and torch.cuda.is_available())
+    return "cuda" if found else "cpu"
+
+
 def open_gpu(device: str) -> NullGpu:
     """The GPU that `runtime.device` means, as CUDA numbers it by the bus (CUDA_DEVICE_ORDER=PCI_BUS_ID), or a null object.
 
     Args:
-        device: "auto", "cpu", "cuda" or "cuda:<index>".
+        device: "auto", or one that `device_of` returns.
 
     Returns:
         `Gpu`, or `NullGpu` whose `reason` says why there is none.

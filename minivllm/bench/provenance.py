@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from minivllm.bench.gpu import open_gpu
+from minivllm.bench.gpu import device_of, open_gpu
 from minivllm.threads import thread_count, usable_cores, usual_threads
 
 PACKAGES = (
@@ -177,8 +177,10 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         code_hash: from `identity.code_hash()`.
     """
     runtime, measure = config.get("runtime") or {}, config.get("measure") or {}
-    gpu = open_gpu(runtime.get("device") or "auto")
-    described = gpu.describe()
+    device = device_of(config)
+    described = open_gpu(device).describe()
+    if device.startswith("server"):
+        described = {"name": device, "kind": "server"}
     sha, dirty = git()
     frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
     clocks = {

@@ -23,7 +23,7 @@ from minivllm.bench.driver import (
 )
 from minivllm.bench.energy import NullMeter, open_meter, per_token
 from minivllm.bench.engine import BenchEngine
-from minivllm.bench.gpu import open_gpu
+from minivllm.bench.gpu import device_of, open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
 from minivllm.bench.limits import last_level_cache, probe
@@ -137,14 +137,15 @@ class Session:
             self._meter = NullMeter(NOT_COMPUTED)
             return
         device, costs = self._device(), self.engine.info.model
+        # Before the probes, whose heat a GPU's counter still tells of when they have ended.
+        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
+        self._idle_watts = self._meter.idle_watts()
         if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
             self._emit("probing")
             self._limits, notes = probe(device, costs.get("matrix_dtype") or costs.get("dtype", "float32"))
             self._notes += notes
             if not reset_own_peak_rss():
                 self._notes.append("host_rss_peak may include the bandwidth probe's buffer")
-        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
-        self._idle_watts = self._meter.idle_watts()
 
     def _probe_again(self, reached: Callable[[Roofline], Roofline]) -> None:
         """A run that passes the limits says that others used the machine while they were measured."""
@@ -154,17 +155,8 @@ class Session:
         )
 
     def _device(self) -> str:
-        """The device that the engine computes on, "cpu" or "cuda...", as far as this process can tell."""
         assert self._engine is not None
-        wanted = (
-            self._engine.info.model.get("device")
-            or (self._config.get("runtime") or {}).get("device")
-            or "auto"
-        )
-        if wanted != "auto":
-            return str(wanted)
-        torch = sys.modules.get("torch")
-        return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+        return device_of(self._config, self._engine.info.model.get("device"))
 
     def _cache_bytes(self) -> int | None:
         """Bytes of the last cache before the memory that the engine computes from."""

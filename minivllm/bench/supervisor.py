@@ -23,7 +23,7 @@ from typing import Any
 from minivllm.bench import storage
 from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.gpu import NullGpu, open_gpu
+from minivllm.bench.gpu import NullGpu, device_of, open_gpu
 from minivllm.bench.identity import code_hash, engine_id, profile_wanted
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance
@@ -280,7 +280,7 @@ class _Worker:
             raise
         finally:
             os.close(progress)
-        gpu: NullGpu = open_gpu((first.config.get("runtime") or {}).get("device") or "auto")
+        gpu: NullGpu = open_gpu(device_of(first.config))
         limit = measure.get("memory_limit_gb")
         interval = measure.get("telemetry_interval_s") or 0.2
         self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()

@@ -65,9 +65,11 @@ def test_a_short_gpu_window_is_flagged(clock: Time) -> None:
 def test_idle_power(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNVML()
 
+    watts = iter([600, 80])  # what was done before it is told late
+
     def sleep(seconds: float) -> None:
         clock.now += seconds
-        nvml.energy_mj += 80_000 * seconds
+        nvml.energy_mj += 1000 * next(watts) * seconds
 
     monkeypatch.setattr(clock, "sleep", sleep)
     assert open_meter("cuda", Gpu(nvml, None)).idle_watts() == pytest.approx(80)
@@ -79,6 +81,7 @@ def test_no_counter_is_null_with_the_reason(tmp_path: Path) -> None:
         (open_meter("cuda", old), "no energy counter"),
         (open_meter("cuda", NullGpu("NVML: not found")), "NVML: not found"),
         (open_meter("cpu", NullGpu(), root=tmp_path), "no energy counter"),
+        (open_meter("server at http://x", NullGpu()), "may be another machine: runtime.device=cpu or cuda"),
     ):
         meter.begin_window()
         result = meter.end_window(5.0)

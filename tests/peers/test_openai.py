@@ -210,10 +210,12 @@ def test_tokens_of_one_stream_are_never_delivered_after_its_end() -> None:
     assert outputs[1].error == "content_filter"
 
 
-def test_a_cell_from_the_command_line(cli: Any) -> None:
+@pytest.mark.parametrize("here", [True, False])
+def test_a_cell_from_the_command_line(cli: Any, here: bool) -> None:
+    """Its energy is nobody's to read here, and no other device is like its own, unless it is said to be this one."""
     server, url = fake_server.in_thread(step_s=0.05)  # long beside what a busy machine takes to submit
     result = cli(
-        *("engine=openai", f"engine.url={url}", "name=peer", "runtime.device=cpu"),
+        *("engine=openai", f"engine.url={url}", "name=peer", f"runtime.device={'cpu' if here else 'auto'}"),
         *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
     )
     server.shutdown()
@@ -222,3 +224,6 @@ def test_a_cell_from_the_command_line(cli: Any) -> None:
     record = json.loads(path.read_text())
     assert record["status"] == "ok" and record["metrics"]["output_tokens"] == 32
     assert record["metrics"]["queue_ms"]["n"] == 0 and record["breakdown"]["steps"] == 0
+    device = record["provenance"]["device"]
+    assert (device["name"] == f"server at {url}") != here and (device["kind"] == "server") != here
+    assert ("may be another machine" in str(record["energy"]["reason"])) != here
