@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from minivllm.bench.gpu import device_of, open_gpu
+from minivllm.bench.telemetry import cpu_mhz
 from minivllm.threads import thread_count, usable_cores, usual_threads
 
 PACKAGES = (
@@ -182,9 +183,8 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
     if device.startswith("server"):
         described = {"name": device, "kind": "server"}
     sha, dirty = git()
-    frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
     clocks = {
-        "cpu_mhz": frequency.current if frequency else None,
+        "cpu_mhz": cpu_mhz(),
         "gpu_max_sm_mhz": described.get("max_sm_mhz"),
         "gpu_max_memory_mhz": described.get("max_memory_mhz"),
     }

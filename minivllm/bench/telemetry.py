@@ -103,10 +103,7 @@ class Telemetry:
 
     def _cpu_mhz(self, now: float) -> float | None:
         if now - self._frequency[0] >= FREQUENCY_EVERY_S:
-            frequency = None
-            with suppress(Exception):  # psutil raises what the platform's files happen to cause
-                frequency = psutil.cpu_freq()
-            self._frequency = (now, frequency.current if frequency else None)
+            self._frequency = (now, cpu_mhz())
         return self._frequency[1]
 
     def rows(self, since: float, until: float | None = None) -> list[Row]:
@@ -115,6 +112,14 @@ class Telemetry:
             return [
                 row for row in self._rows if row["t_s"] >= since and (until is None or row["t_s"] <= until)
             ]
+
+
+def cpu_mhz() -> float | None:
+    """The CPU's clock as the system tells it; None where it does not."""
+    with suppress(Exception):  # psutil raises what the platform's files happen to cause
+        if frequency := psutil.cpu_freq():
+            return float(frequency.current)
+    return None
 
 
 @dataclass(frozen=True)

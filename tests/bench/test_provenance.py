@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minivllm.bench import gpu
@@ -34,6 +35,14 @@ def test_every_field_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="Windows")
+def test_a_clock_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cpu_freq() -> None:
+        raise NotImplementedError("can't find current frequency file")
+
+    monkeypatch.setattr(psutil, "cpu_freq", cpu_freq)
+    assert provenance({}, "code")["clocks"]["cpu_mhz"] is None
+
+
 def test_the_beginning_is_told_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of machines in several time zones are ordered by its text."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
