@@ -62,9 +62,15 @@ def busy(cells: list[Cell]) -> list[str]:
         return []
     named = listing([cell.mention for cell in met], 4) + (" was" if len(met) == 1 else " were")
     every = "this was" if len(timed) == 1 else "every cell was"
+    threads = [
+        cell.first("provenance.threads") for cell in met if cell.first("provenance.device.kind") == "cpu"
+    ]
+    most = max((int(number) for number in threads if number), default=1)
+    # Threads spin where they wait for one another: one whose core is taken holds the others up at every product.
+    remedy = f", many times where its {most} threads wait for one that has no core: runtime.threads={most - 1} leaves one"
     return [
         f"Other processes used the machine while {every if len(met) == len(timed) else named} measured: "
-        "figures may be worse for it."
+        f"figures may be worse for it{remedy * (most > 1)}."
     ]
 
 

@@ -201,6 +201,24 @@ def test_a_busy_machine_is_told_with_the_result(tmp_path: Path, capsys: pytest.C
     assert "Other processes" not in Page(build_report(quiet, tmp_path / "quiet" / "out")).text
 
 
+@pytest.mark.parametrize(
+    ("kind", "threads", "advice"),
+    [
+        ("cpu", 4, "its 4 threads wait for one that has no core: runtime.threads=3 leaves one."),
+        ("cpu", 1, None),
+        ("gpu", 4, None),
+    ],
+)
+def test_threads_on_a_busy_cpu_are_told_what_to_do(
+    tmp_path: Path, kind: str, threads: int, advice: str | None
+) -> None:
+    record = make_record("fp16", validity=Validity(True, [], [BUSY]))
+    record.provenance |= {"threads": threads, "device": {"name": "X", "kind": kind}}
+    text = Page(build_report(write(tmp_path / "runs", [record]), tmp_path / "out")).text
+    assert "Other processes used the machine while this was measured: figures may be worse" in text
+    assert advice in text if advice else "runtime.threads=" not in text
+
+
 def test_a_row_that_was_not_alone_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the page, in the terminal and in the table for a README."""
     met = make_record("fp16", validity=Validity(True, [], [BUSY]))
