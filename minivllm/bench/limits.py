@@ -16,6 +16,7 @@ from minivllm.bench.record import Roofline
 PROBE_BYTES = 1 << 30
 MIN_PROBE_BYTES = 1 << 26
 PROBE_SECONDS = 0.3  # budget of one probe, after its first tries
+PRODUCT_BYTES = 16  # for each number of a square product: two of float32, and three as they are multiplied
 GPU_CALLS = 8  # of a read or a copy in a row: one alone takes a fraction of a millisecond there
 
 
@@ -94,24 +95,42 @@ def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
     with torch.inference_mode():
         if size >= MIN_PROBE_BYTES:
             result.bandwidth_bytes_per_s = _bandwidth(torch, device, size, synchronise)
-        result.matrix_flops_per_s = _matrix_rate(torch, device, dtype, synchronise)
+        sizes = _square_sizes(device)
+        if len(sizes) < 2:
+            notes.append(
+                f"the matrix rate was probed {'with a small product only' if sizes else 'not at all'}: too little free memory"
+            )
+        result.matrix_flops_per_s = _matrix_rate(torch, device, dtype, sizes, synchronise)
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return result, notes
 
 
-def _probe_size(device: str) -> int:
-    """Bytes to read: 1 GiB, or half of what is free."""
+def _free(device: str) -> int:
+    """Bytes of the device's memory that nobody uses."""
     if device.startswith("cuda"):
         import torch
 
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        import psutil
+        return int(torch.cuda.mem_get_info()[0])
+    import psutil
 
-        free = psutil.virtual_memory().available
-    return min(PROBE_BYTES, free // 2 >> 20 << 20)
+    return int(psutil.virtual_memory().available)
+
+
+def _probe_size(device: str) -> int:
+    """Bytes to read: 1 GiB, or half of what is free."""
+    return min(PROBE_BYTES, _free(device) // 2 >> 20 << 20)
+
+
+def _square_sizes(device: str) -> list[int]:
+    """Of the matrices to multiply: two, but for those that do not fit beside a large cache."""
+    free = _free(device)
+    return [
+        n
+        for n in ((4096, 8192) if device.startswith("cuda") else (1024, 2048))
+        if PRODUCT_BYTES * n * n < free
+    ]
 
 
 def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], object]) -> float:
@@ -133,15 +152,17 @@ def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], obj
     return size / min(best_seconds(read, synchronise, calls=calls) for read in reads)
 
 
-def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], object]) -> float:
-    """Operations a second of a square matrix product in the compute dtype, by whichever kernel is fastest.
+def _matrix_rate(
+    torch: Any, device: str, dtype: str, sizes: list[int], synchronise: Callable[[], object]
+) -> float | None:
+    """Operations a second of a square matrix product in the compute dtype, by whichever kernel and size is fastest.
 
     The product is that of a linear layer: a processor may have no kernel for others. One that multiplies nothing
     smaller than float32 is fastest in that. Beside layers that multiply in 8 bits there are others.
     """
     cuda = device.startswith("cuda")
     best, narrow = 0.0, dtype in ("int8", "float8_e4m3fn")
-    for n in (4096, 8192) if cuda else (1024, 2048):
+    for n in sizes:
         exact = [torch.randn(n, n, device=device) for _ in range(2)]
         a, b = (x.to(torch.bfloat16 if narrow else getattr(torch, dtype)) for x in exact)
         linear = torch.nn.functional.linear
@@ -151,7 +172,7 @@ def _matrix_rate(torch: Any, device: str, dtype: str, synchronise: Callable[[], 
         if not cuda and dtype != "float32":
             products.append(functools.partial(linear, *exact))
         best = max(best, *(2 * n**3 / best_seconds(product, synchronise) for product in products))
-    return best
+    return best or None
 
 
 def _narrow_product(torch: Any, dtype: str, a: Any, b: Any) -> Callable[[], object]:

@@ -34,6 +34,21 @@ def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
+    ("free", "rated", "words"),
+    [(40 << 20, True, "with a small product only"), (10 << 20, False, "not at all")],
+)
+def test_what_does_not_fit_is_not_probed(
+    monkeypatch: pytest.MonkeyPatch, free: int, rated: bool, words: str
+) -> None:
+    """A cache that fills the device must not end a run that could be made."""
+    monkeypatch.setattr(limits, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "_free", lambda device: free)
+    found, notes = probe("cpu", "float32")
+    assert found.bandwidth_bytes_per_s is None and (found.matrix_flops_per_s is not None) == rated
+    assert f"the matrix rate was probed {words}: too little free memory" in notes
+
+
+@pytest.mark.parametrize(
     ("first_s", "others_s", "tried", "best"),
     [
         (0.001, [0.003, 0.002, 0.001, 0.002], 8, 0.001),  # all eight
@@ -81,7 +96,7 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(
 
     monkeypatch.setattr(limits, "best_seconds", seconds)
     monkeypatch.setattr(limits, "_own_products", lambda a, b: [own] * (dtype == "bfloat16"))
-    assert limits._matrix_rate(torch, "cpu", dtype, lambda: None) == 2 * 2048**3 / 0.5
+    assert limits._matrix_rate(torch, "cpu", dtype, [1024, 2048], lambda: None) == 2 * 2048**3 / 0.5
     assert seen == timed * 2
 
 
