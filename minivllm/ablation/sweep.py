@@ -121,7 +121,7 @@ def measure(plan: Plan, launch: Launch) -> None:
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
     print(
-        f"sweep {plan.name}: {_count(len(plan.cells), 'arm')}, {_count(len(plan.measurements), 'measurement')}"
+        f"sweep {plan.name}: {count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
     )
     if skipped:
         pending = {measurement.run_id for job in plan.jobs for measurement in job}
@@ -177,7 +177,7 @@ def _warn_of_old_terms(plan: Plan) -> None:
                 kept += record["config"]["measure"][knob] != measurement.config["measure"][knob]
         if kept:
             print(
-                f"warning: {_count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
+                f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
                 " sweep.fresh=true measures anew",
                 file=sys.stderr,
             )
@@ -238,7 +238,3 @@ def _launch_plainly(cells: list[Cell], sweep: Sweep, launch: Launch) -> int:
             print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
             codes.append(1)
     return 0 if not any(codes) else 2 if all(code in (0, 2) for code in codes) else 1
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
