@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minivllm.ablation.comparison import Comparison
+from minivllm.ablation.comparison import Comparison, Verdict
 from minivllm.report.format import MISSING, cut, interval, p_value, sig
 from minivllm.report.style import (
     BLUE,
     FAINT,
     GREY,
+    ORANGE,
+    PURPLE,
     VERMILION,
     Plot,
     bar_height,
     canvas,
+    legend_below,
+    mark,
     plain_ticks,
     png,
     short,
@@ -34,7 +38,14 @@ HEADINGS = (
     "test",
     "verdict",
 )
-COLOURS = {"slower": VERMILION, "failed": VERMILION, "faster": BLUE}
+COLOURS: dict[Verdict, str] = {
+    "slower": VERMILION,
+    "failed": VERMILION,
+    "faster": BLUE,
+    "none": GREY,
+    "undecided": ORANGE,
+    "not comparable": PURPLE,
+}
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
@@ -89,14 +100,14 @@ def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
     cells = [cell for cell in comparison.cells if cell.ratio is not None]
     if not cells:
         return None
-    figure, axes = canvas(height=bar_height(len(cells)))
+    figure, axes = canvas(height=bar_height(len(cells), extra=1.2))
     threshold = comparison.threshold
     axes.set_xscale("log")
     plain_ticks(axes.xaxis)
     axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color="#eeeeee", lw=0)
     axes.axvline(1, color=FAINT, lw=1)
     for row, cell in enumerate(cells):
-        colour = COLOURS.get(cell.verdict, GREY)
+        colour = COLOURS[cell.verdict]
         if cell.low is not None and cell.high is not None:
             axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
         axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
@@ -106,6 +117,11 @@ def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
         f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better, log scale)"
     )
     axes.grid(axis="x")
+    met = {cell.verdict for cell in cells}
+    legend_below(figure, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
     title = f"{names[1]} against {names[0]}"
-    caption = "Ratios of geometric means with 95 % bootstrap intervals; grey is what the threshold lets pass."
+    caption = (
+        "Ratios of geometric means with 95 % bootstrap intervals, in the colour of the verdict; "
+        "the grey band is what the threshold lets pass."
+    )
     return Plot("compare", title, comparison.conclusion, caption, png(figure))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from minivllm.ablation.comparison import Comparison, _percent, compare
+from minivllm.ablation.comparison import Comparison, Verdict, _percent, compare
 from minivllm.ablation.design import Design
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
 from minivllm.report import comparison
 from minivllm.report.rows import Row
+from minivllm.report.style import GREY
 from tests.ablation.synthetic import ablation_rows
 
 TWO = Design("add_one_in", {"a": (), "b": ()})
@@ -341,6 +342,19 @@ def test_ratios_are_drawn_on_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch)
     assert comparison.plot(endless, ("before", "after")) is not None
     (axes,) = drawn[0].axes
     assert axes.get_xscale() == "log" and axes.get_xlim()[0] > 1e-4 and axes.get_xlim()[1] < 1e4
+
+
+def test_only_what_passed_is_drawn_in_grey(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("minivllm.report.comparison.png", lambda figure: drawn.append(figure) or b"")
+    found = compared(quiet(run_rows()), quiet(run_rows(day=2)))
+    every: tuple[Verdict, ...] = get_args(Verdict)
+    cells = tuple(replace(found.cells[0], label=verdict, verdict=verdict) for verdict in every)
+    assert comparison.plot(replace(found, cells=cells), ("before", "after")) is not None
+    (axes,), (legend,) = drawn[0].axes, drawn[0].legends
+    dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
+    assert [verdict for verdict, dot in zip(every, dots, strict=True) if dot == GREY] == ["none"]
+    assert {text.get_text() for text in legend.get_texts()} == {*every}
 
 
 def test_arms_of_one_cell_are_matched_by_name() -> None:
