@@ -16,6 +16,7 @@ from minivllm.ablation.findings import Analysis
 from minivllm.bench import storage
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.records import flatten, read_records
+from minivllm.config import compose
 from minivllm.report.material import Material
 from minivllm.report.page import write_report
 from tests.ablation.test_sweep import quick_report
@@ -240,6 +241,24 @@ def test_what_the_command_says_of_a_key_replaces_the_baseline(ablate: Cli, bench
     ablate("+ablation=add_one_in", "batching.max_num_seqs=2", "ablation.only=[free]", "measure.repeats=1")
     sizes = {m.arm: m.config["batching"]["max_num_seqs"] for m in bench.measured}
     assert sizes == {"baseline": 2, "baseline again": 2, "with free": 8}
+
+
+def test_a_list_has_only_what_can_do_something_on_its_device() -> None:
+    """What helps on any of them is one list, which the others extend."""
+    lists = {
+        name: compose(["+ablation=leave_one_out", f"optimisations={name}"])["ablation"]
+        for name in ("any_device", "engine", "gpu")
+    }
+    shared = lists["any_device"]
+    own = {"any_device": [], "engine": ["cpu_kernels"], "gpu": ["fused_kernels", "cuda_graphs", "overlap"]}
+    for name, found in lists.items():
+        assert [*found["optimisations"]] == [*shared["optimisations"], *own[name]]
+        assert found["optimisations"].items() >= shared["optimisations"].items()
+        assert found["baseline"][: len(shared["baseline"])] == shared["baseline"]
+        told = " ".join([*found["baseline"], str(found["optimisations"])])
+        assert ("runtime.cpu_kernels" in told) == (name == "engine")
+        assert ("runtime.fused_kernels" in told) == (name == "gpu")
+    assert compose(["+ablation=leave_one_out"])["ablation"] == lists["engine"]
 
 
 def test_mistakes_are_one_line(ablate: Cli, bench: Bench, plug_in: Callable[[str, str, str], None]) -> None:
