@@ -30,7 +30,7 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.telemetry import Telemetry
 from minivllm.cli import _verbatim
 from minivllm.engine.events import StepTimed
-from minivllm.models.registry import supported_architectures
+from minivllm.models.registry import model_class, supported_architectures
 from minivllm.models.rope_config import _REQUIRED as ROPE_KINDS
 from minivllm.options import QualityOptions
 from tests.scripts import load_script
@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if page.exists()]
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
+NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11}
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -158,6 +159,19 @@ def test_every_option_and_knob_is_described() -> None:
     for cls in {*config.OPTIONS.values(), *config.TARGETLESS.values(), QualityOptions}:
         missing += [f"{cls.__name__}.{f.name}" for f in fields(cls) if f"`{f.name}`" not in text]
     assert missing == []
+
+
+def test_what_the_decisions_say_is_there_and_is_not() -> None:
+    text = (DOCS / "decisions.md").read_text(encoding="utf-8")
+    told = re.search(r"serves (\w+) model families, (\w+) precisions, (\w+) attention\s+backends", text)
+    families = {model_class(name).__module__ for name in supported_architectures()}
+    options = {path.parent.name + "=" + path.stem for path in config.conf_dir().glob("*/*.yaml")}
+    quants, backends = (sum(name.startswith(group) for name in options) for group in ("quant=", "attention="))
+    assert told and [NUMBERS[word] for word in told.groups()] == [len(families), quants, backends - 1]  # auto
+    added = {"task=capacity", "task=kernels", "quant=fp8", "attention=cpu", "attention=invariant"}
+    assert added <= options and not {"task=serve", "task=view"} & options
+    assert "tracker" in config.GROUPS and not {"speculative", "parallel"} & {*config.GROUPS}
+    assert not any((ROOT / "minivllm" / name).exists() for name in ("serve", "speculative"))
 
 
 def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
