@@ -42,13 +42,14 @@ class TuneSweeper(Sweeper):
         """See Hydra's Sweeper.
 
         Raises:
-            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, or an
-                option of the sweeper is not one.
+            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, no report can
+                be written, or an option of the sweeper is not one.
         """
         from minivllm.ablation.search import Goal, Search
         from minivllm.bench.checks import at_least_one, one_of
         from minivllm.config import finish
         from minivllm.errors import BadInput
+        from minivllm.tasks.ending import refuse_unwritable
 
         try:
             from optuna import logging
@@ -70,6 +71,7 @@ class TuneSweeper(Sweeper):
         one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
         for knob in ("n_trials", "n_jobs"):
             at_least_one(f"hydra.sweeper.{knob}", self.options[knob])
+        refuse_unwritable(self.settings)
         goal = Goal(asked["objective"], self.direction == "maximize", asked["limits"])
         launcher = make_launcher(hydra_context, task_function, config)
         loader = hydra_context.config_loader

@@ -48,15 +48,16 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         The exit code: 0 if every record of the sweep is ok, else 1.
 
     Raises:
-        BadInput: no arm at all can be measured; nothing has been written then.
+        BadInput: no arm at all can be measured, or no report can be written; nothing has been written then.
     """
-    from minivllm.tasks.ending import conclude
+    from minivllm.tasks.ending import conclude, refuse_unwritable
 
     cells = compose_arms(sweep, load)
     require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
+    refuse_unwritable(first)
     warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
     require_one(cells)
     plan = make_plan(sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings)

@@ -21,7 +21,7 @@ from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.peers import presence, tables
-from minivllm.tasks.ending import conclude
+from minivllm.tasks.ending import conclude, refuse_unwritable
 from minivllm.threads import refuse_absent_cores
 from minivllm.tracking.base import SafeTracker
 
@@ -127,6 +127,7 @@ def refuse_absent_hardware(config: dict[str, Any]) -> None:
 def _run_lone(config: dict[str, Any]) -> int:
     refuse_sweep_settings(config)
     refuse_absent_hardware(config)
+    refuse_unwritable(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     name = config.get("name") or fresh_name(root)

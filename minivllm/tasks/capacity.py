@@ -32,7 +32,7 @@ from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import check, refuse_absent_hardware, refuse_sweep_settings, tracked
-from minivllm.tasks.ending import conclude
+from minivllm.tasks.ending import conclude, refuse_unwritable
 
 DONE = ("ok", "timeout")  # of these something can be said about their rate
 DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say
@@ -57,6 +57,7 @@ def run(config: dict[str, Any]) -> int:
     """
     refuse_sweep_settings(config, allowed=("dry_run",))
     refuse_absent_hardware(config)
+    refuse_unwritable(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
     for warning in warnings:

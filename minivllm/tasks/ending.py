@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ from minivllm.ablation.findings import Planned
 from minivllm.bench.storage import OPERATIONS, RECORD, TRACE
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
+
+
+def refuse_unwritable(config: dict[str, Any]) -> None:
+    """Raise BadInput where `conclude` could write no report, before anything is measured for it; nothing is written."""
+    folder = Path(config.get("reports_dir") or "reports")
+    nearest = next(there for there in (folder, *folder.parents) if os.path.exists(there))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise BadInput(f"reports_dir={folder}: {nearest.resolve()} cannot be written to; give another folder")
 
 
 def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Planned | None = None) -> bool:

@@ -13,6 +13,7 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.record import portable
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import fresh_name
+from minivllm.tasks.ending import refuse_unwritable
 from minivllm.threads import pin, thread_count
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def run(config: dict[str, Any]) -> int:
 
     Raises:
         BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks for none, or
-            `reports_dir` cannot be written to; the record and the table on the terminal are there then.
+            `reports_dir` cannot be written to.
     """
     from rich.console import Console
 
@@ -42,6 +43,7 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.report.kernels import findings, table, write
     from minivllm.report.terminal import print_table
 
+    refuse_unwritable(config)
     console = Console(highlight=False)
     with device_lock(config, lambda: console.print("waiting: another run has the device")):
         setting, synchronise = _setting(config)

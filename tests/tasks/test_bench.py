@@ -105,7 +105,8 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
 def test_a_report_that_cannot_be_written_hides_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "reports").write_text("a file")
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "mine").write_text("a file")
     assert bench.run(lone(tmp_path) | {"name": "mine"}) == 1
     printed = capsys.readouterr()
     assert "tok/s" in printed.out and "error: the report could not be built: reports_dir=" in printed.err
