@@ -13,16 +13,17 @@ from minivllm.ablation.arms import Load
 from minivllm.ablation.plan import Arm, Sweep, is_setting
 from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan, require_one
 from minivllm.ablation.sweep import Launch, measure
-from minivllm.bench import storage
+from minivllm.bench import identity, metrics, storage
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import DEFAULT_ARM
-from minivllm.bench.record import Record
-from minivllm.config import quoted
+from minivllm.bench.record import Quality, Record
+from minivllm.config import OPTIONS, quoted
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
 
 WORST = 1e18  # beyond any figure, bytes and operations too
 FAILED = 1e3  # the relative excess that a failure counts as
+ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")  # metrics with at most a sample a request
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Goal:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key, name in (("sweep.objective", self.objective), *(("sweep.limits", n) for n in self.limits)):
-            node: Any = Record("", "", "", "", 0, "ok", {}).to_dict()
+        for key, name in self._names():
+            node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
             for part in name.split("."):
                 if node is None:  # a part that only some records have
                     break
@@ -57,6 +58,16 @@ class Goal:
         for name, limit in self.limits.items():
             if not limit > 0:
                 raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Every number that is asked for, with the setting that does so."""
+        return [("sweep.objective", self.objective), *(("sweep.limits", name) for name in self.limits)]
+
+    def refuse(self, config: dict[str, Any]) -> None:
+        """Raise BadInput where a cell's configuration says that its record will lack one of these numbers."""
+        for key, name in self._names():
+            if (needed := _needed(name, config)) is not None:
+                raise BadInput(f"{key}: {name} takes {needed}")
 
     def excess(self, blocks: Sequence[dict[str, Any]]) -> float:
         """By how much a cell misses the limits, relative to them, summed; 0 within them.
@@ -159,6 +170,9 @@ class Search:
             sweep = Sweep(new, (*settings, f"sweep.name={quoted(self.name)}"))
             cells = compose_arms(sweep, self.load, before=len(self.cells))
             warnings = check_arms(cells, skip_absent=False)
+            for cell in cells:
+                if cell.problem is None and cell.config is not None:
+                    self.goal.refuse(cell.config)
             self.cells |= {cell.arm: cell for cell in cells}
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:
@@ -201,6 +215,26 @@ def _of_which(name: str, node: dict[str, Any]) -> str:
             return f" of them; choose one, e.g. {name}"
         node = inner
     return ""
+
+
+def _needed(name: str, config: dict[str, Any]) -> str | None:
+    """What a record with the number `name` takes that the configuration denies; None also where the record alone can say,
+    as of energy."""
+    group, _, figure = name.partition(".")
+    if group == "quality" and not identity.quality_wanted(config):
+        return "measure.quality=true"
+    if group == "metrics" and identity.quality_alone(config):
+        return "task=bench, as quality alone is measured"
+    figure, _, p = figure.partition(".p")
+    workload = config["workload"]
+    requests = workload.get("num_requests") if workload["_target_"] in OPTIONS else None
+    if group == "metrics" and figure in ONE_A_REQUEST and p and requests is not None:
+        least = metrics.fewest(int(p))
+        if requests < least:
+            return f"{least} requests: raise workload.num_requests={requests}"
+    if name == "metrics.goodput_requests_per_s" and not any(config["measure"]["slo"].values()):
+        return "an objective of latency, e.g. measure.slo.ttft_ms=500"
+    return None
 
 
 def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:

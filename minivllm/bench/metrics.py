@@ -328,13 +328,18 @@ def compute(traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max
     return Metrics(**{metric.name: metric.measure(run) for metric in METRICS})
 
 
+def fewest(p: int) -> int:
+    """Samples that the p-th percentile takes: 1 / (1 - p), so that one of them lies beyond it."""
+    return -(-100 // (100 - p))
+
+
 def percentiles(samples: Sequence[float]) -> Percentiles:
-    """Mean and percentiles, linear between ranks; the p-th is null where n < 1 / (1 - p)."""
+    """Mean and percentiles, linear between ranks; those that take more samples are null."""
     n = len(samples)
     if n == 0:
         return Percentiles()
     values = np.asarray(samples, dtype=np.float64)
-    known = {f"p{p}": float(np.percentile(values, p)) for p in (50, 90, 95, 99) if n * (100 - p) >= 100}
+    known = {f"p{p}": float(np.percentile(values, p)) for p in (50, 90, 95, 99) if n >= fewest(p)}
     return Percentiles(mean=float(values.mean()), n=n, **known)
 
 

@@ -64,11 +64,39 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
         match=r"metrics.ttft_ms is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+",
     ):
         Goal("metrics.ttft_ms")
-    for name in ("metrics", "config", "liveness"):
+    with pytest.raises(BadInput, match=r"a record has no quality.perplexitty; did you mean perplexity"):
+        Goal("quality.perplexitty")
+    for name in ("metrics", "config", "liveness", "quality"):
         with pytest.raises(BadInput, match=f"sweep.objective: {name} is no number but a group"):
             Goal(name)
     with pytest.raises(BadInput, match="a percentile needs more requests"):
         GOAL.value([block(None)])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("metrics.ttft_ms.p99", ["workload.num_requests=100"]),
+        ("metrics.ttft_ms.p90", ["workload.num_requests=10"]),
+        ("metrics.ttft_ms.mean", ["workload.num_requests=1"]),
+        ("metrics.itl_ms.p99", ["workload.num_requests=2"]),  # a sample a token
+        ("metrics.ttft_ms.p99", ["workload=multi_turn"]),  # whose requests are its turns
+        ("metrics.goodput_requests_per_s", ["measure.slo.ttft_ms=500"]),
+        ("quality.perplexity", ["measure.quality=true"]),
+        ("quality.perplexity", ["task=quality"]),
+        ("energy.joules", []),
+    ],
+)
+def test_what_a_record_may_have_is_not_refused(name: str, overrides: list[str]) -> None:
+    Goal(name).refuse(compose(overrides))
+
+
+def test_the_limits_are_numbers_of_a_record_too() -> None:
+    with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p50 takes task=bench"):
+        Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}).refuse(compose(["task=quality"]))
+    goal = Goal("metrics.output_tokens_per_s", limits={"metrics.e2e_ms.p95": 100.0})
+    with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p95 takes 20 requests: .*=19"):
+        goal.refuse(compose(["workload.num_requests=19"]))
 
 
 @pytest.fixture
@@ -160,6 +188,23 @@ TUNE = (
     *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "engine.overhead_ms=1"),
     *("hydra.sweeper.n_trials=5", "hydra.sweeper.sampler.n_startup_trials=3", "sweep.name=mine"),
 )
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("metrics.ttft_ms.p99", "100 requests: raise workload.num_requests=32"),
+        ("metrics.goodput_requests_per_s", "an objective of latency"),
+        ("quality.perplexity", "measure.quality=true"),
+    ],
+)
+def test_a_number_that_no_record_will_have_is_refused_before_the_first_trial(
+    cli: Cli, optuna: None, name: str, needed: str
+) -> None:
+    for more in ((), ("sweep.dry_run=true",)):
+        done = cli(*TUNE, f"sweep.objective={name}", *more)
+        assert done.code == 2 and done.err.startswith(f"error: sweep.objective: {name} takes {needed}")
+        assert not any(Path().glob("runs/*/*/")) and not Path("reports").exists()
 
 
 @pytest.mark.slow
