@@ -14,12 +14,16 @@ NO_INTERVAL = "these are least and greatest, not a confidence interval"
 
 def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     """The fastest of several cells with a throughput, against slowest and baseline, and what qualifies it."""
-    ranked = sorted(done, key=lambda cell: -(cell.mean(THROUGHPUT) or 0.0))
-    best, worst = ranked[0], ranked[-1]
-    headline = f"Fastest: {best.label} at {sig(best.mean(THROUGHPUT))} output tokens/s"
+    known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
+    ranked = sorted(known, key=lambda item: -item[1].mean)
+    (best, most), (worst, least) = ranked[0], ranked[-1]
+    headline = f"Fastest: {best.label} at {sig(most.mean)} output tokens/s"
     lines = _not_like_for_like(done)
+    if set_load(best) is None and (second := _tied(ranked)) is not None:
+        headline += f", not separated from {second.label} at {sig(second.mean(THROUGHPUT))}"
     if not lines:
-        headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(worst.mean(THROUGHPUT))})"
+        if not _overlap(most, least):
+            headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(least.mean)})"
         if base not in done:
             lines.append(_no_baseline(base, "throughput"))
         elif base not in (best, worst):
@@ -39,15 +43,21 @@ def not_separated(cells: list[Cell]) -> list[str]:
     return _tie(ranked, "fastest") if ranked and set_load(ranked[0][0]) is None else []
 
 
-def _tie(ranked: list[tuple[Cell, Stat]], called: str) -> list[str]:
-    """That the first two of a ranking cannot be told apart, if they cannot and did the same work."""
+def _tied(ranked: list[tuple[Cell, Stat]]) -> Cell | None:
+    """The second of a ranking, if it did the same work as the first and the two cannot be told apart."""
     if len(ranked) < 2:
-        return []
+        return None
     (first, mine), (second, theirs) = ranked[:2]
-    if not like_for_like(first, second) or not _overlap(mine, theirs):
+    return second if like_for_like(first, second) and _overlap(mine, theirs) else None
+
+
+def _tie(ranked: list[tuple[Cell, Stat]], called: str) -> list[str]:
+    """That the first two of a ranking cannot be told apart, if so."""
+    second = _tied(ranked)
+    if second is None:
         return []
     return [
-        f"Not separated: {first.mention} and {second.mention}, the {called} two, whose ranges over blocks overlap."
+        f"Not separated: {ranked[0][0].mention} and {second.mention}, the {called} two, whose ranges over blocks overlap."
     ]
 
 
@@ -72,8 +82,12 @@ def _lowest(
     """Of a latency, the least first; `apart` is why the cells must not be held against each other."""
     (best, least), (worst, most) = ranked[0], ranked[-1]
     headline, lines = f"Lowest {name}: {best.label}, {_time(least.mean)}", [*apart]
-    if not apart:
+    if _tied(ranked) is not None:
+        (second, next_least) = ranked[1]
+        headline += f", not separated from {second.label}, {_time(next_least.mean)}"
+    if not apart and not _overlap(least, most):
         headline += f", against {_time(most.mean)} of {worst.label}"
+    if not apart:
         first = next((stat for cell, stat in ranked if cell is base), None)
         if first is None:
             lines.append(_no_baseline(base, name))

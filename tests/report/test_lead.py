@@ -59,6 +59,7 @@ def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
         for block, ms in enumerate(figures)
     ]
     said = verdict(cells_of(tmp_path, *records))
+    assert said.headline == "Lowest TTFT p50: knob=a, 32.0 ms, not separated from knob=b, 34.5 ms."
     assert "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in said.lines[1]
     assert said.lines[2] == (
         "Not separated: knob=a and knob=b, the lowest two, whose ranges over blocks overlap."
@@ -101,9 +102,26 @@ def test_a_tie_of_two_that_did_the_same_is_told_beside_cells_that_did_not(tmp_pa
             record.workload_hash, record.metrics.output_tokens_per_s = work, figure
             record.config["batching"]["knob"] = f"c{index}"
             records.append(record)
-    lines = verdict(cells_of(tmp_path, *records)).lines
+    said = verdict(cells_of(tmp_path, *records))
+    assert said.headline == "Fastest: knob=c1 at 9.35 output tokens/s, not separated from knob=c0 at 9.20."
+    lines = said.lines
     assert any("different workloads" in line for line in lines)
     assert "Not separated: knob=c1 and knob=c0, the fastest two, whose ranges over blocks overlap." in lines
+
+
+def test_a_tie_is_no_reason_to_hide_that_a_third_is_slower(tmp_path: Path) -> None:
+    records = []
+    for index, figures in enumerate(((9.0, 9.4), (9.2, 9.5), (5.0, 5.1))):
+        for block, figure in enumerate(figures):
+            record = make_record(block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            record.metrics.output_tokens_per_s = figure
+            record.config["batching"]["knob"] = f"c{index}"
+            records.append(record)
+    assert verdict(cells_of(tmp_path, *records)).headline == (
+        "Fastest: knob=c1 at 9.35 output tokens/s, not separated from knob=c0 at 9.20, "
+        "1.85× the slowest (knob=c2, 5.05)."
+    )
+    assert "the slowest" not in verdict(cells_of(tmp_path / "two", *records[:4])).headline
 
 
 def test_latencies_at_other_rates_are_not_called_inseparable(tmp_path: Path) -> None:
