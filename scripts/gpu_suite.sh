@@ -14,7 +14,7 @@
 #   experts       a mixture of experts, one after another and grouped
 #   correctness   the rest of the ladder, as far as it uses the GPU
 #   waits         what CUDA graphs, overlapping steps and compiled layers are worth
-#   ablation      what each optimisation is worth beside the others: over two calls, the second goes on
+#   ablation      what each optimisation is worth beside the others: over three calls, each goes on where the last ended
 #   backends      attention, cache and product kernels, a workload with and without each
 #   studies       the other studies
 #
