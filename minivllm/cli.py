@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -119,7 +120,8 @@ def note_exit_code(code: int) -> None:
 
 def _run() -> int:
     note_exit_code(0)
-    OmegaConf.register_new_resolver("minivllm_groups", _groups, replace=True)
+    # Whatever reads a whole configuration, as each arm's composition does, asks for it.
+    OmegaConf.register_new_resolver("minivllm_groups", functools.cache(_groups), replace=True)
     try:
         hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
     except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
