@@ -142,16 +142,28 @@ class Capacity:
         """The lowest rate that fails."""
         return next((p for p in self.probes if p.verdict(self.criterion) == "fails"), None)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether as many rates were tried as may be."""
+        return len(self.probes) >= self.criterion.max_rates
+
     def sentence(self) -> str:
         """The result in words."""
         unit = self.unit
         wanted = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
         if self.holds is None:
-            least = self.probes[0]
-            return (
-                f"capacity: no rate from {least.rate:g} {unit} up holds, with {wanted}; "
-                f"at {least.rate:g} it is {100 * least.share:.3g} % of them"
-            )
+            least, verdicts = self.probes[0], [p.verdict(self.criterion) for p in self.probes]
+            shares = [
+                f"{100 * probe.share:.3g} % at {probe.rate:g} ({verdict})"
+                for probe, verdict in zip(self.probes, verdicts, strict=True)
+                if probe is least or verdict == "undecided"
+            ]
+            end = f"it is {', '.join(shares)}"
+            if ("fails", "undecided") in pairwise(verdicts):
+                end += "; a lower rate did worse than a higher one"
+            if self.stopped:
+                end += f"; the search ended at task.max_rates={self.criterion.max_rates}"
+            return f"capacity: no rate tried from {least.rate:g} {unit} up holds, with {wanted}; {end}"
         wanted += f" ({100 * self.criterion.confidence:g} % confidence)"
         beyond, fails = self.beyond, self.fails
         doubt = [f"{beyond.rate:g} is undecided"] if beyond is not None and beyond != fails else []

@@ -82,7 +82,7 @@ def run(config: dict[str, Any]) -> int:
             reported = conclude(searching.root / searching.name, reports / searching.name, config)
     _show(replace(found, unit=UNITS[knob]))
     if found.holds is None:
-        print(searching.explain(found.probes[0].rate))
+        print(searching.explain(found))
     return 0 if found.holds is not None and reported else 1
 
 
@@ -197,14 +197,16 @@ class _Search:
         seconds = arrivals_s({**self.config, "arrival": {self.knob: rate}}) or 0.0
         return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
-    def explain(self, rate: float) -> str:
+    def explain(self, found: Capacity) -> str:
         """How far the lowest rate is from its objectives, and what to change."""
+        rate = found.probes[0].rate
         metrics, told = self.latencies[rate], []
         for name, limit in objectives(self.config["measure"]["slo"]).items():
             if (p90 := (metrics.get(name) or {}).get("p90")) is not None:
                 told.append(f"the p90 of {name} is {p90:.3g} (objective {limit:g})")
         where = f"at {rate:g} {UNITS[self.knob]} {', '.join(told) or 'the measurement timed out'}: "
-        return f"{where}raise the objectives, or search below with task.min_rate"
+        below = "raise task.max_rates" if found.stopped else "lower task.min_rate"
+        return f"{where}raise the objectives, or {below} to search below"
 
     def tell(self, probe: Probe) -> None:
         """Say what came of a rate."""

@@ -153,8 +153,19 @@ def test_a_search_that_finds_nothing_ends(min_rate: float, most: int, rates: lis
     found = search(stepwise(0.0, tried), Criterion(max_rates=most), 1.0, min_rate)
     assert tried == rates and found.holds is None
     assert found.sentence() == (
-        f"capacity: no rate from {rates[-1]:g} requests/s up holds, with 90 % of the requests meeting their "
-        f"objectives; at {rates[-1]:g} it is 0 % of them"
+        f"capacity: no rate tried from {rates[-1]:g} requests/s up holds, with 90 % of the requests meeting their "
+        f"objectives; it is 0 % at {rates[-1]:g} (fails)"
+        + "; the search ended at task.max_rates=4"
+        * (most == 4)
+    )
+
+
+def test_what_a_search_in_vain_could_not_decide_is_told() -> None:
+    met = {16: 0, 8: 26, 4: 0}
+    found = search(lambda rate, block: evenly(met[int(rate)], 30), Criterion(max_blocks=1, max_rates=3), 16.0)
+    assert found.sentence().endswith(
+        "; it is 0 % at 4 (fails), 86.7 % at 8 (undecided); a lower rate did worse than a higher one; "
+        "the search ended at task.max_rates=3"
     )
 
 
@@ -333,16 +344,25 @@ def test_a_timeout_counts_only_where_all_requests_could_come() -> None:
     assert timed_out(3.0) is None and not any(timed_out(6.0) or [True])
 
 
-def test_a_search_in_vain_says_how_far_it_was(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("most", "advice"),
+    [(16, "lower task.min_rate"), (2, "raise task.max_rates")],
+    ids=["least rate", "rates"],
+)
+def test_a_search_in_vain_says_how_far_it_was_and_what_ended_it(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, most: int, advice: str
+) -> None:
     monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
     done = cli(
         *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
         *("measure.slo.ttft_ms=0.01", "task.start_rate=8", "task.min_rate=4", "task.max_blocks=1"),
+        f"task.max_rates={most}",
     )
     assert done.code == 1, done.err
     assert "trying arrival.rate=8: 8 s of arrivals" in done.out
     last = done.out.strip().splitlines()[-1]
     assert last.startswith("at 4 requests/s the p90 of ttft_ms is ") and "(objective 0.01)" in last
+    assert last.endswith(f": raise the objectives, or {advice} to search below")
 
 
 def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(

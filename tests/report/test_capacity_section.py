@@ -117,7 +117,7 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
     assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
     assert (
         "goodcell: capacity: at least 1 requests/s" in plot.alt
-        and "badcell: capacity: no rate from 1 requests/s up" in plot.alt
+        and "badcell: capacity: no rate tried from 1 requests/s up" in plot.alt
     )
     alike = capacity.section([replace(search, cell="cell") for search in found], [])
     assert alike is not None
