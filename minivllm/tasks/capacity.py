@@ -31,6 +31,7 @@ from minivllm.bench.measurement import Measurement
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
+from minivllm.report.format import sig
 from minivllm.tasks.bench import check, refuse_absent_hardware, refuse_sweep_settings, tracked
 from minivllm.tasks.ending import conclude, refuse_unwritable
 
@@ -203,7 +204,8 @@ class _Search:
         metrics, told = self.latencies[rate], []
         for name, limit in objectives(self.config["measure"]["slo"]).items():
             if (p90 := (metrics.get(name) or {}).get("p90")) is not None:
-                told.append(f"the p90 of {name} is {p90:.3g} (objective {limit:g})")
+                latency = name.removesuffix("_ms").upper()
+                told.append(f"{latency} p90 is {sig(p90)} ms (objective {limit:,g} ms)")
         where = f"at {rate:g} {UNITS[self.knob]} {', '.join(told) or 'the measurement timed out'}: "
         below = "raise task.max_rates" if found.stopped else "lower task.min_rate"
         return f"{where}raise the objectives, or {below} to search below"
