@@ -56,6 +56,7 @@ def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], li
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             whole = isinstance(record, dict) and all(record.get(key) is not None for key in REQUIRED)
+            whole = whole and _numbers(record.get("metrics"))
         except (OSError, ValueError):
             whole = False
         if whole:
@@ -65,6 +66,12 @@ def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], li
     if unreadable:
         warnings.warn(f"{len(unreadable)} unreadable record(s) left out: {unreadable[0]} ...", stacklevel=3)
     return records, unreadable
+
+
+def _numbers(metrics: Any) -> bool:
+    if isinstance(metrics, dict):
+        return all(map(_numbers, metrics.values()))
+    return metrics is None or isinstance(metrics, int | float)
 
 
 def read_records(paths: PathLike | Iterable[PathLike]) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from minivllm.ablation.findings import Analysis, Planned
 from minivllm.bench.capacity import Search
 from minivllm.report import capacity, worth
 from minivllm.report.cells import Cell, gather
+from minivllm.report.format import count
+from minivllm.report.parquet import damaged
 from minivllm.report.rows import Row, read_rows
 
 
@@ -31,6 +33,21 @@ class Material:
     def cells(self) -> list[Cell]:
         """See `gather`."""
         return gather(self.rows)
+
+    @cached_property
+    def damaged(self) -> list[str]:
+        """Tables beside the records that say nothing any more."""
+        return [path for row in self.rows for path in damaged(row)]
+
+    @property
+    def warning(self) -> str | None:
+        """How much of what should be there is not; the page has the files."""
+        found = (
+            (self.unreadable, "unreadable record left out", "unreadable records left out"),
+            (self.damaged, "table missing or torn", "tables missing or torn"),
+        )
+        told = [count(len(paths), one, several) for paths, one, several in found if paths]
+        return f"{', '.join(told)}: the report names them under Validity" if told else None
 
     @cached_property
     def analysis(self) -> Analysis | None:

@@ -163,7 +163,11 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         ),
         Section("memory", "Memory", some("memory"), "figures"),
         Section("failures", "Failures", {"failures": failures, "unshown": unshown}),
-        Section("validity", "Validity", {"remarks": remarks, "unreadable": material.unreadable}),
+        Section(
+            "validity",
+            "Validity",
+            {"remarks": remarks, "unreadable": material.unreadable, "damaged": material.damaged},
+        ),
         Section(
             "liveness",
             "Did each knob do its work?",

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minivllm.report.rows import Row, record_folder
+from minivllm.bench.storage import REQUESTS, STEPS, TELEMETRY
+from minivllm.report.rows import Row, record_folder, status_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from minivllm.report.cells import Cell
+
+MAGIC = b"PAR1"  # with which a whole file begins and ends
+
+
+def damaged(row: Row) -> list[str]:
+    """Tables of an ok record that are torn, or gone; of a simulated engine there is no telemetry."""
+    folder = record_folder(row)
+    if folder is None or status_of(row) != "ok":
+        return []
+    names = [REQUESTS, STEPS, *([TELEMETRY] if (folder / TELEMETRY).exists() else [])]
+    return [str(folder / name) for name in names if not _whole(folder / name)]
+
+
+def _whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            first = file.read(len(MAGIC))
+            file.seek(-len(MAGIC), os.SEEK_END)
+            return first == file.read() == MAGIC
+    except OSError:
+        return False
 
 
 def frames(cell: Cell, file: str, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:

@@ -45,6 +45,8 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
 
     try:
         material = report.read(folder, planned)
+        if material.warning:
+            print(f"warning: {material.warning}", file=sys.stderr)
         for table in report.summary_tables(material.cells):
             print_table(table)
         if material.analysis is not None:

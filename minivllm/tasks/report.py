@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ def run(config: dict[str, Any]) -> int:
     measured = [folder for folder in folders if folder not in timed]
     if name and len(timed) + bool(measured) > 1:
         raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
-    from minivllm.report import build_report, kernels
+    from minivllm.report import kernels, read, write_report
 
     if measured:
-        print(f"report: {build_report(measured, reports_dir / str(name or joined_name(measured)))}")
+        material = read(measured)
+        page = write_report(material, reports_dir / str(name or joined_name(measured)))
+        if material.warning:
+            print(f"warning: {material.warning}", file=sys.stderr)
+        print(f"report: {page}")
     for folder in timed:
         out_dir = reports_dir / str(name or joined_name([folder]))
         print(f"table and plot: {kernels.write(kernels.read(folder), out_dir)}")

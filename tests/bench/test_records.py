@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,16 +61,22 @@ def test_any_level_list_and_glob(runs: Path) -> None:
 
 def test_torn_records_are_left_out_and_named(runs: Path) -> None:
     text = (runs / "s1" / "a-1" / "record.json").read_text()
-    for name, content in (("torn", text[: len(text) // 2]), ("list", "[]"), ("other", '{"run_id": "x"}')):
+    words = json.dumps({**json.loads(text), "metrics": {"ttft_ms": "abc"}})
+    for name, content in (
+        ("torn", text[: len(text) // 2]),
+        ("list", "[]"),
+        ("other", '{"run_id": "x"}'),
+        ("words", words),
+    ):
         (runs / "s1" / name).mkdir()
         (runs / "s1" / name / "record.json").write_text(content)
     (runs / "s1" / "unfinished").mkdir()
-    with pytest.warns(UserWarning, match="3 unreadable"):
+    with pytest.warns(UserWarning, match="4 unreadable"):
         records, unreadable = scan(runs)
     assert len(records) == 3
-    assert sorted(Path(path).parent.name for path in unreadable) == ["list", "other", "torn"]
+    assert sorted(Path(path).parent.name for path in unreadable) == ["list", "other", "torn", "words"]
     with pytest.warns(UserWarning, match="unreadable"):
-        assert len(load_records(runs).attrs["unreadable"]) == 3
+        assert len(load_records(runs).attrs["unreadable"]) == 4
 
 
 def test_a_wrong_place_is_bad_input(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from minivllm.bench.glossary import glossary
 from minivllm.bench.record import Percentiles, Validity
 from minivllm.bench.storage import write_record
 from minivllm.errors import BadInput
-from minivllm.report import build_report
+from minivllm.report import build_report, read
 from minivllm.tasks.ending import conclude
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
@@ -310,10 +311,26 @@ def test_what_is_not_known_of_a_cell_is_not_in_its_name(tmp_path: Path) -> None:
     assert "| nf4 | – | ok |" in (out / "table.md").read_text()
 
 
-def test_an_unreadable_record_is_named(sweep: Path, tmp_path: Path) -> None:
-    torn = sorted(sweep.glob("*/record.json"))[0]
-    torn.write_text("{")
-    assert str(torn) in Page(build_report(sweep, tmp_path / "out")).text
+def test_what_cannot_be_read_is_named(sweep: Path, tmp_path: Path) -> None:
+    for path in sweep.glob("*/steps.parquet"):
+        shutil.copy(path, path.with_name("requests.parquet"))
+    assert read(sweep).warning is None
+    first, second, third, *_ = sorted(path.parent for path in sweep.glob("*/steps.parquet"))
+    broken = [
+        first / "record.json",
+        second / "requests.parquet",
+        third / "steps.parquet",
+        third / "telemetry.parquet",
+    ]
+    broken[0].write_text("{")
+    broken[1].write_bytes(b"garbage")
+    broken[2].unlink()
+    broken[3].write_bytes(broken[3].read_bytes()[:-8])
+    assert read(sweep).warning == (
+        "1 unreadable record left out, 3 tables missing or torn: the report names them under Validity"
+    )
+    text = Page(build_report(sweep, tmp_path / "out")).text
+    assert all(str(path) in text for path in broken)
 
 
 def test_percentiles_that_exist_are_shown(tmp_path: Path) -> None:

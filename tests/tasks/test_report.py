@@ -1,0 +1,22 @@
+"""task=report: what it says in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.synthetic import make_record, write
+
+
+def test_what_could_not_be_read_is_counted(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    write(Path("runs"), [make_record(sweep="old", run_id=f"{i}") for i in range(2)], parquet=False)
+    min(Path("runs/old").glob("*/record.json")).write_text("{")
+    done = cli("task=report", "runs=[old]")
+    assert (done.code, done.out) == (0, "report: reports/old\n")
+    assert done.err == (
+        "warning: 1 unreadable record left out, 2 tables missing or torn: the report names them under Validity\n"
+    )
