@@ -189,9 +189,14 @@ class Search:
             return 1
         runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
         reported = conclude(runs / self.name, reports / self.name, self.config)
-        worth = {arm.name: self._blocks(arm) for arm in self.cells}
-        kept = [name for name, blocks in worth.items() if not self.goal.excess(blocks)]
-        print(f"{len(kept)} of {len(worth)} cells are within the limits")
+        blocks = {arm: self._blocks(arm) for arm in self.cells}
+        worth = {
+            arm.name: found for arm, found in blocks.items() if found or not self.cells[arm].measurements
+        }
+        kept = [name for name, found in worth.items() if not self.goal.excess(found)]
+        missing = len(blocks) - len(worth)
+        unknown = f"; {missing} more not measured to the end" if missing else ""
+        print(f"{len(kept)} of {len(worth)} cells are within the limits{unknown}")
         if not kept:
             return 1
         best = (max if self.goal.maximize else min)(kept, key=lambda name: self.goal.value(worth[name]))

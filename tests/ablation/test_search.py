@@ -156,6 +156,23 @@ def test_an_invalid_trial_is_one_that_failed_and_the_search_goes_on(cli: Cli, qu
     assert "must be at least 1" in records["batching.max_num_seqs=0"]["error"]["message"]
 
 
+def test_a_trial_that_was_interrupted_is_in_no_count(
+    cli: Cli, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = Trials()
+    launch = trials.launch
+
+    def once(jobs: Sequence[Sequence[str]]) -> list[Any]:
+        if len(trials.search.cells) > 1:
+            raise KeyboardInterrupt
+        return launch(jobs)
+
+    trials.search.launch = once
+    with pytest.raises(KeyboardInterrupt):
+        trials.run(4, 8)
+    assert "1 of 1 cells are within the limits; 1 more not measured to the end\n" in capsys.readouterr().out
+
+
 def test_a_trial_is_planned_once(cli: Cli, quick: None) -> None:
     trials = Trials()
     _, values = trials.run(4, 2, 8, 4)
