@@ -288,7 +288,7 @@ def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
     ("prompts", "params", "complaint"),
     [
         ([[]], GREEDY, "empty prompt"),
-        ([[5] * 256], GREEDY, "raise model.max_model_len"),
+        ([[5] * 256], GREEDY, "raise model.max_model_len if it is below the model's own"),
         ([[128]], GREEDY, r"must be in \[0, 128\)"),
         ([[1.5, 2.5]], GREEDY, "must be whole numbers"),
         (["text"], GREEDY, "no tokenizer"),

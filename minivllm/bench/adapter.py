@@ -49,7 +49,7 @@ class Adapter:
         if length >= limit:
             raise BadInput(
                 f"request {request_id}: the prompt has {length} tokens and the context is {limit}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
+                "which leaves no room for output; shorten the prompt or raise model.max_model_len if it is below the model's own"
             )
         simulated = self.info.clock is not None  # its prompts may be too long to look through
         if not simulated and not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:

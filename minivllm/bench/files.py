@@ -10,7 +10,7 @@ from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 
 FILE_ADVICE = (
-    "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len, or leave it "
+    "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len if it is below the model's own, or leave it "
     "out with workload.too_long=skip"
 )
 

@@ -12,7 +12,7 @@ from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.bench.workloads import WORKLOAD_STREAM, Length
 from minivllm.options.workload import TURN_INPUT_LEN, TURN_OUTPUT_LEN
 
-TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len"
+TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
 
 
 class MultiTurn(Drawn):

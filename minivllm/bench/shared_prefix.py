@@ -11,9 +11,7 @@ from minivllm.bench.prompts import Encode, draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.bench.workloads import WORKLOAD_STREAM, Length, Synthetic
 
-PREFIX_ADVICE = (
-    "lower workload.prefix_len, workload.depth or workload.input_len, or raise model.max_model_len"
-)
+PREFIX_ADVICE = "lower workload.prefix_len, workload.depth or workload.input_len, or raise model.max_model_len if it is below the model's own"
 
 
 class SharedPrefix(Synthetic):

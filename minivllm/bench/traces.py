@@ -14,9 +14,7 @@ from minivllm.errors import BadInput
 
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
 STRETCH = 1 << 32  # of it that each line of the trace has for itself
-TRACE_ADVICE = (
-    "lower workload.length_scale, raise model.max_model_len, or leave it out with workload.too_long=skip"
-)
+TRACE_ADVICE = "lower workload.length_scale, raise model.max_model_len if it is below the model's own, or leave it out with workload.too_long=skip"
 
 
 class Trace(FromFile):

@@ -23,7 +23,7 @@ from minivllm.options.workload import (
 )
 
 WORKLOAD_STREAM = 0x30AD  # keeps workload noise apart from arrival noise drawn with the same seed
-LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model.max_model_len"
+LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
 
 Length = int | Mapping[str, Any]
 

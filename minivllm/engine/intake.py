@@ -83,7 +83,7 @@ class Intake:
         if len(prompt) >= self.max_model_len:
             raise BadInput(
                 f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len"
+                "which leaves no room for output; shorten the prompt or raise model.max_model_len if it is below the model's own"
             )
         self.check_ids(f"request {request_id}: prompt token ids", prompt)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):

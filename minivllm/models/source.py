@@ -64,9 +64,8 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         return _checkpoint(node, folder)
     if weights == "auto" and allow_random and node.get("architecture"):
         return _random(node, [f"{reason}; {_RANDOM}"])
-    raise BadInput(
-        f"{reason}: give model.path=FOLDER with a checkpoint, or model.weights=random for speed alone"
-    )
+    or_random = ", or model.weights=random for speed alone" if node.get("architecture") else ""
+    raise BadInput(f"{reason}: give model.path=FOLDER with a checkpoint{or_random}")
 
 
 def _local(path: str) -> Path | None:

@@ -96,6 +96,10 @@ def test_auto_falls_back_to_random_only_where_allowed() -> None:
         resolve(node(architecture=ARCHITECTURE), allow_random=False)
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
         resolve(node(weights="hub", architecture=ARCHITECTURE), allow_random=True)
+    with pytest.raises(
+        BadInput, match=r"give model\.path=FOLDER with a checkpoint$"
+    ):  # random in what architecture?
+        resolve(node(), allow_random=False)
 
 
 def test_a_hub_that_does_not_answer_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
