@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from minivllm.ablation import statistics
 from minivllm.ablation.metric import Metric, find_metric, logarithms, zero_blocks
-from minivllm.report.cells import DEVICE, Cell, gather, like_for_like
-from minivllm.report.format import count
+from minivllm.report.cells import DEVICE, Cell, gather, like_for_like, show, varying_columns
+from minivllm.report.format import count, listing
 from minivllm.report.rows import Row
 from minivllm.report.turns import took_turns
 
@@ -49,6 +49,7 @@ class Comparison:
     cells: tuple[Compared, ...]  # of both runs
     only_before: tuple[str, ...]  # labels of cells that the other run lacks
     only_after: tuple[str, ...]
+    differing: str = ""  # settings that differ between the runs, where they have no cell in common
 
     @property
     def exit_code(self) -> int:
@@ -64,6 +65,11 @@ class Comparison:
     def conclusion(self) -> str:
         """One sentence, and what to do."""
         if not self.cells:
+            if self.differing:
+                return (
+                    f"Not comparable: the runs have no cell in common, since they differ in {self.differing}; "
+                    "to compare options use -m or +ablation, to compare versions measure the same command twice."
+                )
             return (
                 "Not comparable: the runs have no cell in common (cell_id: engine, workload, arrival, seed, checkpoint);"
                 " measure the same command twice."
@@ -151,7 +157,20 @@ def compare(
         tuple(cells),
         tuple(cell.label for key, cell in first.items() if key not in paired),
         tuple(cell.label for key, cell in second.items() if key not in used),
+        "" if cells else _differing([*first.values()], [*second.values()]),
     )
+
+
+def _differing(first: list[Cell], second: list[Cell]) -> str:
+    """Settings that have other values in one run than in the other: `batching: continuous / sequential`."""
+    told = []
+    for key, title in varying_columns([*first, *second]).items():
+        before, after = (
+            ", ".join(sorted({show(cell.first(key)) for cell in run})) for run in (first, second)
+        )
+        if key.startswith(("choices.", "config.")) and before != after:
+            told.append(f"{title}: {before} / {after}")
+    return listing(told)
 
 
 def _newest(rows: Sequence[Row]) -> dict[tuple[str, str], Cell]:

@@ -46,7 +46,11 @@ def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None
     record = make_record("nf4", "sequential", sweep="other")
     write(Path("runs"), [record], parquet=False)
     done = cli("task=compare", "runs=[old,other]")
-    assert done.code == 3 and "no cell in common" in done.out
+    assert (
+        done.code == 3
+        and "no cell in common, since they differ in quant: int8 / nf4 and batching: continuous / sequential; to compare options use -m or +ablation"
+        in done.out
+    )
     assert not Path("reports/other-against-old/compare.png").exists()
 
 
