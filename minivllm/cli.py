@@ -19,7 +19,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from minivllm import config
+from minivllm import __version__, config
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error
 
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     saved_argv, saved_mode = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     debug = saved_mode == "1"
     given = sys.argv[1:] if argv is None else list(argv)
+    if "--version" in given:  # Hydra's parser would answer with its own
+        print(f"minivllm {__version__}")
+        return 0
     # Hydra's parser takes overrides in one piece; people write -m among them.
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
     with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals

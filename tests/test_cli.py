@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,11 @@ def test_hydras_own_commands_keep_working(cli: Cli, tasks: str) -> None:
     assert "preset/none" in cli("--info", "defaults").out
     assert "complete" in cli("-sc", "install=bash").out
     assert re.search(r"hydra/sweeper: basic,.* plan", cli("--hydra-help").out)
+
+
+def test_the_version_is_that_of_the_program(cli: Cli) -> None:
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert cli("--version").out == f"minivllm {release}\n"
 
 
 def test_shell_completion(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
