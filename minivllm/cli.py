@@ -125,6 +125,7 @@ def _run() -> int:
     note_exit_code(0)
     # Whatever reads a whole configuration, as each arm's composition does, asks for it.
     OmegaConf.register_new_resolver("minivllm_groups", functools.cache(_groups), replace=True)
+    OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
         hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
     except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
@@ -188,6 +189,12 @@ def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
     """The one line for an exception of Hydra's."""
     arguments, _ = get_args_parser().parse_known_args(argv)
     return explain(error, arguments.overrides, lambda chosen: config.load(chosen, arguments.config_dir))
+
+
+def _program() -> str:
+    """How this program was called, for --help."""
+    name = os.path.basename(sys.argv[0])
+    return {"run.py": "python run.py", "__main__.py": "python -m minivllm"}.get(name, name)
 
 
 def _groups() -> str:

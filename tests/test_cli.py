@@ -196,6 +196,22 @@ def test_help_lists_groups_and_options_also_the_users(cli: Cli, tasks: str) -> N
     assert "bench, answer" in done.out  # the default first
 
 
+@pytest.mark.parametrize(
+    ("called", "program"),
+    [([str(ROOT / "run.py")], "python run.py"), (["-m", "minivllm"], "python -m minivllm")],
+)
+def test_help_says_the_program_as_it_was_called(called: list[str], program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *called, "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and f"\n{program} preset=chat" in done.stdout, done.stderr
+    assert 'eval "$(' + program in done.stdout and ("run.py" in done.stdout) == ("run.py" in program)
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["quant=nf5"], ["task=torchless"]])
 def test_nothing_slow_is_imported(tasks: str, user_dir: Path, tmp_path: Path, argv: list[str]) -> None:
     script = (
