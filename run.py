@@ -1,3 +1,3 @@
-from minivllm.cli import main
+from minivllm.__main__ import main
 
 raise SystemExit(main())

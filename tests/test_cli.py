@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from minivllm import config
+import minivllm
+from minivllm import __main__, config
 from minivllm.cli import _verbatim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +70,22 @@ def test_exit_code_is_the_tasks(cli: Cli, tasks: str, code: int) -> None:
 def test_bad_input_in_a_task_is_one_line(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "task=bad_input")
     assert (done.code, done.err) == (2, "error: prompt is longer than the context\n")
+
+
+class CtrlC:
+    """Finds every module slowly enough for Ctrl-C."""
+
+    def find_spec(self, *asked: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_interrupted_while_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "minivllm.cli")
+    monkeypatch.delattr(minivllm, "cli")
+    monkeypatch.setattr(sys, "meta_path", [CtrlC()])
+    assert __main__.main() == 130 and capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_bug_has_its_traceback(cli: Cli, tasks: str) -> None:
