@@ -1,13 +1,13 @@
 # make run     the main job on the embedded model (the environment is made on first use)
 # make test    every test
 # make check   lint, format, types
-# make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest
+# make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest record
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-RUNS ?= $(shell ls -t runs 2>/dev/null | grep -v '^workloads$$' | head -n 1)
+RUNS ?= $(shell ls -t runs/*/record.json runs/*/*/record.json runs/*/kernels.json 2>/dev/null | head -n 1 | cut -d / -f 2)
 
 .PHONY: run test check report install clean
 .DEFAULT_GOAL := run

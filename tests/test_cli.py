@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -255,6 +256,21 @@ def test_run_py_works_from_any_folder(tasks: str, user_dir: Path, tmp_path: Path
         text=True,
     )
     assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_report_is_of_the_newest_run_that_has_a_record() -> None:
+    for age, record in enumerate(("mine/a-1/record.json", "interrupted/b-2/run.log", "old/c-3/record.json")):
+        path = Path("runs", record)
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    for needed in ("pyproject.toml", "constraints.txt"):
+        Path(needed).write_text("")
+    told = subprocess.run(
+        ["make", "-n", "-f", str(ROOT / "Makefile"), "report"], capture_output=True, text=True
+    )
+    assert told.stdout.splitlines()[-1].endswith("run.py task=report 'runs=[mine]'"), told.stderr
 
 
 def test_sweep_of_a_plain_task_runs_every_combination(cli: Cli, tasks: str) -> None:
