@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.ablation.design import Design
 from minivllm.bench.storage import RECORD
-from minivllm.report.format import sig
+from minivllm.report.format import count, sig
 
 if TYPE_CHECKING:
     from minivllm.ablation.schedule import Plan
@@ -24,7 +24,7 @@ def too_few(design: Design, plan: Plan) -> str | None:
     if most >= needed:
         return None
     return (
-        f"a verdict over {len(design.names)} optimisations needs {needed} blocks, and {most} are planned: "
+        f"a verdict over {count(len(design.names), 'optimisation')} needs {needed} blocks, and {most} are planned: "
         f"measure.repeats={needed} adds what is missing"
     )
 

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from minivllm.errors import BadInput
+from minivllm.report.format import count
 
 if TYPE_CHECKING:
     from minivllm.engine.params import SamplingParams
@@ -156,7 +157,7 @@ class Chat:
         seconds = sum(answer.finished_s for answer in self.answers)
         cache = self.llm.engine.cache.pool
         self.note(
-            f"{len(self.answers)} answers, {tokens} tokens in {seconds:.1f} s of generating; KV cache of "
+            f"{count(len(self.answers), 'answer')}, {count(tokens, 'token')} in {seconds:.1f} s of generating; KV cache of "
             f"{cache.num_usable} blocks, {cache.num_used} in use; weights {self.llm.engine.loaded.weight_bytes / 1e6:.0f} MB"
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from minivllm.ablation.metric import find_metric
 from minivllm.errors import BadInput
+from minivllm.report.format import count
 from minivllm.tasks.report import find_runs, joined_name
 
 
@@ -41,7 +42,7 @@ def run(config: dict[str, Any]) -> int:
     (before, lost_before), (after, lost_after) = (read_rows(folder) for folder in folders)
     if lost := [*lost_before, *lost_after]:
         print(
-            f"not comparable: {len(lost)} unreadable records, such as {lost[0]}: measure them again or remove them"
+            f"not comparable: {count(len(lost), 'unreadable record')}, such as {lost[0]}: measure again or remove"
         )
         return 3
     out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")

@@ -164,7 +164,7 @@ def test_repeats_end_at_the_limit(ablate: Cli, bench: Bench) -> None:
 
 def test_more_repeats_add_to_what_is_there(ablate: Cli, bench: Bench) -> None:
     first = ablate("+ablation=leave_one_out", "ablation.only=[slow]", "measure.repeats=2")
-    assert "needs 6 blocks, and 2 are planned: measure.repeats=6" in first.err
+    assert "a verdict over 1 optimisation needs 6 blocks, and 2 are planned: measure.repeats=6" in first.err
     assert {effect.verdict for effect in analysis().effects} == {"too few blocks"}
     done = ablate("+ablation=leave_one_out", "ablation.only=[slow]", "measure.repeats=6")
     assert "6 of 18 recorded already, skipped" in done.out and "planned" not in done.err

@@ -81,7 +81,7 @@ def test_commands(talk: Callable[..., tuple[Chat, Screen]]) -> None:
     chat.handle("hi")
     assert chat.answers[-1].num_tokens <= 3
     chat.handle("/stats")
-    assert "1 answers" in screen.notes[-1]
+    assert "1 answer, " in screen.notes[-1]
     for wrong, complaint in (
         ("/params top_p=7", "top_p=7"),
         ("/params heat=1", "heat=1"),
@@ -129,7 +129,7 @@ def test_piped_lines_through_the_command_line(
     result = cli("preset=chat", "model=hf", f"model.path={folder}", "quant=fp32", "decoding.max_tokens=4")
     assert result.code == 0
     assert "base model" in result.out
-    assert "1 answers" in result.out
+    assert "1 answer, " in result.out
     refused = cli("preset=chat", "model=qwen3", "model.weights=random")
     assert refused.code == 2
     assert "trained weights" in refused.err

@@ -54,6 +54,14 @@ def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None
     assert not Path("reports/other-against-old/compare.png").exists()
 
 
+def test_records_that_cannot_be_read_are_counted(cli: Cli, runs: Callable[[str, float], None]) -> None:
+    runs("old", 1.0)
+    runs("newer", 1.0)
+    next(Path("runs/old").glob("*/record.json")).write_text("{")
+    done = cli("task=compare", "runs=[old,newer]")
+    assert done.code == 3 and done.out.startswith("not comparable: 1 unreadable record, such as runs/old/")
+
+
 @pytest.mark.parametrize("argv", [("task=compare", "runs=[old,old]"), ("task=report", "runs=[old]")])
 def test_a_report_that_cannot_be_written_is_one_line(
     cli: Cli, runs: Callable[[str, float], None], argv: tuple[str, ...]
