@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,7 @@ def run(config: dict[str, Any]) -> int:
     from rich.console import Console
 
     from minivllm.bench.kernels import suite
+    from minivllm.report.format import count
     from minivllm.report.kernels import findings, table, write
     from minivllm.report.terminal import print_table
 
@@ -49,6 +51,7 @@ def run(config: dict[str, Any]) -> int:
         setting, synchronise = _setting(config)
         root, task = Path(config.get("runs_dir") or "runs"), config["task"]
         name = config.get("name") or fresh_name(root)
+        place = root / name / storage.KERNELS
         with console.status("probing the device") as status:
             limits, notes = _limits(setting)
             rows: list[dict[str, Any]] = []
@@ -65,20 +68,32 @@ def run(config: dict[str, Any]) -> int:
                 },
                 "rows": rows,
             }
+            kernel = ""
             try:
                 for row in suite.rows(
                     setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise
                 ):
                     rows.append(row)
-                    status.update(f"{len(rows)} cases done, the last: {row['kernel']} {row.get('part', '')}")
+                    done = f"{count(len(rows), 'case')} done, the last: {row['kernel']} {row.get('part', '')}"
+                    status.update(done)  # which only a terminal shows
+                    if not console.is_terminal and row["kernel"] != kernel:
+                        print(done, flush=True)
+                    kernel = row["kernel"]
                 record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
+            except KeyboardInterrupt:
+                if rows:
+                    print(
+                        f"record so far: {place}; task=report 'runs=[{name}]' makes its table and plot",
+                        file=sys.stderr,
+                    )
+                raise
             finally:  # whoever interrupts it has what was measured
                 if rows:
-                    storage.write_json(root / name / storage.KERNELS, record)
+                    storage.write_json(place, record)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)
-    print(f"record: {root / name / storage.KERNELS}")
+    print(f"record: {place}")
     print(f"table and plot: {write(record, Path(config.get('reports_dir') or 'reports') / name)}")
     return 0 if record["status"] == "ok" else 1
 

@@ -271,10 +271,11 @@ def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.Mon
 
 
 def test_whoever_interrupts_it_has_what_was_measured(
-    compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rows(*_: Any) -> Iterator[dict[str, Any]]:
-        yield {"part_of": "products", "kernel": "linear bf16", "ok": True}
+        for kernel in ("linear bf16", "linear bf16", "linear int8"):
+            yield {"part_of": "products", "kernel": kernel, "part": "q", "ok": True}
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
@@ -283,7 +284,14 @@ def test_whoever_interrupts_it_has_what_was_measured(
     with pytest.raises(KeyboardInterrupt):
         run(compose(["preset=kernels", "runtime.device=cpu", "name=k"]))
     record = json.loads(Path("runs/k/kernels.json").read_text())
-    assert record["status"] == "error" and [row["kernel"] for row in record["rows"]] == ["linear bf16"]
+    assert record["status"] == "error" and [r["kernel"][7:] for r in record["rows"]] == [
+        "bf16",
+        "bf16",
+        "int8",
+    ]
+    told = capsys.readouterr()
+    assert told.out == "1 case done, the last: linear bf16 q\n3 cases done, the last: linear int8 q\n"
+    assert told.err.startswith("record so far: runs/k/kernels.json; task=report 'runs=[k]' makes its table")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
