@@ -208,15 +208,19 @@ def heading(ax: Axes, text: str) -> None:
 
 
 def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
-    """One line of handles and names under all axes, out of the data's way; nothing for no entries."""
+    """Lines of handles and names under all axes, out of the data's way; nothing for no entries."""
     if not entries:
         return
-    handles, names = zip(*entries, strict=True)
+    longest = max(len(name) for _, name in entries)
+    lines = math.ceil(len(entries) / max(1, min(7, LEGEND_CHARACTERS // (4 + longest))))
+    columns = math.ceil(len(entries) / lines)
+    # matplotlib fills column after column, and people read line after line.
+    handles, names = zip(*(entry for i in range(columns) for entry in entries[i::columns]), strict=True)
     figure.legend(
         handles,
         names,
         loc="outside lower center",
-        ncols=max(1, min(7, len(names), LEGEND_CHARACTERS // (4 + max(map(len, names))))),
+        ncols=columns,
         fontsize=8.5,
         frameon=False,
         handlelength=1.1,

@@ -28,7 +28,7 @@ from minivllm.report.plots import breakdown, memory, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
-from minivllm.report.style import INK, ON_DARK, canvas, plain_ticks, short, svg
+from minivllm.report.style import INK, ON_DARK, canvas, legend_below, patch, plain_ticks, short, svg
 from tests.report.synthetic import counted, make_record, write
 
 
@@ -325,3 +325,16 @@ def test_nothing_is_painted_behind_a_figure() -> None:
     """The shadows at the edges of its card, which say that there is more, lie there."""
     figure, _ = canvas()
     assert b"fill: var(--cffffff)" not in svg(figure, "empty")
+
+
+def test_a_legend_below_a_figure_reads_line_after_line() -> None:
+    figure, _ = canvas()
+    names = [f"the name of entry {i}" for i in range(5)]
+    legend_below(figure, [(patch(INK), name) for name in names])
+    figure.draw_without_rendering()
+    places = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].get_texts()]
+    lines = sorted({round(box.y0) for box, _ in places}, reverse=True)
+    read = [
+        [name for box, name in sorted(places, key=lambda p: p[0].x0) if round(box.y0) == y] for y in lines
+    ]
+    assert read == [names[:3], names[3:]]
