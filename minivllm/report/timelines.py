@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
-from minivllm.report.format import count
+from minivllm.report.format import count, listing
 from minivllm.report.parquet import frames
 from minivllm.report.style import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Plot, short
 
@@ -20,14 +20,16 @@ MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 @dataclass(frozen=True)
 class Track:
-    """One panel of a row: the unit, and the lines in it as field, name, colour, scale."""
+    """One panel of a row: what it is of, the unit, and the lines in it as field, name, colour, scale."""
 
+    noun: str
     unit: str
     lines: tuple[tuple[str, str, str, float], ...]
 
 
 STEPS = (
     Track(
+        "tokens",
         "tokens a step",
         (
             ("num_prefill_tokens", "prompt tokens", ORANGE, 1.0),
@@ -36,9 +38,11 @@ STEPS = (
     ),
     Track(
         "requests",
+        "requests",
         (("num_requests", "requests in the batch", SKY, 1.0), ("waiting", "waiting", VERMILION, 1.0)),
     ),
     Track(
+        "KV blocks",
         "KV blocks",
         (
             ("kv_blocks_used", "KV blocks used", GREEN, 1.0),
@@ -47,8 +51,9 @@ STEPS = (
     ),
 )
 TELEMETRY = (
-    Track("GPU W", (("gpu_power_w", "GPU power", VERMILION, 1.0),)),
+    Track("power", "GPU W", (("gpu_power_w", "GPU power", VERMILION, 1.0),)),
     Track(
+        "memory",
         "GB",
         (
             ("rss", "memory of the worker", BLUE, 1e-9),
@@ -56,13 +61,14 @@ TELEMETRY = (
         ),
     ),
     Track(
+        "CPU use",
         "CPU % of a core",
         (
             ("cpu_worker_percent", "CPU of the worker", SKY, 1.0),
             ("cpu_other_percent", "CPU of others", ORANGE, 1.0),
         ),
     ),
-    Track("GPU MHz", (("gpu_sm_mhz", "GPU clock", PURPLE, 1.0),)),
+    Track("clock", "GPU MHz", (("gpu_sm_mhz", "GPU clock", PURPLE, 1.0),)),
 )
 CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
 
@@ -76,8 +82,6 @@ def timeline_plots(cells: list[Cell]) -> list[Plot]:
             "steps.parquet",
             "start_s",
             name="steps",
-            title="Batch and cache over time",
-            alt="prompt and decode tokens of a step, requests in the batch and waiting, and KV blocks used",
             caption="Time from the first step of the measured window. A thinned line shows the greatest of each bin.",
         ),
         _timeline(
@@ -86,8 +90,6 @@ def timeline_plots(cells: list[Cell]) -> list[Plot]:
             "telemetry.parquet",
             "t_s",
             name="telemetry",
-            title="Power, memory and clocks over time",
-            alt="memory and CPU use and, on a GPU, power and clock",
             caption="Sampled by the supervising process, not by the measured one.",
         ),
     )
@@ -113,8 +115,6 @@ def _timeline(
     clock: str,
     *,
     name: str,
-    title: str,
-    alt: str,
     caption: str,
 ) -> Plot | None:
     able = [cell for cell in cells if cell.ok]
@@ -127,7 +127,7 @@ def _timeline(
             drawn.append((cell, frame))
     full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)
     shown = [
-        (track.unit, lines)
+        (track, lines)
         for track in tracks
         if (
             lines := [
@@ -142,7 +142,10 @@ def _timeline(
     rows = [
         (
             short(cell.label, 60),
-            [Panel(unit, "seconds", unit, [_line(frame, *line) for line in lines]) for unit, lines in shown],
+            [
+                Panel(track.unit, "seconds", track.unit, [_line(frame, *line) for line in lines])
+                for track, lines in shown
+            ],
         )
         for cell, frame in drawn
     ]
@@ -152,8 +155,11 @@ def _timeline(
         if missing
         else " First block of each cell."
     )
-    full_alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {alt}."
-    return finish(Chart(name, title, full_alt, caption + note, rows))
+    nouns = listing([track.noun for track, _ in shown])
+    title = f"{nouns[0].upper()}{nouns[1:]} over time"
+    labels = listing([line[1] for _, lines in shown for line in lines], 8)
+    alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
+    return finish(Chart(name, title, alt, caption + note, rows))
 
 
 def _has(frame: pd.DataFrame, key: str) -> bool:

@@ -29,6 +29,7 @@ from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
 from minivllm.report.style import INK, ON_DARK, canvas, legend_below, patch, plain_ticks, short, svg
+from minivllm.report.timelines import timeline_plots
 from tests.report.synthetic import counted, make_record, write
 
 
@@ -319,6 +320,18 @@ def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
         [("", [Panel("T", "x", "y", [Series("s", INK, [1.0, 40.0], [1.0, 2.0])], log_x=True)])],
     )
     assert '"ticks": [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0' in json.dumps(live.items(wide)[0]["item"])
+
+
+def test_figures_over_time_are_named_by_what_they_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.timelines.finish", lambda chart: chart)
+    steps, telemetry = timeline_plots(gather(read_rows(write(tmp_path, [make_record()]))[0]))
+    assert steps.title == "Tokens, requests and KV blocks over time"
+    assert telemetry.title == "Memory and CPU use over time"  # a CPU has no power and no clock here
+    assert telemetry.alt.endswith(
+        "a row a cell for 1 cell: memory of the worker, CPU of the worker and CPU of others."
+    )
 
 
 def test_nothing_is_painted_behind_a_figure() -> None:
