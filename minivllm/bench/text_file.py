@@ -10,8 +10,8 @@ from minivllm.errors import BadInput
 MARK = b"\xef\xbb\xbf"  # that some editors begin UTF-8 with
 
 
-def read_bytes(knob: str, path: Path) -> bytes:
-    """A file's content without a byte-order mark; `knob` is what names the file.
+def read_bytes(knob: str, path: Path, source: str = "") -> bytes:
+    """A file's content without a byte-order mark; `knob` is what names the file, `source` says where it may be had.
 
     Raises:
         BadInput: there is no such file, or it cannot be read.
@@ -19,18 +19,18 @@ def read_bytes(knob: str, path: Path) -> bytes:
     try:
         return path.read_bytes().removeprefix(MARK)
     except FileNotFoundError:
-        raise BadInput(f"{knob}={path}: there is no such file") from None
+        raise BadInput(f"{knob}={path}: there is no such file{source and f'; {source}'}") from None
     except OSError as error:
         raise BadInput(f"{knob}={path} cannot be read: {error.strerror or error}") from error
 
 
-def read_lines(knob: str, path: Path) -> list[str]:
+def read_lines(knob: str, path: Path, source: str = "") -> list[str]:
     """A file's lines, however they end (LF, CRLF, CR).
 
     Raises:
         BadInput: as `read_bytes`; or a line is not UTF-8, with its number.
     """
-    raw = read_bytes(knob, path)
+    raw = read_bytes(knob, path, source)
     try:
         return re.split(r"\r\n|\r|\n", raw.decode("utf-8"))
     except UnicodeDecodeError as error:
