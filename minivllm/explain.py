@@ -54,9 +54,9 @@ def explain(
         load: composes a configuration from overrides; called to find out which names would have been valid.
     """
     if isinstance(error, OverrideParseException):
-        reason = str(error).split("\n")[0]
         return BadInput(
-            f"{error.override!r} is no override ({reason}); write key=value, and quote what has special characters"
+            f"{error.override!r} is no override: write KEY=VALUE; what has special characters takes quotes of its own, "
+            "as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
         )
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
