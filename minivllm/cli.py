@@ -123,8 +123,8 @@ def note_exit_code(code: int) -> None:
 
 def _run() -> int:
     note_exit_code(0)
-    # Whatever reads a whole configuration, as each arm's composition does, asks for it.
-    OmegaConf.register_new_resolver("minivllm_groups", functools.cache(_groups), replace=True)
+    _groups.cache_clear()  # of a command before this one, with other folders of options
+    OmegaConf.register_new_resolver("minivllm_groups", _groups, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
         hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
@@ -197,8 +197,9 @@ def _program() -> str:
     return {"run.py": "python run.py", "__main__.py": "python -m minivllm"}.get(name, name)
 
 
+@functools.cache
 def _groups() -> str:
-    """Every group with its options, for --help."""
+    """Every group with its options, for --help; whatever reads a whole configuration, as composing an arm does, asks."""
     defaults = OmegaConf.load(config.conf_dir() / "config.yaml").defaults
     first = {name: option for item in defaults if OmegaConf.is_dict(item) for name, option in item.items()}
     about = {
