@@ -209,8 +209,10 @@ def headline(cells: list[Cell]) -> list[str]:
         return []
     reference = show(known[0][0].first("quality.reference"))
     known.sort(key=lambda item: item[1])
+    # The reference's own precision differs from it by rounding alone: no loss that anyone chooses.
+    others = [item for item in known if show(item[0].first("choices.quant")) != reference] or known
     words = [
         f"{sig(kl)} nats in {cell.mention} (top-1 the same for {sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
-        for cell, kl in (known[:1] if len(known) == 1 else (known[0], known[-1]))
+        for cell, kl in (others[:1] if others[0] is known[-1] else (others[0], known[-1]))
     ]
     return [f"Quality: KL to {reference} is {' and '.join(words)}."]

@@ -11,6 +11,7 @@ import pytest
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.bench.record import Metrics, Quality, Record, Validity
 from minivllm.report import read, summary_tables
+from minivllm.report.precision import headline
 from minivllm.report.scatter import frontier
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
@@ -136,6 +137,26 @@ def test_a_cell_that_failed_is_a_row_and_one_that_was_not_asked_is_none(tmp_path
     _, out = build(tmp_path, [*records, make_record("fp16", "sequential", weights="checkpoint")])
     rows = (out / "precision.md").read_text().splitlines()[2:]
     assert len(rows) == 3 and rows[2].startswith("| nf4 | continuous | oom | – |")
+
+
+@pytest.mark.parametrize(
+    ("quants", "told"),
+    [
+        (("fp16",), "is 0.000200 nats in quant=fp16,batching=continuous ("),
+        (("fp16", "nf4"), "is 0.0310 nats in nf4 ("),
+        (
+            ("fp16", "int8", "nf4"),
+            "is 0.00110 nats in int8 (top-1 the same for 99.7 %) and 0.0310 nats in nf4 (",
+        ),
+    ],
+)
+def test_the_reference_is_not_held_against_itself(tmp_path: Path, quants: tuple[str, ...], told: str) -> None:
+    records = [judged(quant) for quant in quants]
+    for record in records:
+        assert record.quality is not None
+        record.quality.reference = "fp16"
+    (said,) = headline(read(write(tmp_path, records, parquet=False)).cells)
+    assert said.startswith(f"Quality: KL to fp16 {told}") and said.count("nats") == told.count("nats")
 
 
 @pytest.mark.usefixtures("without_figures")
