@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from minivllm.config import build, trims
+from minivllm.config import build, require_invariant, trims
 from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
@@ -48,19 +48,15 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
     """The attention option; at the level "batch" Triton's kernels in one shape, which `auto` takes on a GPU, or plain torch.
 
     Raises:
-        BadInput: another was chosen.
+        BadInput: another was chosen, see `require_invariant`.
     """
+    require_invariant(chosen["_target_"], determinism)
     invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
     triton = "minivllm.attention.triton.TritonBackend"
     if determinism != "batch" or chosen == invariant:
         return chosen
     if chosen["_target_"] == triton:
         return {**chosen, "invariant": True}
-    if chosen["_target_"] != "minivllm.attention.auto.select":
-        raise BadInput(
-            f"attention: {chosen['_target_'].rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
-            "asks; use attention=auto, attention=invariant or attention=triton"
-        )
     if takes_triton("attention", "auto", "invariant", device):
         return {"_target_": triton, "invariant": True}
     return invariant

@@ -23,6 +23,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from minivllm.attention.base import refuse_scores
+from minivllm.cache.eviction import POLICIES
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error, nearest, omegaconf_line
 from minivllm.options import (
@@ -50,6 +52,10 @@ __all__ = [
 ]
 
 BENCH = "minivllm.tasks.bench.run"
+# Attention that can be the same in any batch, and that returns how much of it a token got; `auto` finds one.
+AUTO = "minivllm.attention.auto.select"
+INVARIANT = (AUTO, "minivllm.attention.invariant.InvariantBackend", "minivllm.attention.triton.TritonBackend")
+SCORING = (AUTO, "minivllm.attention.eager.EagerBackend")
 # Groups whose options are plain settings and name no class.
 TARGETLESS: dict[str, type] = {
     "runtime": RuntimeOptions,
@@ -173,6 +179,10 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             f"runtime.profile=true is for task=bench, whose measurement it traces: leave it out with "
             f"task={choices.get('task')}"
         )
+    attention, policy = str(checked["attention"]["_target_"]), str(checked["cache"].get("eviction"))
+    require_invariant(attention, checked["runtime"]["determinism"])
+    if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
+        refuse_scores(str(choices.get("attention")), POLICIES.get(policy))
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
         folder = Path(root[key] or ".")
@@ -271,6 +281,15 @@ def _some_option(group: str) -> str:
 
 
 # ---- building
+
+
+def require_invariant(attention: str, determinism: str) -> None:
+    """Raise BadInput if attention is to be the same in any batch, and this `_target_` cannot be so."""
+    if determinism == "batch" and attention not in INVARIANT:
+        raise BadInput(
+            f"attention: {attention.rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
+            "asks; use attention=auto, attention=invariant or attention=triton"
+        )
 
 
 def trims(runtime: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from minivllm.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minivllm.cache.kv import KVCache
+    from minivllm.cache.eviction import Eviction
     from minivllm.engine.step import StepBatch
 
 
@@ -50,9 +50,8 @@ class AttentionBackend(Protocol):
         """
 
 
-def refuse_scores(name: str, kv: KVCache) -> None:
+def refuse_scores(name: str, eviction: Eviction | type[Eviction] | None) -> None:
     """Raises BadInput if eviction goes by attention: the backend `name` does not return it."""
-    eviction = kv.layout.eviction
     if eviction is not None and eviction.scored:
         raise BadInput(
             f"attention={name} cannot return the attention that cache.eviction={eviction.name} goes by; "

@@ -62,7 +62,7 @@ class FlexBackend:
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, compile: bool | str = "auto") -> None:
         on_gpu = kv.parts[0][0].is_cuda
         self.compiled = on_gpu if compile == "auto" else bool(compile)
-        refuse_scores(self.name, kv)
+        refuse_scores(self.name, kv.layout.eviction)
         if kv.compressed:
             raise BadInput(
                 "attention=flex reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"

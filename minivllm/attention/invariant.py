@@ -35,7 +35,7 @@ class InvariantBackend:
     name = "invariant"
 
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
-        refuse_scores(self.name, kv)
+        refuse_scores(self.name, kv.layout.eviction)
         self.specs = specs
         self.kv = kv
 

@@ -65,7 +65,7 @@ def check_kernel(name: str, specs: Sequence[AttentionSpec], kv: KVCache) -> tupl
     Raises:
         BadInput: device, dtype or head size is none of theirs; eviction goes by attention, which they do not return.
     """
-    refuse_scores(name, kv)
+    refuse_scores(name, kv.layout.eviction)
     device = kv.parts[0][0].device
     if device.type != "cuda":
         raise BadInput(f"attention={name} needs an NVIDIA GPU; use attention=auto or attention=sdpa")

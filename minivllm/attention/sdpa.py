@@ -59,7 +59,7 @@ class SDPABackend:
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         if any(spec.soft_cap is not None for spec in specs):
             raise BadInput("attention=sdpa cannot apply this model's soft cap on scores; use attention=eager")
-        refuse_scores(self.name, kv)
+        refuse_scores(self.name, kv.layout.eviction)
         self.specs = specs
         self.kv = kv
         self.windows = {spec.window for spec in specs}

@@ -41,7 +41,7 @@ class TritonBackend:
             computed in the step. For runtime.determinism=batch.
 
     Raises:
-        BadInput: no GPU and no interpreter; Triton is missing; eviction goes by attention; a bad split size.
+        BadInput: no GPU and no interpreter; Triton is missing; eviction goes by attention.
     """
 
     name = "triton"
@@ -63,12 +63,7 @@ class TritonBackend:
                 "or use attention=sdpa"
             ) from None
         check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
-        refuse_scores(self.name, kv)
-        if split_size is not None and (split_size < paged.LEAST_PIECE or split_size & (split_size - 1)):
-            raise BadInput(
-                f"attention.split_size={split_size} must be a power of two of at least {paged.LEAST_PIECE}, or null "
-                "(never split)"
-            )
+        refuse_scores(self.name, kv.layout.eviction)
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
         self.split_size = None if invariant else split_size

@@ -167,6 +167,14 @@ def request_params(
     ]
 
 
+def require_one_completion(params: SamplingParams) -> None:
+    """Raises BadInput if a request would have several."""
+    if params.n != 1:
+        raise BadInput(
+            f"decoding.n={params.n}: a measurement takes one completion a request; set decoding.n=1"
+        )
+
+
 class Drive:
     """One run of the loop (see `drive`); everything that can be made beforehand is made before the clock starts."""
 
@@ -180,10 +188,7 @@ class Drive:
         on_progress: Callable[[Progress], None] | None,
         seed: int,
     ) -> None:
-        if params.n != 1:
-            raise BadInput(
-                f"decoding.n={params.n}: a measurement takes one completion a request; set decoding.n=1"
-            )
+        require_one_completion(params)
         requests = workload.requests
         self.engine, self.clock, self.on_progress = engine, clock, on_progress
         self.requests = requests

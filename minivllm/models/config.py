@@ -180,6 +180,15 @@ class ModelConfig:
         )
 
 
+def require_experts(wanted: str, experts: int) -> None:
+    """Raises BadInput if `wanted`, which is `runtime.moe`, insists on grouping experts, and there are none."""
+    if wanted == "grouped" and not experts:
+        raise BadInput(
+            "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a model that has them, "
+            "as model=qwen3_30b_a3b or model=mixtral_8x7b"
+        )
+
+
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     architectures = config.get("architectures")
     if not architectures:

@@ -17,8 +17,7 @@ from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels, active
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
-from minivllm.models.config import ModelConfig
-from minivllm.models.kernels.grouped import find_mixtures
+from minivllm.models.config import ModelConfig, require_experts
 from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.prequantized import Prequantized, part_names
@@ -83,11 +82,11 @@ def load_model(
     _, source = resolve(node, allow_random=False)
     config = ModelConfig.from_dict(source.config)
     length = config.context(max_model_len)
+    require_experts(moe, config.num_experts)
     tokenizer = Tokenizer.load(source.folder)  # before the weights: a mistake in it is told at once
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
-    find_mixtures(model, moe)
     widths = {
         name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
     }

@@ -32,6 +32,11 @@ class TritonAttentionOptions(Options):
     group = "attention"
     split_size: int | None = knob(512, at_least=64)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split_size is not None and self.split_size & (self.split_size - 1):
+            raise self.bad("split_size", "must be a power of two, or null (never split)")
+
 
 @option("minivllm.attention.flex.FlexBackend")
 @dataclass(frozen=True)

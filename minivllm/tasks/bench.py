@@ -14,6 +14,7 @@ from typing import Any
 from minivllm.bench import identity, profile
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
+from minivllm.bench.driver import require_one_completion
 from minivllm.bench.gpu import is_torch_for_gpus
 from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.supervisor import Outcome, Progress
@@ -157,8 +158,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     Raises:
         NotInstalled: the engine is not there.
         BadInput: the engine does not honour a knob, the model is not there or not supported, its context is too short, a request
-            cannot fit it, or quality is wanted of random weights or with a text that cannot be read, or the tracker
-            is not installed.
+            cannot fit it, a request would have several completions, there are no experts to group, or quality is wanted of
+            random weights or with a text that cannot be read, or the tracker is not installed.
     """
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     tables.refuse(config)
@@ -167,6 +168,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         profile.refuse(config)
     SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
+    if config["decoding"].get("_target_") in OPTIONS and not identity.quality_alone(config):
+        require_one_completion(build(config["decoding"]))
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
     if config["arrival"].get("_target_") in OPTIONS:
         arrival = build(config["arrival"])
@@ -174,11 +177,13 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
             check_times(arrival, workload)
     if model.get("_target_") not in OPTIONS:
         return config, identity.digest(model), []
-    from minivllm.models.config import ModelConfig
+    from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.source import resolve
 
     node, source = resolve(model, allow_random=not wanted)
-    longest = ModelConfig.from_dict(source.config).context(model.get("max_model_len"))
+    architecture = ModelConfig.from_dict(source.config)
+    require_experts(config["runtime"].get("moe", "auto"), architecture.num_experts)
+    longest = architecture.context(model.get("max_model_len"))
     if workload is not None and hasattr(workload, "check_lengths") and not identity.quality_alone(config):
         workload.check_lengths(longest)
     if wanted:

@@ -21,12 +21,14 @@ from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression import compress
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.config import compose
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest, StepBatch
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.models.rope import rotate
+from minivllm.options.serving import TritonAttentionOptions
 from tests.attention.test_backends import CPU, SPECS, reference, run_in_pieces
 from tests.reference import make_checkpoint
 
@@ -329,8 +331,11 @@ def test_without_gpu_or_interpreter_it_is_refused(monkeypatch: pytest.MonkeyPatc
         TritonBackend([SPECS["grouped"]], kv)
 
 
-@pytest.mark.parametrize("size", [32, 100])
-def test_a_bad_split_size_is_refused(size: int) -> None:
-    kv = KVCache([SPECS["grouped"]], LAYOUT, torch.float32, DEVICE)
-    with pytest.raises(BadInput, match=rf"attention.split_size={size} must be a power of two"):
-        TritonBackend([SPECS["grouped"]], kv, split_size=size)
+def test_a_split_size_is_refused_that_pieces_cannot_have() -> None:
+    fields = TritonAttentionOptions.__dataclass_fields__
+    assert fields["split_size"].metadata["at_least"] == paged.LEAST_PIECE
+    for size in (paged.LEAST_PIECE, 1024, None):
+        assert compose(["attention=triton", f"attention.split_size={size or 'null'}"])
+    for size in (32, 100):
+        with pytest.raises(BadInput, match=rf"attention.split_size={size} must be "):
+            compose(["attention=triton", f"attention.split_size={size}"])

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from minivllm import LLM, SamplingParams
+from minivllm.attention.base import AttentionSpec
 from minivllm.bench.engines import MinivllmEngine
 from minivllm.cache.eviction import make_eviction
+from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheLayout
-from minivllm.config import compose
+from minivllm.config import SCORING, build, compose
 from minivllm.engine.batching import Continuous
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu import library
 from tests.engine.imaginary import Machine
 from tests.reference import make_checkpoint
 
@@ -333,6 +336,23 @@ def test_waste_counts_a_shared_block_once_and_an_evicted_one_not() -> None:
 def test_refusals(overrides: list[str], complaint: str, model: tuple[Path, Any]) -> None:
     with pytest.raises(BadInput, match=complaint):
         serving(model[0], *overrides).close()
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "cpu", "triton", "flex", "invariant"])
+def test_a_backend_returns_attention_or_refuses_as_the_configuration_is_told(name: str) -> None:
+    """Those of torch_varlen and flash need a GPU."""
+    node = compose([f"attention={name}"])["attention"]
+    spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25)
+    device = torch.device("cuda" if name == "triton" and torch.cuda.is_available() else "cpu")
+    for policy in ("streaming", "h2o"):
+        eviction = make_eviction(policy, 16, 128, 0, None, False)
+        kv = KVCache([spec], CacheLayout(16, 8, eviction=eviction), torch.float32, device)
+        with library.using("auto", device):
+            if policy == "streaming" or node["_target_"] in SCORING:
+                assert build(node, specs=[spec], kv=kv).name == name
+            else:
+                with pytest.raises(BadInput, match=f"attention={name} cannot return the attention"):
+                    build(node, specs=[spec], kv=kv)
 
 
 def test_auto_takes_the_backend_that_returns_attention(model: tuple[Path, Any]) -> None:

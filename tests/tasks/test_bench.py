@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,43 @@ def test_a_mistake_that_shows_at_once_starts_no_worker(
     monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
     with pytest.raises(BadInput, match="workload"):
         bench.run(lone(tmp_path, workload={"num_requests": 0}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("attention=triton", "attention.split_size=100"), "attention.split_size=100 must be a power of two"),
+        (("cache.eviction=h2o", "attention=sdpa"), "attention=sdpa cannot return the attention"),
+        (("runtime.determinism=batch", "attention=sdpa"), "SDPABackend is not batch-invariant"),
+        (("runtime.moe=grouped",), "runtime.moe=grouped: the model has no experts to group"),
+        (("decoding.n=4",), "decoding.n=4: a measurement takes one completion a request"),
+        (("decoding=beam", "decoding.n=2"), "decoding.n=2: a measurement takes one completion a request"),
+    ],
+)
+@pytest.mark.parametrize("how", [(), ("-m",), ("-m", "sweep.dry_run=true")], ids=["lone", "sweep", "dry run"])
+def test_what_the_configuration_says_is_refused_before_a_worker_starts(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, overrides: Sequence[str], message: str, how: Sequence[str]
+) -> None:
+    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    done = cli(*how, *overrides)
+    assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
+    assert not any(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("cache.eviction=h2o", "attention=eager"),
+        ("cache.eviction=streaming", "attention=sdpa"),
+        ("runtime.determinism=batch", "attention=triton"),
+        ("runtime.determinism=run", "attention=sdpa"),
+        ("runtime.moe=grouped", "model=mixtral_8x7b", "model.weights=random"),
+        ("decoding=beam",),
+        ("decoding.n=4", "measure.quality=true", "task=quality"),
+    ],
+)
+def test_what_can_be_measured_is_not_refused(overrides: Sequence[str]) -> None:
+    bench.check(compose(overrides))
 
 
 @pytest.mark.parametrize(("built_for_gpus", "engine", "refused"), [

@@ -43,7 +43,7 @@ class CPUBackend:
             raise BadInput(
                 "attention=cpu reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"
             )
-        refuse_scores(self.name, kv)
+        refuse_scores(self.name, kv.layout.eviction)
         self.specs, self.kv, self.kernel = specs, kv, kernels.paged_attention
         self.constants = [(spec.scale, spec.window or 0, spec.soft_cap or 0.0) for spec in specs]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.models.config import require_experts
 from minivllm.models.moe import MoE
 from minivllm.quant.base import frozen
 from minivllm.quant.plain import PackedLinear, PlainLinear
@@ -82,21 +83,6 @@ def _why_not(moe: MoE) -> str | None:
     return None
 
 
-def find_mixtures(model: nn.Module, wanted: str) -> list[tuple[str, MoE]]:
-    """The mixtures of a model and their names; it needs no weights yet. `wanted` is that of `group_experts`.
-
-    Raises:
-        BadInput: "grouped", and there are none.
-    """
-    found = [(name, module) for name, module in model.named_modules() if type(module) is MoE]
-    if wanted == "grouped" and not found:
-        raise BadInput(
-            "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a model that has them, "
-            "as model=qwen3_30b_a3b or model=mixtral_8x7b"
-        )
-    return found
-
-
 def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
     """Replace the mixtures that can be replaced; how many those were.
 
@@ -109,7 +95,8 @@ def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
     Raises:
         BadInput: "grouped", and a mixture cannot be, or there is none.
     """
-    mixtures = find_mixtures(model, wanted)
+    mixtures = [(name, module) for name, module in model.named_modules() if type(module) is MoE]
+    require_experts(wanted, len(mixtures))
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
     if wanted == "loop" or (wanted == "auto" and not hopper):
         return 0
