@@ -279,8 +279,8 @@ def met(
     """Whether each request of a recorded measurement met every objective, in the order of the workload.
 
     One that did not complete met none; one of a single token meets any TPOT. A measurement that timed out
-    counts as one whose queue grew without end: no request met them. Of other failures, and where there was no time for
-    all requests to come, nothing can be said.
+    counts as one whose queue grew without end: no request met them. Of other failures, where there was no time for all
+    requests to come, and where their table is missing or torn, nothing can be said.
 
     Args:
         directory: of the record.
@@ -294,7 +294,10 @@ def met(
     if record["status"] != "ok":
         return None
     limits = objectives(record["config"]["measure"]["slo"] if slo is None else slo)
-    rows = pq.read_table(directory / REQUESTS, columns=["status", *limits]).to_pylist()
+    try:
+        rows = pq.read_table(directory / REQUESTS, columns=["status", *limits]).to_pylist()
+    except (OSError, ValueError):  # pyarrow's own are of these
+        return None
     return [
         row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
         for row in rows

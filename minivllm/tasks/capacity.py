@@ -165,9 +165,11 @@ class _Search:
 
     def _stands(self, measurement: Measurement) -> bool:
         """Whether the record says something about its rate: one that timed out not if there is more time now."""
-        if (status := recorded_status(measurement)) != "timeout":
-            return status == "ok"
+        if (status := recorded_status(measurement)) not in DONE:
+            return False
         record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        if status == "ok":
+            return met(measurement.path, record) is not None
         had, has = (c["measure"]["timeout_s"] or math.inf for c in (record["config"], measurement.config))
         return bool(had >= has) and fits(record["config"])
 

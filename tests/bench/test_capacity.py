@@ -269,6 +269,9 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
     )
     assert search.limits == {"ttft_ms": 50.0} and search.left_out == 0
     assert from_records(places[4:]) == []
+    (places[1] / "requests.parquet").write_bytes(b"PAR1 torn")
+    (places[0] / "requests.parquet").unlink()
+    assert from_records(places)[0].found == Capacity((Probe(4.0, [[False] * 1000]),), criterion)
     row = request_rows(
         drive(
             ScriptedEngine(clock := ScriptedClock(), refuse={"a"}),
@@ -308,6 +311,11 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     again = cli(*command)
     assert again.code == 0 and found.sentence() in again.out
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/record.json")} == stamps
+    torn = next(iter(stamps)).parent / "requests.parquet"
+    torn.write_bytes(torn.read_bytes()[:40])
+    assert cli(*command).code in (0, 1)  # measured anew, which may change what holds
+    (measured,) = (path for path in stamps if path.stat().st_mtime_ns != stamps[path])
+    assert measured.parent == torn.parent
 
 
 def test_a_rate_that_takes_longer_than_a_measurement_may_is_told(
