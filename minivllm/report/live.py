@@ -101,7 +101,8 @@ def _ranges(made: Any, panel: Panel) -> None:
     xs = [x for series in panel.series for x in (*series.x, *series.low, *series.high)]
     ys = [y for series in panel.series if series.kind != "band" for y in series.y]
     for logarithmic, values, axis in ((panel.log_x, xs, made.xaxis), (panel.log_y, ys, made.yaxis)):
-        if logarithmic and min(values, default=0.0) >= LEAST_PLAIN:
+        # On other axes Bokeh's own write 40,000 as 40000, and small figures better.
+        if min(values, default=0.0) >= LEAST_PLAIN if logarithmic else max(values, default=0.0) >= 1000:
             axis.formatter = NumeralTickFormatter(format="0,0.[000]")
         # Below two decades Bokeh's own are evenly spaced: crowded at the upper end, and none at the lower.
         if logarithmic and values and 10 <= max(values) / min(values) < 100:

@@ -86,7 +86,23 @@ def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any)
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, **options)
+    for ax in figure.axes:
+        _separate_thousands(ax.xaxis)
+        _separate_thousands(ax.yaxis)
     return figure, axes
+
+
+def _separate_thousands(axis: Axis) -> None:
+    """Write 40000 as 40,000, as tables do; what an axis is given later takes its place."""
+    from matplotlib.ticker import ScalarFormatter
+
+    class Separated(ScalarFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return re.sub(
+                r"^(\D?)(\d+)", lambda found: f"{found[1]}{int(found[2]):,}", super().__call__(x, pos)
+            )
+
+    axis.set_major_formatter(Separated())
 
 
 def plot(name: str, title: str, alt: str, caption: str, figure: Figure) -> Plot:

@@ -76,6 +76,13 @@ def test_the_page_is_given_what_the_file_shows(panel: dict[str, Any]) -> None:
     assert [key["label"] for key in plot.legend] == ["a line", "points", "steps", "band"]
 
 
+@pytest.mark.parametrize(("top", "axes"), [(999.0, 0), (40000.0, 1)])
+def test_thousands_are_separated_on_the_page_too(top: float, axes: int) -> None:
+    series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, top], "line", names=["p", "q"])]
+    plot = finish(Chart("c", "A chart", "", "", [("", [Panel("T", "x", "y", series)])]))
+    assert json.dumps(plot.live).count("NumeralTickFormatter") == axes
+
+
 def test_the_same_chart_is_the_same_bytes() -> None:
     first, second = finish(chart()), finish(chart())
     assert first.png == second.png and json.dumps(first.live) == json.dumps(second.live)
@@ -305,6 +312,14 @@ def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
         assert written in {label.get_text() for label in labels}
         if axis.axis_name == "x":
             assert max(box.y1 for box in boxes) - min(box.y1 for box in boxes) < 1
+
+
+def test_the_figures_of_an_axis_have_separated_thousands_as_tables_do() -> None:
+    figure, ax = canvas()
+    ax.plot([0.0, 0.5], [-40000, 40000])
+    figure.canvas.draw()
+    assert "0.1" in {tick.get_text() for tick in ax.get_xticklabels()}
+    assert {"\N{MINUS SIGN}40,000", "0", "20,000"} <= {tick.get_text() for tick in ax.get_yticklabels()}
 
 
 def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
