@@ -185,6 +185,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         refuse_scores(str(choices.get("attention")), POLICIES.get(policy))
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
+        root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
         folder = Path(root[key] or ".")
         if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")

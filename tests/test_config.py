@@ -169,6 +169,12 @@ def test_values_are_converted_only_where_nothing_is_guessed() -> None:
     assert got["decoding"]["stop"] == ["END"] and got["runs"] == ["a", "b"]
 
 
+def test_a_tilde_is_the_home_folder_where_the_shell_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    got = config.compose(["runs_dir='~/a'", "reports_dir='~/b'"])
+    assert (got["runs_dir"], got["reports_dir"]) == ("/home/someone/a", "/home/someone/b")
+
+
 def test_missing_knobs_get_their_defaults() -> None:
     assert config.compose(["~cache.block_size"])["cache"]["block_size"] == 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,7 +32,8 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """
     found: set[Path] = set()
     for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
-        matches = [Path(place)] if Path(place).exists() else [Path(name) for name in glob.glob(str(place))]
+        path = Path(os.path.expanduser(place))
+        matches = [path] if path.exists() else [Path(name) for name in glob.glob(str(path))]
         if not matches:
             raise BadInput(f"no such file or folder: {place}; give a folder of records, such as runs/<name>")
         for match in matches:

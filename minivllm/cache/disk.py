@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 import threading
@@ -23,7 +24,9 @@ def scratch_file(folder: str | None) -> FileIO:
         BadInput: no file can be made in `folder` (None: the system's folder for temporary files).
     """
     try:
-        return tempfile.TemporaryFile(dir=folder, buffering=0, prefix="minivllm-")
+        return tempfile.TemporaryFile(
+            dir=folder and os.path.expanduser(folder), buffering=0, prefix="minivllm-"
+        )
     except OSError as error:
         raise BadInput(
             f"cache.offload_dir={folder or 'null'}: no file can be made there ({error.strerror or error}); "
@@ -45,8 +48,7 @@ class DiskFile:
         self._sums: dict[int, int] = {}  # CRC-32 of each record that was written whole
         self._jobs: queue.SimpleQueue[tuple[int, int | None, memoryview] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._backlog = 0  # writes asked for and not done, each counter kept by one thread alone
-        self._written = 0
+        self._asked = self._written = 0  # writes asked for, and done; each counter kept by one thread alone
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kv-offload", daemon=True)
         self._thread.start()
@@ -54,11 +56,11 @@ class DiskFile:
     @property
     def backlogged(self) -> bool:
         """See Disk."""
-        return (self._backlog - self._written) * self.record_bytes >= MOST_BACKLOG
+        return (self._asked - self._written) * self.record_bytes >= MOST_BACKLOG
 
     def write(self, record: int, content: memoryview) -> None:
         """Store `content`, of `record_bytes` bytes."""
-        self._backlog += 1
+        self._asked += 1
         self._jobs.put((record, None, content))
 
     def read(self, record: int, slot: int, target: memoryview) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,11 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
             f"or 'runs=[\"{runs_dir}/*\"]'"
         )
     found: list[Path] = []
-    for pattern in patterns:
-        matches = _matches(Path(), str(pattern)) or _matches(runs_dir, str(pattern))
+    for pattern in map(os.path.expanduser, map(str, patterns)):
+        matches = _matches(Path(), pattern) or _matches(runs_dir, pattern)
         if not matches:
             raise BadInput(
-                f"runs: no records at {pattern} nor at {runs_dir / str(pattern)}; {_available(runs_dir)}"
+                f"runs: no records at {pattern} nor at {runs_dir / pattern}; {_available(runs_dir)}"
             )
         found += [path for path in matches if path not in found]
     return found

@@ -47,7 +47,7 @@ def test_columns_are_flat(runs: Path) -> None:
     assert frame.attrs["unreadable"] == []
 
 
-def test_any_level_list_and_glob(runs: Path) -> None:
+def test_any_level_list_and_glob(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ids(paths: object) -> list[str]:
         return sorted(record["run_id"] for record in read_records(paths))  # type: ignore[arg-type]
 
@@ -57,6 +57,8 @@ def test_any_level_list_and_glob(runs: Path) -> None:
     assert ids(str(runs)) == ["1", "2", "3"]
     assert ids(str(runs / "s*")) == ["1", "2", "3"]
     assert ids([runs / "s1", runs / "s1" / "a-1", runs / "s2"]) == ["1", "2", "3"]
+    monkeypatch.setenv("HOME", str(runs.parent))
+    assert ids("~/runs/s1") == ids("~/runs/s[1]") == ["1", "2"]
 
 
 def test_torn_records_are_left_out_and_named(runs: Path) -> None:

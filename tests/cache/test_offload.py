@@ -98,7 +98,7 @@ def settled(llm: LLM) -> None:
     """Wait until the disk has done all it was given."""
     disk = llm.engine.kv.disk
     assert disk is not None
-    while disk._backlog > disk._written:
+    while disk._asked > disk._written:
         time.sleep(0.001)
 
 

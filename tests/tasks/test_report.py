@@ -20,3 +20,15 @@ def test_what_could_not_be_read_is_counted(cli: Callable[..., Any], monkeypatch:
     assert done.err == (
         "warning: 1 unreadable record left out, 2 tables missing or torn: the report names them under Validity\n"
     )
+
+
+def test_runs_may_lie_in_the_home_folder(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "mine", [make_record(sweep="old", run_id="0")], parquet=False)
+    assert cli("task=report", "runs=['~/mine/old']").code == 0
+    assert cli("task=report", "runs=['~/mine/older']").err.startswith(
+        f"error: runs: no records at {tmp_path}/mine"
+    )
