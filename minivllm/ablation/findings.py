@@ -33,7 +33,7 @@ class Effect:
     p_value: float | None  # sign-flip test over blocks
     p_holm: float | None  # corrected for the number of optimisations
     blocks: int  # with figures of all arms
-    minimum_detectable: float | None  # fraction: an effect of 0.03 or more would be found with power 0.8
+    minimum_detectable: float | None  # fraction that would be found with power 0.8; never below the A/A arm's
     verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
     same_tokens: float | None = None  # share of the requests whose output is the same with it and without it

@@ -58,7 +58,7 @@ class DevicePeak(Figure):
 
 
 class HostPeak(Figure):
-    """Greatest resident memory of the worker, without the roofline's probe.
+    """Greatest resident memory of the worker and what it started (the sum of their own peaks), without the probe.
 
     Formula: the kernel's high-water mark (VmHWM), of loading and of the window, the greater; reset before the window
     where that is allowed.

@@ -133,7 +133,7 @@ class SimulatedEngine(Adapter):
         tflops: matrix rate, 1e12 operations a second.
         overhead_ms: of every step, beside the roofline's time.
         memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's own.
-        host_gb_s: how fast blocks are swapped to host memory and back, 1e9 bytes a second; None takes no time.
+        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a second; None takes no time.
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
 
     Raises:
