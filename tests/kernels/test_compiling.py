@@ -18,6 +18,7 @@ HALVES = {"80": {"_attend", "_write", "whole", "four_bits"}, "89": set(), "90": 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # minutes of a compiler, and a machine may have something else to do
 @pytest.mark.parametrize(
     "capability, names", [("80", ATTENTION | OTHERS), ("89", ATTENTION), ("90", ATTENTION | OTHERS)]
 )
