@@ -69,7 +69,8 @@ class ITL(Distribution):
 
     Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t') / k;
     of those that come with the first token, each after it gives a sample of 0. Pooled over requests,
-    so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1).
+    so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1). One all of whose
+    tokens come at once, as a beam search's do, has none.
     Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000: mean 750.
     """
 
@@ -78,7 +79,7 @@ class ITL(Distribution):
     def samples(self, trace: RequestTrace) -> list[float]:
         times = trace.token_times
         gaps: list[float] = []
-        last, start = times[0], 1
+        last, start = times[0], 1 if times[-1] > times[0] else len(times)
         while start < len(times):
             end = start + 1
             while end < len(times) and times[end] == times[start]:
@@ -89,7 +90,7 @@ class ITL(Distribution):
 
 
 class TPOT(Distribution):
-    """Time per output token after the first, one figure a request; requests of one token have none.
+    """Time per output token after the first, one figure a request; those whose tokens come at once have none.
 
     Formula: (E2E - TTFT) / (n - 1) = 1000 (t_n - t_1) / (n - 1).
     Example: a 2000 / 3 = 666.7 ms, b 1000 / 1: mean 833.333.
@@ -99,7 +100,7 @@ class TPOT(Distribution):
 
     def samples(self, trace: RequestTrace) -> list[float]:
         times = trace.token_times
-        return [1e3 * (times[-1] - times[0]) / (len(times) - 1)] if len(times) > 1 else []
+        return [1e3 * (times[-1] - times[0]) / (len(times) - 1)] if times[-1] > times[0] else []
 
 
 class E2E(Distribution):

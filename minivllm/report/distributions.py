@@ -84,8 +84,10 @@ def token_gaps(times_s: np.ndarray) -> np.ndarray:
     import numpy as np
 
     arrivals, together = np.unique(times_s, return_counts=True)
+    if len(arrivals) < 2:
+        return np.zeros(0)
     shared = np.repeat(np.diff(arrivals) / together[1:], together[1:])
-    return 1e3 * np.concatenate([np.zeros(max(0, int(together[0]) - 1) if len(together) else 0), shared])
+    return 1e3 * np.concatenate([np.zeros(int(together[0]) - 1), shared])
 
 
 def _curve(cell: Cell, values: np.ndarray, colour: str, dashed: bool, unit: str, logarithmic: bool) -> Series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -21,7 +22,7 @@ HELP = """\
 /params [k=v ...]   show or change decoding parameters, e.g. /params temperature=0.2 max_tokens=64
 /stats              what has been generated so far, and how fast
 /help               this list
-/exit               leave (also Ctrl-D)
+/exit               leave (also /quit, Ctrl-D)
 Ctrl-C stops an answer."""
 
 
@@ -66,14 +67,14 @@ class Chat:
             "/stats": self._show_stats,
             "/help": lambda _: self.note(HELP),
         }
-        if command == "/exit":
+        if command in ("/exit", "/quit"):
             return False
         if not line.strip():
             return True
         try:
             if command in actions:
                 actions[command](rest.strip())
-            elif command.startswith("/") and not self.is_base:
+            elif re.fullmatch("/[a-z]+", line.strip()) or (command.startswith("/") and not self.is_base):
                 self.note(f"unknown command {command}\n{HELP}")
             else:
                 self._answer(line)

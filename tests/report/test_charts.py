@@ -133,7 +133,7 @@ def test_gaps_between_tokens_are_those_of_the_metric(times: list[int]) -> None:
     trace.token_times = [float(t) for t in times]
     found = token_gaps(np.array(trace.token_times))
     assert sorted(found) == pytest.approx(sorted(ITL().samples(trace)))
-    assert len(found) == len(times) - 1
+    assert len(found) == (len(times) - 1 if times[0] < times[-1] else 0)
 
 
 def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:

@@ -117,6 +117,9 @@ def test_a_base_model_completes(talk: Callable[..., tuple[Chat, Screen]]) -> Non
     chat.handle("/system be brief")
     assert "no system prompt" in screen.notes[-1] and chat.system is None
     before = screen.spoken
+    assert chat.handle("/statz")
+    assert screen.notes[-1].startswith("unknown command /statz\n/reset")
+    assert not chat.handle("/quit")
     chat.handle("x" * 200)
     assert "the context is 96" in screen.notes[-1]
     assert screen.spoken == before
