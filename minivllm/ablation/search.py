@@ -183,6 +183,7 @@ class Search:
 
     def _conclude(self) -> int:
         """Report all trials and say which was best."""
+        from minivllm.report.format import sig
         from minivllm.tasks.ending import conclude
 
         if not self.cells:
@@ -200,7 +201,7 @@ class Search:
         if not kept:
             return 1
         best = (max if self.goal.maximize else min)(kept, key=lambda name: self.goal.value(worth[name]))
-        print(f"best: {best}: {self.goal.objective} {self.goal.value(worth[best]):.4g}")
+        print(f"best: {best}: {self.goal.objective} {sig(self.goal.value(worth[best]), 4)}")
         return 0 if reported else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:

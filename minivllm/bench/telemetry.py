@@ -83,7 +83,7 @@ class Telemetry:
     def _row(self) -> Row:
         now = time.monotonic()
         usage = self._family.usage(now)
-        worker, total = usage.cpu_s, _busy_seconds()
+        worker, total = usage.cpu_s, busy_seconds()
         worker_percent = other_percent = None
         if self._last is not None and now > self._last[0]:
             span = now - self._last[0]
@@ -171,7 +171,7 @@ class Family:
         return Usage(tuple(pids), rss, sum(peaks) or None, cpu_s)
 
 
-def _busy_seconds() -> float:
+def busy_seconds() -> float:
     """CPU seconds that all processes together have used since the machine started."""
     times = psutil.cpu_times()
     # Linux counts a guest's time in user and nice already; waiting for a disk is idleness.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.storage import KERNELS
+from minivllm.bench.validity import OTHERS_PERCENT
 from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, sig
@@ -150,6 +151,13 @@ def findings(record: dict[str, Any]) -> list[str]:
             "probed, or the inputs came from a cache"
         )
     lines += [f"{row['kernel']} failed: {row['error']}" for row in record["rows"] if "error" in row]
+    if record.get("interrupted"):
+        lines.append(f"Interrupted after {count(len(record['rows']), 'case')}: others were not measured")
+    if (others := record.get("others_percent", 0.0)) > OTHERS_PERCENT:
+        lines.append(
+            f"Other processes used {others:.0f} % of a core meanwhile: times may be worse for it, many times where threads "
+            "wait for one that has no core (runtime.threads), and the limit lower than it is"
+        )
     return lines
 
 

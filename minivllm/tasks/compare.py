@@ -56,6 +56,7 @@ def run(config: dict[str, Any]) -> int:
         write_bytes(out_dir / "compare.png", figure.png)
     if comparison.cells:
         print_table(comparison_table(comparison))
+        print("Means are geometric, over blocks.")
     for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")

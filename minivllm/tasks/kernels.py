@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ def run(config: dict[str, Any]) -> int:
     from rich.console import Console
 
     from minivllm.bench.kernels import suite
+    from minivllm.bench.telemetry import busy_seconds
     from minivllm.report.format import count
     from minivllm.report.kernels import findings, table, write
     from minivllm.report.terminal import print_table
@@ -52,6 +54,7 @@ def run(config: dict[str, Any]) -> int:
         root, task = Path(config.get("runs_dir") or "runs"), config["task"]
         name = config.get("name") or fresh_name(root)
         place = root / name / storage.KERNELS
+        begin, all_s, own_s = time.monotonic(), busy_seconds(), time.process_time()
         with console.status("probing the device") as status:
             limits, notes = _limits(setting)
             rows: list[dict[str, Any]] = []
@@ -81,6 +84,7 @@ def run(config: dict[str, Any]) -> int:
                     kernel = row["kernel"]
                 record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
             except KeyboardInterrupt:
+                record["interrupted"] = True
                 if rows:
                     print(
                         f"record so far: {place}; task=report 'runs=[{name}]' makes its table and plot",
@@ -89,6 +93,8 @@ def run(config: dict[str, Any]) -> int:
                 raise
             finally:  # whoever interrupts it has what was measured
                 if rows:
+                    others_s = busy_seconds() - all_s - (time.process_time() - own_s)
+                    record["others_percent"] = max(0.0, 100 * others_s / (time.monotonic() - begin))
                     storage.write_json(place, record)
     print_table(table(record), console)
     for line in findings(record):

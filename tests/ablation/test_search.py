@@ -20,6 +20,7 @@ from minivllm.bench.record import Metrics
 from minivllm.bench.records import read_records
 from minivllm.config import compose
 from minivllm.errors import BadInput
+from minivllm.report.format import sig
 
 Cli = Callable[..., Any]
 GOAL = Goal("metrics.output_tokens_per_s", limits={"metrics.ttft_ms.p90": 100.0, "metrics.itl_ms.p90": 20.0})
@@ -234,7 +235,7 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
     kept = {arm: goal.value([r]) for arm, r in records.items() if not goal.excess([r])}
     assert f"{len(kept)} of {len(records)} cells are within the limits" in done.out
     ties = [arm for arm in kept if kept[arm] == max(kept.values())]  # a knob may make no difference
-    told = [f"best: {arm}: metrics.output_tokens_per_s {kept[arm]:.4g}" for arm in ties]
+    told = [f"best: {arm}: metrics.output_tokens_per_s {sig(kept[arm], 4)}" for arm in ties]
     (best,) = (arm for arm, words in zip(ties, told, strict=True) if words in done.out)
     result = yaml.safe_load(Path("runs/mine/optimization_results.yaml").read_text())
     assert result["best_value"] == pytest.approx(kept[best])

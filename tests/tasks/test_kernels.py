@@ -166,6 +166,10 @@ def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch)
     assert many.endswith("6 of them WRONG: " + "k, p, 2 rows; " * 5 + "and 1 more.")
     alone = {"rows": [{**record["rows"][0], "reference": None}]}
     assert report.findings(alone)[0] == "No output was compared with a reference's."
+    stopped, late = report.findings({**record, "interrupted": True, "others_percent": 93.4})[-2:]
+    assert stopped == "Interrupted after 2 cases: others were not measured"
+    assert late.startswith("Other processes used 93 % of a core meanwhile: times may be worse for it")
+    assert report.findings({**record, "others_percent": 5.0}) == report.findings(record)
 
 
 def test_the_floor_is_the_longer_of_the_two(compiled: None) -> None:
@@ -289,6 +293,7 @@ def test_whoever_interrupts_it_has_what_was_measured(
         "bf16",
         "int8",
     ]
+    assert record["interrupted"] and record["others_percent"] >= 0
     told = capsys.readouterr()
     assert told.out == "1 case done, the last: linear bf16 q\n3 cases done, the last: linear int8 q\n"
     assert told.err.startswith("record so far: runs/k/kernels.json; task=report 'runs=[k]' makes its table")
