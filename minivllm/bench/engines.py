@@ -47,10 +47,8 @@ def refuse_too_large(config: dict[str, Any]) -> None:
     if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {*OPTIONS}:
         return  # what options of the user's own store is not known
     source = resolve(config["model"], allow_random=True)[1]
-    needed, free = (
-        architecture_costs(ModelConfig.from_dict(source.config), config["quant"])[1],
-        free_memory(device),
-    )
+    _, needed = architecture_costs(ModelConfig.from_dict(source.config), config["quant"])
+    free = free_memory(device)
     if ROUNDING * needed > free:
         raise MemoryError(
             f"the weights take about {needed / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB free: choose fewer "

@@ -78,8 +78,10 @@ class ITL(Distribution):
 
     def samples(self, trace: RequestTrace) -> list[float]:
         times = trace.token_times
+        if times[-1] == times[0]:
+            return []
         gaps: list[float] = []
-        last, start = times[0], 1 if times[-1] > times[0] else len(times)
+        last, start = times[0], 1
         while start < len(times):
             end = start + 1
             while end < len(times) and times[end] == times[start]:
