@@ -23,7 +23,7 @@ COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 def visit(page: Path, profile: Path, done: str, width: int = 390) -> tuple[Any, list[str]]:
-    """Open a page, wait until the expression `done` is true, and return it with the page's errors.
+    """Open a page, wait until it has loaded and the expression `done` is true; return that with its errors.
 
     Args:
         page: the file.
@@ -54,10 +54,12 @@ async def _visit(url: str, port_file: Path, done: str) -> tuple[Any, list[str]]:
     for method in ("Runtime.enable", "Log.enable", "Page.enable"):
         await _call(socket, errors, method)
     await _call(socket, errors, "Page.navigate", url=url)
+    # An expression asked for while the page is read would see elements whose scripts have not run yet.
+    loaded = f"location.href !== 'about:blank' && document.readyState === 'complete' && ({done})"
     value = None
     while not value and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
-        found = await _call(socket, errors, "Runtime.evaluate", expression=done, returnByValue=True)
+        found = await _call(socket, errors, "Runtime.evaluate", expression=loaded, returnByValue=True)
         value = found["result"].get("value")
     socket.close()
     return value, errors
