@@ -26,14 +26,12 @@ class TuneSweeper(Sweeper):
     same trials: after an interruption it goes on where it was.
 
     Args:
-        direction: maximize or minimize.
         sampler: of Optuna, with its options.
         params: the search space, knob -> choice(...), range(...) or interval(...).
         options: n_trials and n_jobs, see Hydra's Optuna sweeper.
     """
 
-    def __init__(self, direction: str, sampler: DictConfig, params: DictConfig, **options: Any) -> None:
-        self.direction = direction
+    def __init__(self, sampler: DictConfig, params: DictConfig, **options: Any) -> None:
         self.sampler = sampler
         self.params = params
         self.options = options
@@ -45,8 +43,8 @@ class TuneSweeper(Sweeper):
             BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, no report can
                 be written, or an option of the sweeper is not one.
         """
-        from minivllm.ablation.search import Goal, Search
-        from minivllm.bench.checks import at_least_one, one_of
+        from minivllm.ablation.search import Search, goal_of
+        from minivllm.bench.checks import at_least_one
         from minivllm.config import finish
         from minivllm.errors import BadInput
         from minivllm.tasks.ending import refuse_unwritable
@@ -64,15 +62,10 @@ class TuneSweeper(Sweeper):
             raise BadInput(
                 f"sweep.{refused} is not for a search: it chooses a cell by what others were worth"
             )
-        if asked["objective"] is None:
-            raise BadInput(
-                "sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s"
-            )
-        one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
         for knob in ("n_trials", "n_jobs"):
             at_least_one(f"hydra.sweeper.{knob}", self.options[knob])
         refuse_unwritable(self.settings)
-        goal = Goal(asked["objective"], self.direction == "maximize", asked["limits"])
+        goal = goal_of(asked)
         launcher = make_launcher(hydra_context, task_function, config)
         loader = hydra_context.config_loader
         self.search = Search(
@@ -83,7 +76,7 @@ class TuneSweeper(Sweeper):
         )
         sweeper = OptunaSweeper(
             sampler=_sampler(self.sampler),
-            direction=self.direction,
+            direction=asked["direction"],
             params=self.params,
             storage=None,
             study_name=None,
@@ -105,7 +98,7 @@ class TuneSweeper(Sweeper):
         texts = [f"{knob}={choices}" for knob, choices in space.items()]
         for text in texts:
             _check_values(text)
-        self.search.define(fixed, texts, self.settings["sweep"]["name"])
+        self.search.define(fixed, texts, self.settings["sweep"]["name"], self.optuna.n_trials)
         self.optuna.launcher = self
         if self.settings["sweep"]["dry_run"]:
             with TemporaryDirectory() as folder:

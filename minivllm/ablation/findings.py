@@ -1,9 +1,9 @@
-"""What an ablation found: the types that tables, plots and pages are drawn from."""
+"""What an ablation found and what a search is for: the types that tables, plots and pages are drawn from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["faster", "slower", "none", "not live", "apart", "failed", "too few blocks"]
@@ -99,3 +99,33 @@ class Analysis:
     blocks: int  # of the baseline, those that are ok
     blocks_needed: int  # for a verdict over so many optimisations
     notes: tuple[str, ...]  # sentences
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched for.
+
+    Args:
+        objective: a number of the record by its dotted name, e.g. "metrics.output_tokens_per_s".
+        maximize: whether more of it is better.
+        limits: numbers of the record, and the most that they may be.
+    """
+
+    objective: str
+    maximize: bool = True
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def excess(self, figure: Callable[[str], float]) -> float:
+        """By how much a cell misses the limits, relative to them, summed; 0 within them.
+
+        Args:
+            figure: a number of the cell by its dotted name, averaged over blocks.
+        """
+        return sum(max(0.0, figure(name) / limit - 1) for name, limit in self.limits.items())
+
+    def words(self) -> str:
+        """As one writes it: the most of the objective, with its limits."""
+        limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
+        return f"the {'most' if self.maximize else 'least'} {self.objective}" + f" with {limits}" * bool(
+            limits
+        )

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from minivllm.ablation.arms import Load
+from minivllm.ablation.findings import Goal
 from minivllm.ablation.plan import Arm, Sweep, is_setting
 from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan, require_one
 from minivllm.ablation.sweep import Launch, measure
@@ -20,74 +21,70 @@ from minivllm.bench.record import Quality, Record
 from minivllm.config import OPTIONS, quoted
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
+from minivllm.report.format import count
 
 WORST = 1e18  # beyond any figure, bytes and operations too
 FAILED = 1e3  # the relative excess that a failure counts as
 ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")  # metrics with at most a sample a request
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What is searched for.
-
-    Args:
-        objective: a number of the record by its dotted name, e.g. "metrics.output_tokens_per_s".
-        maximize: whether more of it is better.
-        limits: numbers of the record, and the most that they may be.
+def goal_of(sweep: Mapping[str, Any]) -> Goal:
+    """The goal that the settings of `sweep` name.
 
     Raises:
-        BadInput: a record has no such number.
+        BadInput: there is none, or a record has no such number.
     """
+    if sweep["objective"] is None:
+        raise BadInput("sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s")
+    goal = Goal(sweep["objective"], sweep["direction"] == "maximize", sweep["limits"])
+    for key, name in _names(goal):
+        node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
+        for part in name.split("."):
+            if node is None:  # a part that only some records have
+                break
+            if not isinstance(node, dict) or part not in node:
+                known = list(node) if isinstance(node, dict) else []
+                raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
+            node = node[part]
+        if isinstance(node, dict):
+            raise BadInput(f"{key}: {name} is no number but a group{_of_which(name, node)}")
+    for name, limit in goal.limits.items():
+        if not limit > 0:
+            raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
+    return goal
 
-    objective: str
-    maximize: bool = True
-    limits: Mapping[str, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for key, name in self._names():
-            node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
-            for part in name.split("."):
-                if node is None:  # a part that only some records have
-                    break
-                if not isinstance(node, dict) or part not in node:
-                    known = list(node) if isinstance(node, dict) else []
-                    raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
-                node = node[part]
-            if isinstance(node, dict):
-                raise BadInput(f"{key}: {name} is no number but a group{_of_which(name, node)}")
-        for name, limit in self.limits.items():
-            if not limit > 0:
-                raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
+def _names(goal: Goal) -> list[tuple[str, str]]:
+    """Every number that is asked for, with the setting that does so."""
+    return [("sweep.objective", goal.objective), *(("sweep.limits", name) for name in goal.limits)]
 
-    def _names(self) -> list[tuple[str, str]]:
-        """Every number that is asked for, with the setting that does so."""
-        return [("sweep.objective", self.objective), *(("sweep.limits", name) for name in self.limits)]
 
-    def refuse(self, config: dict[str, Any]) -> None:
-        """Raise BadInput where a cell's configuration says that its record will lack one of these numbers."""
-        for key, name in self._names():
-            if (needed := _needed(name, config)) is not None:
-                raise BadInput(f"{key}: {name} takes {needed}")
+def refuse(goal: Goal, config: dict[str, Any]) -> None:
+    """Raise BadInput where a cell's configuration says that its record will lack one of the goal's numbers."""
+    for key, name in _names(goal):
+        if (needed := _needed(name, config)) is not None:
+            raise BadInput(f"{key}: {name} takes {needed}")
 
-    def excess(self, blocks: Sequence[dict[str, Any]]) -> float:
-        """By how much a cell misses the limits, relative to them, summed; 0 within them.
 
-        Args:
-            blocks: the cell's records; none, or one that is not ok, counts as missing them by far.
-        """
-        if not blocks or any(block["status"] != "ok" for block in blocks):
-            return FAILED
-        over = (max(0.0, _mean(blocks, name) / limit - 1) for name, limit in self.limits.items())
-        return min(sum(over), FAILED / 2)
+def excess(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
+    """By how much a cell misses the limits, see `Goal.excess`.
 
-    def value(self, blocks: Sequence[dict[str, Any]]) -> float:
-        """The number to optimise: the objective, averaged over blocks, or one worse than any that is allowed.
+    Args:
+        blocks: the cell's records; none, or one that is not ok, counts as missing them by far.
+    """
+    if not blocks or any(block["status"] != "ok" for block in blocks):
+        return FAILED
+    return min(goal.excess(lambda name: _mean(blocks, name)), FAILED / 2)
 
-        The further outside the limits, the worse, so that a search is led back to where they hold.
-        """
-        if over := self.excess(blocks):
-            return (-WORST if self.maximize else WORST) * (1 + over)
-        return _mean(blocks, self.objective)
+
+def worth(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
+    """The number to optimise: the objective, averaged over blocks, or one worse than any that is allowed.
+
+    The further outside the limits, the worse, so that a search is led back to where they hold.
+    """
+    if over := excess(goal, blocks):
+        return (-WORST if goal.maximize else WORST) * (1 + over)
+    return _mean(blocks, goal.objective)
 
 
 class _Unrecorded(Exception):
@@ -114,10 +111,12 @@ class Search:
     fixed: Sequence[str] = ()
     cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
     dry: bool = False  # nothing is measured
+    most: int = 0  # trials that there will be, as far as that is known
+    asked: int = 0  # trials that there were, some of which were the same
 
-    def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None) -> None:
+    def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0) -> None:
         """Say what all trials share and what they vary; without a name, that definition is the name."""
-        self.fixed = fixed
+        self.fixed, self.most = fixed, most
         cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
 
@@ -165,6 +164,7 @@ class Search:
             own = tuple(text for text in trial if not is_setting(text))
             varied = sorted(text for text in own if text.partition("=")[0] not in keys)
             arms.append(Arm(" ".join(varied) or DEFAULT_ARM, own))
+        self.asked += len(arms)
         new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
         if new:
             sweep = Sweep(new, (*settings, f"sweep.name={quoted(self.name)}"))
@@ -172,37 +172,32 @@ class Search:
             warnings = check_arms(cells, skip_absent=False)
             for cell in cells:
                 if cell.problem is None and cell.config is not None:
-                    self.goal.refuse(cell.config)
+                    refuse(self.goal, cell.config)
             self.cells |= {cell.arm: cell for cell in cells}
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:
-                measure(plan, self.launch)
+                measure(plan, self.launch, self._progress(len(arms)))
             elif plan.jobs:
                 raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
-        return [self.goal.value(self._blocks(arm)) for arm in arms]
+        return [worth(self.goal, self._blocks(arm)) for arm in arms]
+
+    def _progress(self, batch: int) -> str:
+        """Which trials these are."""
+        which = f"trial {self.asked}" if batch == 1 else f"trials {self.asked - batch + 1} to {self.asked}"
+        return f"search {self.name}: {which}" + f" of {self.most}" * bool(self.most)
 
     def _conclude(self) -> int:
-        """Report all trials and say which was best."""
-        from minivllm.report.format import sig
+        """Report all trials; the report says which was best."""
         from minivllm.tasks.ending import conclude
 
         if not self.cells:
             return 1
         runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
-        reported = conclude(runs / self.name, reports / self.name, self.config)
+        reported = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
         blocks = {arm: self._blocks(arm) for arm in self.cells}
-        worth = {
-            arm.name: found for arm, found in blocks.items() if found or not self.cells[arm].measurements
-        }
-        kept = [name for name, found in worth.items() if not self.goal.excess(found)]
-        missing = len(blocks) - len(worth)
-        unknown = f"; {missing} more not measured to the end" if missing else ""
-        print(f"{len(kept)} of {len(worth)} cells are within the limits{unknown}")
-        if not kept:
-            return 1
-        best = (max if self.goal.maximize else min)(kept, key=lambda name: self.goal.value(worth[name]))
-        print(f"best: {best}: {self.goal.objective} {sig(self.goal.value(worth[best]), 4)}")
-        return 0 if reported else 1
+        if missing := sum(not found and bool(self.cells[arm].measurements) for arm, found in blocks.items()):
+            print(f"{count(missing, 'trial')} not measured to the end")
+        return 0 if reported and any(not excess(self.goal, found) for found in blocks.values()) else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
         """Records of a trial; empty where one is missing, or the trial could not be measured at all."""

@@ -111,19 +111,19 @@ def _recover(plan: Plan) -> None:
     plan.look_up()
 
 
-def measure(plan: Plan, launch: Launch) -> None:
+def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
     """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci` wants.
 
     Args:
         plan: its folder is held by this process.
         launch: see `run_sweep`.
+        what: said in place of the sweep's name and size.
     """
     _recover(plan)
     todo = sum(map(len, plan.jobs))
     skipped = len(plan.measurements) - todo
-    print(
-        f"sweep {plan.name}: {count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
-    )
+    size = f"{count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
+    print(what or f"sweep {plan.name}: {size}")
     if skipped:
         pending = {measurement.run_id for job in plan.jobs for measurement in job}
         failed = sum(status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending)

@@ -20,6 +20,7 @@ class SweepOptions(Options):
     dry_run: bool = False
     skip_absent: bool = False
     objective: str | None = None
+    direction: Literal["maximize", "minimize"] = "maximize"
     limits: dict[str, float] = field(default_factory=dict)
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None

@@ -28,7 +28,15 @@ PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 ROW_HEIGHT = 1.45  # of each row of several
 BEYOND_X, BEYOND_Y = 1.05, 1.08  # how far an axis that begins at zero goes on after the greatest value
 MAX_NAMED = 16  # points with their names beside them
-GLYPHS = {"s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}  # of a legend's keys
+GLYPHS = {
+    "o": "●○",
+    "s": "■□",
+    "D": "◆◇",
+    "^": "▲△",
+    "v": "▼▽",
+    "P": "✚✚",
+    "X": "✖✖",
+}  # of a legend's keys: full, hollow
 MAX_CURVES = 2 * len(PALETTE)  # lines that can be told apart: each colour whole and dashed
 
 
@@ -121,7 +129,7 @@ def _keys(chart: Chart) -> list[dict[str, str | bool]]:
         {
             "label": label,
             "colour": series.colour,
-            "glyph": "" if series.kind in ("line", "steps") else GLYPHS.get(series.marker, "●"),
+            "glyph": "" if series.kind in ("line", "steps") else GLYPHS[series.marker][series.hollow],
             "dashed": series.dashed,
         }
         for label, series in chart.legend.items()

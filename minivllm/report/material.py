@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from minivllm.ablation.findings import Analysis, Planned
+from minivllm.ablation.findings import Analysis, Goal, Planned
 from minivllm.bench.capacity import Search
-from minivllm.report import capacity, worth
+from minivllm.report import capacity, tuning, worth
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import count
 from minivllm.report.parquet import damaged
@@ -23,11 +23,13 @@ class Material:
         rows: at least one.
         unreadable: files that are no records.
         planned: of an ablation that has just ended, see `Planned`.
+        goal: of a search that has just ended.
     """
 
     rows: list[Row]
     unreadable: list[str]
     planned: Planned | None = None
+    goal: Goal | None = None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -59,11 +61,16 @@ class Material:
         """For capacity."""
         return capacity.find(self.rows)
 
+    @cached_property
+    def tuning(self) -> tuning.Tuning | None:
+        """Of preset=tune; None where the records are of no search."""
+        return tuning.find(self.rows, self.cells, self.goal)
 
-def read(source: Path | list[Path], planned: Planned | None = None) -> Material:
+
+def read(source: Path | list[Path], planned: Planned | None = None, goal: Goal | None = None) -> Material:
     """Everything at or below a record folder, a sweep's folder, or several of them.
 
     Raises:
         BadInput: there is no record at all. Failed records are enough for a report.
     """
-    return Material(*read_rows(source), planned)
+    return Material(*read_rows(source), planned, goal)

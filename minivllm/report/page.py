@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.report import capacity, precision, results, scaling, worth
+from minivllm.report import capacity, precision, results, scaling, tuning, worth
 from minivllm.report import sections as words
 from minivllm.report.banner import banners
 from minivllm.report.cells import Cell
@@ -29,6 +29,8 @@ from minivllm.report.writing import make_folder, write_bytes
 FIGURES = (
     "forest",
     "waterfall",
+    "tuning",
+    "tuning_values",
     "capacity",
     "scaling",
     "precision",
@@ -82,6 +84,7 @@ def write_report(material: Material, out_dir: Path) -> Path:
     ladders = scaling.ladders(cells)
     drawn = [
         *worth.figures(material.analysis),
+        *tuning.figures(material.tuning),
         capacity.figure(material.searches),
         scaling.figure(ladders),
         *figures(cells),
@@ -131,6 +134,11 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
             "worth",
             "What each optimisation is worth",
             worth.section(material.analysis, cells, some("forest", "waterfall"), out_dir),
+        ),
+        Section(
+            "tuning",
+            "What the search found",
+            tuning.section(material.tuning, some("tuning", "tuning_values"), out_dir),
         ),
         Section(
             "capacity",
@@ -198,6 +206,7 @@ def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> st
     environment.filters["code"] = lambda text: Markup(
         re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))
     )
+    environment.filters["foldable"] = lambda name: Markup(str(escape(name)).replace(".", ".<wbr>"))
     environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
     environment.filters["svg_uri"] = lambda data: (
         "data:image/svg+xml;base64," + base64.b64encode(data).decode()
@@ -221,6 +230,8 @@ def _verdict(material: Material) -> Verdict:
     """What was asked for is answered first."""
     if material.analysis is not None:
         return worth.verdict(material.analysis, material.cells)
+    if material.tuning is not None:
+        return tuning.verdict(material.tuning, material.cells)
     if material.searches:
         return capacity.verdict(material.searches, material.cells)
     if ladders := scaling.ladders(material.cells):

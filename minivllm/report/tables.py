@@ -128,8 +128,11 @@ def used_columns(cells: list[Cell]) -> list[Column]:
 def speedups(cells: list[Cell]) -> list[float | None]:
     """Output tokens/s of each cell against the first's; None where the two are not like for like.
 
-    Empty where no other cell can be held against the first: such a column is left out, on the page as in the terminal.
+    Empty where no other cell can be held against the first, or that is no baseline but a search's first guess: such a
+    column is left out, on the page as in the terminal.
     """
+    if cells[0].first("config.sweep.objective"):
+        return []
     found = [_speedup(cell, cells[0]) for cell in cells]
     return found if any(ratio is not None for ratio in found[1:]) else []
 

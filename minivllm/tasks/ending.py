@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minivllm.ablation.findings import Planned
+from minivllm.ablation.findings import Goal, Planned
 from minivllm.bench.storage import OPERATIONS, RECORD, TRACE
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
@@ -21,7 +21,13 @@ def refuse_unwritable(config: dict[str, Any]) -> None:
         raise BadInput(f"reports_dir={folder}: {nearest.resolve()} cannot be written to; give another folder")
 
 
-def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Planned | None = None) -> bool:
+def conclude(
+    folder: Path,
+    out_dir: Path,
+    config: dict[str, Any],
+    planned: Planned | None = None,
+    goal: Goal | None = None,
+) -> bool:
     """Print and report whatever has been recorded; a failure here is one line, and hides nothing before it.
 
     Args:
@@ -29,6 +35,7 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
         out_dir: of the report.
         config: the resolved configuration, which names the tracker.
         planned: of an ablation, see `Planned`.
+        goal: of a search.
 
     Returns:
         Whether there is a report.
@@ -37,6 +44,7 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
         print("nothing has been recorded, so there is no report", file=sys.stderr)
         return False
     from minivllm import report
+    from minivllm.report import tuning
     from minivllm.report.banner import simulated
     from minivllm.report.effects import effects_table
     from minivllm.report.lead import not_separated
@@ -44,15 +52,19 @@ def conclude(folder: Path, out_dir: Path, config: dict[str, Any], planned: Plann
     from minivllm.report.verdict import busy
 
     try:
-        material = report.read(folder, planned)
+        material = report.read(folder, planned, goal)
         if material.warning:
             print(f"warning: {material.warning}", file=sys.stderr)
-        for table in report.summary_tables(material.cells):
+        found = material.tuning
+        for table in report.summary_tables(material.cells) if found is None else [tuning.table(found)]:
             print_table(table)
         if material.analysis is not None:
             print_table(effects_table(material.analysis))
             for note in material.analysis.notes:
                 print(note)
+        elif found is not None:
+            for line in tuning.sentences(found):
+                print(line)
         else:
             for line in not_separated(material.cells):
                 print(line)

@@ -13,7 +13,8 @@ import yaml
 from omegaconf import DictConfig
 
 from minivllm import config
-from minivllm.ablation.search import WORST, Goal, Search
+from minivllm.ablation.findings import Goal
+from minivllm.ablation.search import WORST, Search, excess, goal_of, refuse, worth
 from minivllm.bench import storage
 from minivllm.bench.measurement import DEFAULT_ARM, Measurement
 from minivllm.bench.record import Metrics
@@ -32,46 +33,55 @@ def block(speed: float | None, ttft: float = 90.0, itl: float = 10.0, status: st
 
 
 def test_within_the_limits_the_objective_counts() -> None:
-    assert GOAL.excess([block(50.0)]) == 0 and GOAL.value([block(50.0)]) == 50.0
+    assert excess(GOAL, [block(50.0)]) == 0 and worth(GOAL, [block(50.0)]) == 50.0
     assert (
-        GOAL.value([block(50.0, ttft=60), block(70.0, ttft=140)]) == 60.0
+        worth(GOAL, [block(50.0, ttft=60), block(70.0, ttft=140)]) == 60.0
     )  # means over blocks: 100 is allowed
 
 
 def test_outside_the_limits_anything_is_worse_and_the_further_the_worse() -> None:
     allowed, slightly, far = [block(1.0)], [block(1e6, ttft=110)], [block(1e6, ttft=300, itl=40)]
-    assert GOAL.excess(slightly) == pytest.approx(0.1) and GOAL.excess(far) == pytest.approx(3.0)
+    assert excess(GOAL, slightly) == pytest.approx(0.1) and excess(GOAL, far) == pytest.approx(3.0)
     failed = [block(1e6), block(1e6, status="oom")]
-    values = [GOAL.value(blocks) for blocks in (allowed, slightly, far, failed, [])]
+    values = [worth(GOAL, blocks) for blocks in (allowed, slightly, far, failed, [])]
     assert values[:4] == sorted(values[:4], reverse=True) and values[3] == values[4] < -WORST
     least = Goal("metrics.output_tokens_per_s", False, GOAL.limits)
-    values = [least.value(blocks) for blocks in (allowed, slightly, far, failed)]
+    values = [worth(least, blocks) for blocks in (allowed, slightly, far, failed)]
     assert values == sorted(values) and values[0] == 1.0
     huge = [[block(4e11)], [block(2e9, ttft=110)]]  # bytes, or operations
-    assert least.value(huge[0]) < least.value(huge[1])
+    assert worth(least, huge[0]) < worth(least, huge[1])
 
 
-def test_a_goal_must_be_a_number_of_the_record() -> None:
+def goal(objective: str | None, **limits: float) -> Goal:
+    return goal_of({"objective": objective, "direction": "minimize", "limits": limits})
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (None, "sweep.objective is missing"),
+        ("metrics.output_tokens_per_second", "sweep.objective: .* no metrics.output_tokens_per_second; did"),
+        ("quality.perplexitty", "a record has no quality.perplexitty; did you mean perplexity"),
+        ("metrics.ttft_ms", r"is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+"),
+        *((name, f"sweep.objective: {name} is no number") for name in ("metrics", "liveness", "quality")),
+    ],
+)
+def test_a_goal_must_be_a_number_of_the_record(objective: str | None, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        goal(objective)
+
+
+def test_limits_must_be_numbers_of_the_record_above_zero() -> None:
+    speed = "metrics.output_tokens_per_s"
+    assert goal(speed, **{"metrics.ttft_ms.p90": 1.0}) == Goal(speed, False, {"metrics.ttft_ms.p90": 1.0})
     with pytest.raises(
-        BadInput, match=r"sweep.objective: .* no metrics.output_tokens_per_second; did you mean"
+        BadInput, match=r"sweep.limits: a record has no metrics.tft_ms.p90; did you mean ttft"
     ):
-        Goal("metrics.output_tokens_per_second")
-    with pytest.raises(
-        BadInput, match=r"sweep.limits: a record has no metrics.tft_ms.p90; did you mean ttft_ms"
-    ):
-        Goal("metrics.output_tokens_per_s", limits={"metrics.tft_ms.p90": 1.0})
-    with pytest.raises(
-        BadInput,
-        match=r"metrics.ttft_ms is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+",
-    ):
-        Goal("metrics.ttft_ms")
-    with pytest.raises(BadInput, match=r"a record has no quality.perplexitty; did you mean perplexity"):
-        Goal("quality.perplexitty")
-    for name in ("metrics", "config", "liveness", "quality"):
-        with pytest.raises(BadInput, match=f"sweep.objective: {name} is no number but a group"):
-            Goal(name)
+        goal(speed, **{"metrics.tft_ms.p90": 1.0})
+    with pytest.raises(BadInput, match=r"sweep.limits: metrics.ttft_ms.p90=0 must be above 0"):
+        goal(speed, **{"metrics.ttft_ms.p90": 0.0})
     with pytest.raises(BadInput, match="a percentile needs more requests"):
-        GOAL.value([block(None)])
+        worth(GOAL, [block(None)])
 
 
 @pytest.mark.parametrize(
@@ -89,15 +99,15 @@ def test_a_goal_must_be_a_number_of_the_record() -> None:
     ],
 )
 def test_what_a_record_may_have_is_not_refused(name: str, overrides: list[str]) -> None:
-    Goal(name).refuse(compose(overrides))
+    refuse(Goal(name), compose(overrides))
 
 
 def test_the_limits_are_numbers_of_a_record_too() -> None:
     with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p50 takes task=bench"):
-        Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}).refuse(compose(["task=quality"]))
+        refuse(Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}), compose(["task=quality"]))
     goal = Goal("metrics.output_tokens_per_s", limits={"metrics.e2e_ms.p95": 100.0})
     with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p95 takes 20 requests: .*=19"):
-        goal.refuse(compose(["workload.num_requests=19"]))
+        refuse(goal, compose(["workload.num_requests=19"]))
 
 
 @pytest.fixture
@@ -117,7 +127,7 @@ class Trials:
         self.composed: list[str] = []
         fixed = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1")
         self.search = Search(Goal("metrics.output_tokens_per_s"), compose(fixed), self.load, self.launch)
-        self.search.define(fixed, (), "mine")
+        self.search.define(fixed, (), "mine", 4)
         self.fixed = fixed
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
@@ -171,14 +181,17 @@ def test_a_trial_that_was_interrupted_is_in_no_count(
     trials.search.launch = once
     with pytest.raises(KeyboardInterrupt):
         trials.run(4, 8)
-    assert "1 of 1 cells are within the limits; 1 more not measured to the end\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Output (tok/s), in 1 trial.\n" in out and "1 trial not measured to the end\n" in out
 
 
-def test_a_trial_is_planned_once(cli: Cli, quick: None) -> None:
+def test_a_trial_is_planned_once(cli: Cli, quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     trials = Trials()
     _, values = trials.run(4, 2, 8, 4)
     assert values == [4, 2, 8, 4]
     assert trials.composed == [f"batching.max_num_seqs={size}" for size in (4, 2, 8)]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("search ")]
+    assert told == [f"search mine: trial {n} of 4" for n in (1, 2, 3)]  # the fourth was the first
 
 
 def test_a_trial_that_sets_nothing_has_the_name_of_a_sweeps_lone_arm(cli: Cli, quick: None) -> None:
@@ -232,11 +245,14 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
     assert done.code == 0, done.err
     records = {record["arm"]: record for record in read_records("runs/mine")}
     goal = Goal("metrics.output_tokens_per_s", True, {"metrics.ttft_ms.p90": 2000, "metrics.itl_ms.p90": 8})
-    kept = {arm: goal.value([r]) for arm, r in records.items() if not goal.excess([r])}
-    assert f"{len(kept)} of {len(records)} cells are within the limits" in done.out
+    kept = {arm: worth(goal, [r]) for arm, r in records.items() if not excess(goal, [r])}
+    assert f": {len(kept)} of {len(records)} trials kept within these limits." in done.out
     ties = [arm for arm in kept if kept[arm] == max(kept.values())]  # a knob may make no difference
-    told = [f"best: {arm}: metrics.output_tokens_per_s {sig(kept[arm], 4)}" for arm in ties]
-    (best,) = (arm for arm, words in zip(ties, told, strict=True) if words in done.out)
+    (headline,) = (line for line in done.out.splitlines() if line.startswith("Best within the limits"))
+    figure, _, label = headline.removesuffix(".").partition(": ")
+    assert figure.endswith(f"Output {sig(max(kept.values()))} tok/s")
+    values = set(label.partition(";")[0].split(" · "))
+    best = next(arm for arm in ties if {part.rpartition(".")[2] for part in arm.split()} == values)
     result = yaml.safe_load(Path("runs/mine/optimization_results.yaml").read_text())
     assert result["best_value"] == pytest.approx(kept[best])
     assert {f"{knob}={value}" for knob, value in result["best_params"].items()} == set(best.split())
@@ -245,7 +261,7 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
     before = {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")}
     again = cli(*TUNE, limits)
     assert {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")} == before
-    assert f"best: {best}" in again.out
+    assert headline in again.out
 
 
 @pytest.mark.slow
@@ -261,7 +277,7 @@ def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(cli: Cli, 
 @pytest.mark.slow
 def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> None:
     done = cli(*TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
-    assert done.code == 1 and "0 of 1 cells are within the limits" in done.out
+    assert done.code == 1 and "No trial is within the limits; the nearest, E2E p90 " in done.out
 
 
 @pytest.mark.parametrize(
@@ -271,7 +287,7 @@ def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> No
         ("sweep.retry=failed", "sweep.retry is not for a search"),
         ("sweep.objective=null", "sweep.objective is missing"),
         ("sweep.objective=metrics.speed", "sweep.objective: a record has no metrics.speed"),
-        ("hydra.sweeper.direction=up", "hydra.sweeper.direction='up' must be one of maximize, minimize"),
+        ("sweep.direction=up", "sweep.direction='up' must be maximize or minimize"),
         ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0 must be a whole number of at least 1"),
         ("hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs=0 must be a whole number of at least 1"),
         ("hydra.sweeper.sampler.seed=x", "hydra.sweeper.sampler: "),

@@ -1,0 +1,349 @@
+"""What a search found: its trials by what they are worth, and the best of those within the limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from minivllm.ablation.findings import Goal
+from minivllm.report import precision, tables
+from minivllm.report.cells import Cell, name_columns, names_of, started
+from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.format import count, listing
+from minivllm.report.rows import Row, below, distinct, number
+from minivllm.report.sections import place_of
+from minivllm.report.style import GREEN, INK, VERMILION, Plot, short
+from minivllm.report.tables import Column, spread_text, text
+from minivllm.report.terminal import rich_table
+from minivllm.report.verdict import Verdict, remarks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+KNOWN = {c.key: c for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW)}
+WITHIN, OUTSIDE = "within", "outside"
+MOST_KNOBS, MOST_VALUES = 4, 12  # of the figure of values: more cannot be read
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cell of a search.
+
+    Args:
+        number: from 1, in the order of the proposals.
+        excess: see `Goal.excess`; infinite where the cell failed, or has not the figures.
+    """
+
+    cell: Cell
+    number: int
+    excess: float
+    objective: float | None
+
+    @property
+    def within(self) -> bool:
+        """Whether it kept within the limits, and so may be the best."""
+        return self.excess == 0
+
+    @property
+    def status(self) -> str:
+        """How it ended: within the limits or not, or its failure; and whether other processes were at work."""
+        if self.cell.failed:
+            return self.cell.marked_status
+        return (WITHIN if self.within else OUTSIDE) + ", busy" * self.cell.busy
+
+    @property
+    def tone(self) -> str:
+        """How a table shows that."""
+        return self.cell.tone if self.within or self.cell.failed else "mixed"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search with all of its trials."""
+
+    goal: Goal
+    trials: tuple[Trial, ...]  # in the order of the proposals
+
+    @cached_property
+    def ranked(self) -> list[Trial]:
+        """Best first: those within the limits by their objective, then by how far they miss them."""
+        return sorted(self.trials, key=lambda trial: (trial.excess, self._loss(trial)))
+
+    @property
+    def kept(self) -> list[Trial]:
+        """Those within the limits, best first."""
+        return [trial for trial in self.ranked if trial.within]
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The objective, then the limits."""
+        return [heading(name) for name in dict.fromkeys((self.goal.objective, *self.goal.limits))]
+
+    def limit(self, column: Column) -> float | None:
+        """The most that a column may be, in its unit."""
+        limit = self.goal.limits.get(column.key)
+        return None if limit is None else limit * column.scale
+
+    def better(self, first: float, second: float) -> bool:
+        """Whether the first of two objectives is the better."""
+        return first > second if self.goal.maximize else first < second
+
+    def _loss(self, trial: Trial) -> float:
+        if trial.objective is None:
+            return math.inf
+        return -trial.objective if self.goal.maximize else trial.objective
+
+
+def heading(name: str) -> Column:
+    """A number of the record as a column; of one that no table has, the name says what it is."""
+    if name in KNOWN:
+        return KNOWN[name]
+    group, *rest = name.split(".")
+    if group == "metrics" and rest[0].endswith("_ms"):
+        return Column(name, " ".join([rest[0].removesuffix("_ms").upper(), *rest[1:]]), "ms")
+    title, per, unit = rest[0].replace("_", " ").partition(" per ")
+    return Column(name, " ".join([title.capitalize(), *rest[1:]]), f"per {unit}" * bool(per))
+
+
+def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning | None:
+    """The search that these records are of; None where they are of none, or of more than one sweep.
+
+    Args:
+        goal: of a search that has just ended; else that of the newest record, which may have been made for another one.
+    """
+    goal = goal or _recorded(rows)
+    if goal is None or len(distinct(rows, "sweep")) > 1:
+        return None
+    return Tuning(goal, tuple(_trial(cell, i, goal) for i, cell in enumerate(cells, 1)))
+
+
+def _recorded(rows: list[Row]) -> Goal | None:
+    asked = [row for row in rows if row.get("config.sweep.objective")]
+    if not asked:
+        return None
+    newest = max(asked, key=started)
+    limits = {
+        name: float(most) for name, most in below(newest, "config.sweep.limits").items() if number(most)
+    }
+    return Goal(newest["config.sweep.objective"], newest.get("config.sweep.direction") != "minimize", limits)
+
+
+def _trial(cell: Cell, index: int, goal: Goal) -> Trial:
+    figures = {name: cell.mean(name) for name in (goal.objective, *goal.limits)}
+    known = {name: value for name, value in figures.items() if value is not None}
+    whole = not cell.failed and len(known) == len(figures)
+    excess = goal.excess(known.__getitem__) if whole else math.inf
+    return Trial(cell, index, excess, figures[goal.objective])
+
+
+# ---- words
+
+
+def verdict(tuning: Tuning, cells: list[Cell]) -> Verdict:
+    """The best trial within the limits, or the nearest to them, and how far to trust it."""
+    headline, lines = _best(tuning) if tuning.kept else _nearest(tuning)
+    return Verdict(headline, [*lines, *remarks(cells)])
+
+
+def sentences(tuning: Tuning) -> list[str]:
+    """What the terminal says of it."""
+    headline, lines = _best(tuning) if tuning.kept else _nearest(tuning)
+    return [headline, *lines]
+
+
+def _best(tuning: Tuning) -> tuple[str, list[str]]:
+    (best, *others), objective = tuning.kept, tuning.columns[0]
+    within = " within the limits" if tuning.goal.limits else ""
+    headline = f"Best{within}, {_figure(best, objective)}: {best.cell.label}"
+    equals = [trial for trial in others if text(trial.cell, objective) == text(best.cell, objective)]
+    if equals:
+        headline += f"; the same in {listing([trial.cell.label for trial in equals], 2)}"
+    lines = [_asked(tuning)]
+    if tuning.goal.limits:
+        figures = [_figure(best, column) for column in tuning.columns[1:]]
+        lines.append(f"Its limited figures: {listing(figures)}.")
+    if others and not any(trial.cell.simulated for trial in tuning.trials):
+        lines.append(
+            f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it is: measure it again, beside "
+            "the default, before believing the gain."
+        )
+    return headline + ".", lines
+
+
+def _nearest(tuning: Tuning) -> tuple[str, list[str]]:
+    nearest = tuning.ranked[0]
+    if not math.isfinite(nearest.excess):
+        return "No trial has the figures that the search is about.", [_asked(tuning)]
+    over = [
+        f"{_figure(nearest, column)} against {limit:,g}"
+        for column in tuning.columns
+        if (limit := tuning.limit(column)) is not None
+        and (value := column.mean(nearest.cell)) is not None
+        and value * column.scale > limit
+    ]
+    return (
+        f"No trial is within the limits; the nearest, {listing(over)}: {nearest.cell.label}.",
+        [_asked(tuning)],
+    )
+
+
+def _asked(tuning: Tuning) -> str:
+    objective, limits = tuning.columns[0], []
+    for column in tuning.columns:
+        if (limit := tuning.limit(column)) is not None:
+            limits.append(f"{column.title} ≤ {limit:,g} {column.unit}".rstrip())
+    what = f"Searched for: the {'most' if tuning.goal.maximize else 'least'} {objective.heading}"
+    if not limits:
+        return f"{what}, in {count(len(tuning.trials), 'trial')}."
+    kept = f"{len(tuning.kept)} of {count(len(tuning.trials), 'trial')}"
+    return f"{what} with {listing(limits)}: {kept} kept within these limits."
+
+
+def _figure(trial: Trial, column: Column) -> str:
+    return f"{column.title} {text(trial.cell, column)} {column.unit}".rstrip()
+
+
+# ---- tables and figures
+
+
+def table(tuning: Tuning) -> Table:
+    """The trials for the terminal, best first."""
+    from rich.text import Text
+
+    names = name_columns([trial.cell for trial in tuning.trials])
+    found = rich_table(
+        ["trial", *names], [(c.title, _unit(tuning, c)) for c in tuning.columns], status="limits"
+    )
+    for trial in tuning.ranked:
+        words = [str(trial.number), *names_of(trial.cell, names)]
+        figures = [text(trial.cell, column) for column in tuning.columns]
+        status = Text(trial.status, style=tables.STYLES[trial.tone])
+        found.add_row(*map(Text, words), status, *map(Text, figures))
+    return found
+
+
+def _unit(tuning: Tuning, column: Column) -> str:
+    limit = tuning.limit(column)
+    return column.unit if limit is None else f"{column.unit} ≤ {limit:,g}".strip()
+
+
+def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str, Any] | None:
+    """The section as plain data for its template."""
+    if tuning is None:
+        return None
+    names = name_columns([trial.cell for trial in tuning.trials])
+    return {
+        "names": names,
+        "columns": [{"title": c.title, "unit": _unit(tuning, c)} for c in tuning.columns],
+        "rows": [
+            {
+                "number": trial.number,
+                "names": names_of(trial.cell, names),
+                "status": trial.status,
+                "tone": trial.tone,
+                "href": place_of(trial.cell, trial.number - 1, out_dir),
+                "figures": [
+                    {
+                        "text": text(trial.cell, column),
+                        "sort": column.mean(trial.cell),
+                        "spread": spread_text(trial.cell, column),
+                    }
+                    for column in tuning.columns
+                ],
+            }
+            for trial in tuning.ranked
+        ],
+        "plots": plots,
+    }
+
+
+def figures(tuning: Tuning | None) -> list[Plot]:
+    """How the search went, and what came of each value that it tried."""
+    if tuning is None:
+        return []
+    drawn = [trial for trial in tuning.trials if trial.objective is not None and not trial.cell.failed]
+    return [plot for draw in (_history, _values) if (plot := draw(tuning, drawn)) is not None]
+
+
+def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
+    """The objective trial by trial, and the best so far."""
+    if len(drawn) < 2:
+        return None
+    objective = tuning.columns[0]
+    points = [(float(trial.number), _scaled(trial, objective)) for trial in drawn]
+    best: list[tuple[float, float]] = []
+    for trial, (x, y) in zip(drawn, points, strict=True):
+        if trial.within and (not best or tuning.better(y, best[-1][1])):
+            best.append((x, y))
+    if best:
+        best.append((float(len(tuning.trials)), best[-1][1]))
+    series = [
+        Series("best so far", INK, [x for x, _ in best], [y for _, y in best], "steps"),
+        *_points(tuning, drawn, points),
+    ]
+    said = sentences(tuning)[0]
+    alt = (
+        f"{objective.heading} of {count(len(drawn), 'trial')} in the order in which they were chosen. {said}"
+    )
+    caption = "A point a trial, mean over blocks. Only those within the limits can be the best."
+    panel = Panel("", "trial", objective.heading, series)
+    return finish(Chart("tuning", "How the search went", alt, caption, [("", [panel])]))
+
+
+def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
+    """The objective by the value of each knob, a panel a knob."""
+    objective = tuning.columns[0]
+    panels: list[Panel] = []
+    for knob in tuning.trials[0].cell.varying:
+        values = sorted({trial.cell.varying[knob] for trial in drawn}, key=_rank)
+        if 2 <= len(values) <= MOST_VALUES and len(panels) < MOST_KNOBS:
+            places = [
+                (_scaled(trial, objective), float(values.index(trial.cell.varying[knob]))) for trial in drawn
+            ]
+            series = _points(tuning, drawn, places)
+            panels.append(Panel(knob.rpartition(".")[2], objective.heading, "", series, rows=values))
+    if not panels:
+        return None
+    alt = f"{objective.heading} of {count(len(drawn), 'trial')} by the value of {listing([p.title for p in panels])}."
+    caption = (
+        "The same trials by what each knob was set to. A search tries promising values more often, so a value with few "
+        "points is not known to be bad."
+    )
+    return finish(Chart("tuning_values", "By the value of each knob", alt, caption, [("", panels)]))
+
+
+def _points(tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]) -> list[Series]:
+    """Trials within the limits full, the others hollow."""
+    found = []
+    for kept, label, colour in ((True, "within the limits", GREEN), (False, "outside", VERMILION)):
+        chosen = [(t, at) for t, at in zip(drawn, places, strict=True) if t.within is kept]
+        if chosen:
+            names = [_words(tuning, trial) for trial, _ in chosen]
+            xs, ys = [x for _, (x, _) in chosen], [y for _, (_, y) in chosen]
+            found.append(
+                Series(label if tuning.goal.limits else "trial", colour, xs, ys, hollow=not kept, names=names)
+            )
+    return found
+
+
+def _scaled(trial: Trial, objective: Column) -> float:
+    return (trial.objective or 0.0) * objective.scale
+
+
+def _words(tuning: Tuning, trial: Trial) -> str:
+    """What the pointer shows of a trial."""
+    figures = ", ".join(_figure(trial, column) for column in tuning.columns)
+    return f"{trial.number}: {short(trial.cell.label, 60)}: {figures}"
+
+
+def _rank(value: str) -> tuple[bool, float, str]:
+    """Numbers in their order, before words."""
+    try:
+        return False, float(value), value
+    except ValueError:
+        return True, 0.0, value
