@@ -121,7 +121,7 @@ def _panel(found: Capacity, several: bool) -> Panel:
     wanted = 100 * found.criterion.attainment
     series = [
         Series("wanted", INK, [0.0, max(rates)], [wanted, wanted], "line", dashed=True),
-        Series("", BLUE, rates, [100 * probe.share for probe in found.probes], "line"),
+        Series("share", BLUE, rates, [100 * probe.share for probe in found.probes], "line"),
     ]
     for label, side in (("interval", 0), ("", 1)):
         series.append(Series(label, FAINT, rates, [100 * end[side] for end in ends], "line"))

@@ -13,6 +13,7 @@ from minivllm.report.style import (
     PALETTE,
     Plot,
     canvas,
+    colours,
     heading,
     legend_below,
     plain_ticks,
@@ -73,6 +74,12 @@ class Panel:
     rows: Sequence[str] = ()  # names of y = 0, 1, ... from the top, in place of numbers
 
     @property
+    def foot(self) -> float:
+        """How far an axis that begins at zero goes below it, as a share of its greatest: a mark there would be cut."""
+        marks = (y for series in self.series if series.kind == "points" for y in series.y)
+        return 0.03 if any(y <= 0 for y in marks) else 0.0
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to draw: the file says so, and the page leaves it out."""
         return not any(len(series.x) for series in self.series)
@@ -116,9 +123,21 @@ def finish(chart: Chart) -> Plot:
 
 
 def curve_styles(cells: Sequence[Cell]) -> list[tuple[Cell, str, bool]]:
-    """A colour and whether dashed, for the first MAX_CURVES cells; a lone one is blue."""
+    """A colour and whether dashed, for the first MAX_CURVES cells; a lone one is blue.
+
+    Where two things vary and the second has two values, the first has the colours that it has among points.
+    """
     if len(cells) == 1:
         return [(cells[0], BLUE, False)]
+    tints, legend, title = colours(list(cells))
+    others = [column for column in cells[0].varying if column != title]
+    if legend and len(others) == 1 and len(cells) <= MAX_CURVES:
+        values = list(dict.fromkeys(cell.varying[others[0]] for cell in cells))
+        styles = [
+            (tint, cell.varying[others[0]] != values[0]) for cell, tint in zip(cells, tints, strict=True)
+        ]
+        if len(set(styles)) == len(cells):
+            return [(cell, *style) for cell, style in zip(cells, styles, strict=True)]
     n = len(PALETTE)
     return [(cell, PALETTE[i % n], i >= n) for i, cell in enumerate(cells[:MAX_CURVES])]
 
@@ -129,11 +148,17 @@ def _keys(chart: Chart) -> list[dict[str, str | bool]]:
         {
             "label": label,
             "colour": series.colour,
-            "glyph": "" if series.kind in ("line", "steps") else GLYPHS[series.marker][series.hollow],
+            "glyph": _glyph(series),
             "dashed": series.dashed,
         }
         for label, series in chart.legend.items()
     ]
+
+
+def _glyph(series: Series) -> str:
+    if series.kind == "band":
+        return GLYPHS["s"][0]
+    return "" if series.kind in ("line", "steps") else GLYPHS[series.marker][series.hollow]
 
 
 def _drawn(chart: Chart) -> bytes:
@@ -183,7 +208,8 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_ylim(len(panel.rows) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
     elif panel.y_from_zero:
-        ax.set_ylim(0, max(ax.get_ylim()[1], BEYOND_Y * ax.dataLim.y1))
+        top = max(ax.get_ylim()[1], BEYOND_Y * ax.dataLim.y1)
+        ax.set_ylim(-panel.foot * top, top)
     if bottom:
         ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)

@@ -20,7 +20,7 @@ from minivllm.report.style import (
     mark,
     plain_ticks,
     png,
-    short,
+    row_labels,
 )
 from minivllm.report.terminal import rich_table
 
@@ -111,7 +111,7 @@ def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
         if cell.low is not None and cell.high is not None:
             axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
         axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
-    axes.set_yticks(range(len(cells)), [short(cell.label) for cell in cells])
+    axes.set_yticks(range(len(cells)), row_labels([cell.label for cell in cells]))
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlabel(
         f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better, log scale)"

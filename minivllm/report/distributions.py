@@ -9,7 +9,7 @@ from minivllm.report.cells import Cell
 from minivllm.report.chart import MAX_CURVES, Chart, Panel, Series, curve_styles, finish
 from minivllm.report.format import count, sig
 from minivllm.report.parquet import frames
-from minivllm.report.plots import time_unit
+from minivllm.report.plots import latency_unit
 from minivllm.report.scatter import WIDE
 from minivllm.report.style import Plot, short
 
@@ -38,7 +38,7 @@ def distributions(cells: list[Cell]) -> Plot | None:
         known = [data[index] for _, data in samples if len(data[index]) > 1]
         if not known:
             continue
-        scale, unit = time_unit([float(values[-1]) for values in known])
+        scale, unit = latency_unit(cells, f"metrics.{name.lower()}_ms")
         least = min(float(values[len(values) // 2]) for values in known)
         logarithmic = max(float(values[-1]) for values in known) > WIDE * max(least, 1e-3)
         series = [

@@ -115,7 +115,8 @@ def _ranges(made: Any, panel: Panel) -> None:
         made.yaxis.major_label_overrides = dict(enumerate(panel.rows))
         made.ygrid.grid_line_color = None
     elif not panel.log_y and panel.y_from_zero:
-        made.y_range = Range1d(start=0, end=BEYOND_Y * (max(ys, default=0.0) or 1.0))
+        top = BEYOND_Y * (max(ys, default=0.0) or 1.0)
+        made.y_range = Range1d(start=-panel.foot * top, end=top)
 
 
 def decades(low: float, high: float) -> list[float]:

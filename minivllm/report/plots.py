@@ -105,7 +105,7 @@ def latency(cells: list[Cell]) -> Plot | None:
         points = [
             {p: v for p, _, _ in levels if (v := cell.mean(f"{key}.{p}")) is not None} for cell in shown
         ]
-        scale, unit = time_unit([v for row in points for v in row.values()])
+        scale, unit = latency_unit(cells, key)
         points = [{p: v * scale for p, v in row.items()} for row in points]
         values = [v for row in points for v in row.values() if v > 0]
         logarithmic = bool(values) and max(values) > 30 * min(values)
@@ -278,6 +278,11 @@ def _on_gpu(shown: list[Cell]) -> str:
         f" On a GPU{which}, forward is the time to launch the model, and the wait for its end is in sample."
     )
     return words if on_gpu else ""
+
+
+def latency_unit(cells: list[Cell], key: str) -> tuple[float, str]:
+    """The unit of a latency such as "metrics.ttft_ms" in every figure of a page, whatever part of it one shows."""
+    return time_unit([median for cell in cells if (median := cell.mean(f"{key}.p50")) is not None])
 
 
 def time_unit(milliseconds: list[float]) -> tuple[float, str]:

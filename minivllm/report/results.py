@@ -7,6 +7,7 @@ from typing import Any
 
 from minivllm.report.cells import Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, listing
+from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct, number
 from minivllm.report.sections import constants, link, place_of
 from minivllm.report.tables import MBU, WINDOW, Column, speedups, spread_text, text, used_columns
@@ -86,7 +87,9 @@ def _why_missing(cell: Cell, column: Column) -> str:
 
 def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
     """Why columns that a reader may look for are not in the table, or not in all its rows."""
-    ok = [row for cell in cells for row in cell.ok]
+    ok = [
+        row for cell in cells if cell.stat(THROUGHPUT) for row in cell.ok
+    ]  # the others are of quality alone
     keys: set[str] = {column.key for column in used}
     notes: list[str] = []
     if not ok:

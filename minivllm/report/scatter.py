@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from minivllm.report.cells import Cell, name_columns, spoken
 from minivllm.report.chart import MAX_CURVES, Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, listing, sig
-from minivllm.report.plots import THROUGHPUT, time_unit
+from minivllm.report.plots import THROUGHPUT, latency_unit
 from minivllm.report.style import LIGHT, MARKERS, PALETTE, Plot, colours, short
 
 TTFT, ITL = "metrics.ttft_ms.p50", "metrics.itl_ms.p50"
@@ -84,7 +84,7 @@ def trade_off(cells: list[Cell]) -> Plot | None:
         if not known:
             continue
         latencies = [cell.mean(key) or 0.0 for cell in known]
-        scale, unit = time_unit(latencies)
+        scale, unit = latency_unit(cells, key.removesuffix(".p50"))
         points = [
             (cell.mean(THROUGHPUT) or 0.0, ms * scale) for cell, ms in zip(known, latencies, strict=True)
         ]

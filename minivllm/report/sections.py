@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.bench.storage import REQUESTS
+from minivllm.bench.storage import OPERATIONS, REQUESTS
 from minivllm.report.cells import (
     CHOICE_ORDER,
     DEVICE,
@@ -300,6 +300,7 @@ def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
             "status": status_of(row) + ", busy" * met_others(row),
             "figures": [sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in keys],
             "record": link(row, out_dir),
+            "operations": link(row, out_dir, OPERATIONS),
             "run_id": str(row.get("run_id") or ""),
             "anchor": anchor(index) if row is cell.rows[0] else None,
         }

@@ -45,6 +45,7 @@ ON_DARK = {
     "#b5b5b5": "#59616a",
 }
 LEGEND_CHARACTERS = 110  # in a line below a figure
+MAX_FOLDED = 16  # rows that are high enough for two lines
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
 
 
@@ -148,13 +149,14 @@ def png(figure: Figure) -> bytes:
 
 def bar_height(n: int, extra: float = 1.0) -> float:
     """Height in inches of a plot with `n` horizontal rows."""
-    return extra + max(2, n) * (0.34 if n <= 16 else 0.24)
+    return extra + max(2, n) * (0.34 if n <= MAX_FOLDED else 0.24)
 
 
 def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
     """Put the cells on the y axis, first on top."""
-    names = [short(cell.label) for cell in cells] if labels else []
-    ax.set_yticks(range(len(cells)), names) if labels else ax.tick_params(labelleft=False)
+    ax.set_yticks(
+        range(len(cells)), row_labels([cell.label for cell in cells])
+    ) if labels else ax.tick_params(labelleft=False)
     ax.set_ylim(len(cells) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
@@ -168,6 +170,21 @@ def short(label: str, limit: int = 44) -> str:
         return label
     tail = limit // 2  # labels of one report begin alike as often as they end alike
     return f"{label[: limit - 1 - tail]}…{label[-tail:]}"
+
+
+def row_labels(labels: list[str]) -> list[str]:
+    """What stands beside the rows of a plot of `bar_height`: long ones in two lines where there is room for them."""
+    return [_folded(label) if len(labels) <= MAX_FOLDED else short(label) for label in labels]
+
+
+def _folded(label: str, limit: int = 44) -> str:
+    """A label in two lines if one is too short for it, broken between its parts."""
+    if len(label) <= limit:
+        return label
+    breaks = [found.end() for found in re.finditer(r"( · |, | )(?=\S)", label)]
+    at = min(breaks, key=lambda end: abs(end - len(label) / 2), default=0)
+    parts = (label[:at].rstrip(" ·"), label[at:])
+    return "\n".join(short(part, limit) for part in parts) if at else short(label, limit)
 
 
 def beside(ax: Axes, x: float, y: float, text: str) -> None:

@@ -9,7 +9,7 @@ from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing
 from minivllm.report.parquet import frames
-from minivllm.report.style import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Plot, short
+from minivllm.report.style import BLUE, FAINT, GREEN, LIGHT, ORANGE, PURPLE, SKY, VERMILION, Plot, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,8 @@ def timeline_plots(cells: list[Cell]) -> list[Plot]:
             "telemetry.parquet",
             "t_s",
             name="telemetry",
-            caption="Sampled by the supervising process, not by the measured one.",
+            caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
+            "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written.",
         ),
     )
     return [plot for plot in plots if plot is not None]
@@ -143,7 +144,12 @@ def _timeline(
         (
             short(cell.label, 60),
             [
-                Panel(track.unit, "seconds", track.unit, [_line(frame, *line) for line in lines])
+                Panel(
+                    track.unit,
+                    "seconds",
+                    track.unit,
+                    [*_window(frame), *(_line(frame, *line) for line in lines)],
+                )
                 for track, lines in shown
             ],
         )
@@ -164,6 +170,14 @@ def _timeline(
 
 def _has(frame: pd.DataFrame, key: str) -> bool:
     return key in frame and bool(frame[key].notna().any())
+
+
+def _window(frame: pd.DataFrame) -> list[Series]:
+    """The time in which requests were measured, where the table has more than that."""
+    if "phase" not in frame or not (measuring := frame["phase"] == "measuring").any() or measuring.all():
+        return []
+    seconds = frame["seconds"][measuring]
+    return [Series("measured window", LIGHT, [seconds.iloc[0], seconds.iloc[-1]], [], "band")]
 
 
 def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) -> Series:

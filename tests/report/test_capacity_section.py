@@ -63,7 +63,7 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
     assert search["unit"] == "requests/s" and "rate of arrival, requests/s" in json.dumps(plot.live)
     assert (search["objectives"], search["name"], search["left_out"]) == ("TTFT ≤ 200 ms", "", 0)
     assert "1 requests/s is the highest rate tried that holds" in plot.alt
-    assert [item["label"] for item in plot.legend] == ["wanted", "interval", "holds", "fails"]
+    assert [item["label"] for item in plot.legend] == ["wanted", "share", "interval", "holds", "fails"]
 
 
 def test_an_interval_that_ends_at_none_or_all_says_so(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_search_in_which_nothing_failed_is_a_lower_bound_on_the_page(
     for rate in (1.0, 2.0):
         measured(tmp_path, rate, 0)
     page = Page(build_report(tmp_path, tmp_path / "out"))
-    assert page.text.count("Capacity: at least 2 requests/s") == 2  # the verdict, and its section
+    assert page.text.count("Capacity: at least 2 requests/s") == 1  # said by the verdict
     assert "no rate that was tried failed" in page.text and "highest rate tried" not in page.text
 
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,23 @@ from minivllm.bench.storage import write_record
 from minivllm.report import chart as chart_module
 from minivllm.report import live
 from minivllm.report.cells import Cell, gather
-from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.chart import Chart, Panel, Series, curve_styles, finish
 from minivllm.report.distributions import distributions, token_gaps
-from minivllm.report.plots import breakdown, memory, throughput
+from minivllm.report.plots import breakdown, latency, memory, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
-from minivllm.report.style import INK, ON_DARK, canvas, legend_below, patch, plain_ticks, short, svg
+from minivllm.report.style import (
+    INK,
+    ON_DARK,
+    canvas,
+    legend_below,
+    patch,
+    plain_ticks,
+    row_labels,
+    short,
+    svg,
+)
 from minivllm.report.timelines import timeline_plots
 from tests.report.synthetic import counted, make_record, write
 
@@ -142,6 +153,7 @@ def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:
 
 def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
     record = make_record()
+    record.metrics.ttft_ms.p50 = 60.0  # so that milliseconds are the unit
     rows = [{"ttft_ms": 10.0 * (i + 1), "token_times_s": [1.0, 1.1, 1.3]} for i in range(11)] + [
         {"ttft_ms": None, "token_times_s": [5.0]}
     ]
@@ -201,6 +213,17 @@ def test_marks_lie_within_their_axes() -> None:
         assert end[0] == 0 and end[1] >= 1.04 * largest
 
 
+@pytest.mark.parametrize(("least", "below"), [(0.0, True), (1.0, False)])
+def test_a_mark_at_zero_is_whole(least: float, below: bool) -> None:
+    _, ax = canvas()
+    panel = Panel("T", "x", "y", [Series("points", INK, [1.0, 2.0], [least, 100.0])])
+    chart_module._series(ax, panel.series[0])
+    chart_module._axes(ax, panel, bottom=True)
+    (item,) = live.items(Chart("c", "", "", "", [("", [panel])]))
+    starts = [float(found) for found in re.findall(r'"start": (-?[\d.]+)', json.dumps(item["item"]))]
+    assert [bool(ax.get_ylim()[0] < 0), min(starts, default=0.0) < 0] == [below, below]
+
+
 def test_a_long_label_loses_its_groups_and_then_its_middle() -> None:
     assert short("quant.lm_head=True quant=int8 runtime.cpu_kernels=off #1") == (
         "lm_head=True quant=int8 cpu_kernels=off #1"
@@ -210,6 +233,16 @@ def test_a_long_label_loses_its_groups_and_then_its_middle() -> None:
     cut = [short(label) for label in labels]
     assert [len(label) for label in cut] == [44, 44] and cut[0] != cut[1]
     assert cut[0].startswith("without prefix_cach") and cut[0].endswith("fused_attention")
+
+
+def test_a_long_label_beside_a_row_has_two_lines_where_rows_are_high_enough() -> None:
+    long = "prefix caching · chunked prefill · continuous batching · CUDA graphs"
+    assert row_labels([long, "short"]) == [
+        "prefix caching · chunked prefill\ncontinuous batching · CUDA graphs",
+        "short",
+    ]
+    assert row_labels([long] * 17) == [short(long)] * 17
+    assert row_labels(["x" * 60]) == [short("x" * 60)]  # nowhere to break
 
 
 def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
@@ -267,6 +300,37 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
     series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
     assert "quant=fp16 · sequential" in [s.label for s in series]
     assert len({(s.colour, s.marker) for s in series}) == 4
+
+
+def test_curves_have_the_colours_of_the_points(tmp_path: Path) -> None:
+    """Where dashes can tell the second thing that varies; else each cell has a style of its own."""
+    records = [
+        make_record(q, b, run_id=f"{q}{b}") for q in ("fp16", "nf4") for b in ("sequential", "continuous")
+    ]
+    cells = cells_of(tmp_path, *records)
+    tints = {s.colour for s in point_series(cells, lambda cell: (1.0, 2.0), lambda cell: cell.label)}
+    styles = [style for _, *style in curve_styles(cells)]
+    assert {colour for colour, _ in styles} == tints and len(tints) == 2
+    assert [dashed for _, dashed in styles] == [False, True, False, True]
+    assert len({colour for _, colour, _ in curve_styles(cells[:3])}) == 2
+    one = cells_of(tmp_path / "one", *(make_record(q, run_id=q) for q in ("fp16", "int8", "nf4")))
+    assert len({colour for _, colour, _ in curve_styles(one)}) == 3
+
+
+def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
+    """That of its medians, however long the tail that one figure shows."""
+    record = make_record()
+    record.metrics.ttft_ms.p50, record.metrics.ttft_ms.p99 = 900.0, 20_000.0
+    requests = [{"ttft_ms": 900.0 * (i + 1), "token_times_s": [1.0, 1.1]} for i in range(20)]
+    write_record(tmp_path / "runs" / "s" / "r", record, requests=requests)
+    cells = gather(read_rows(tmp_path / "runs")[0])
+    drawn = (latency(cells), distributions(cells))
+    assert [plot is not None and "TTFT, s" in json.dumps(plot.live) for plot in drawn] == [False, False]
+    assert drawn[0] is not None and b">ms (shorter is better)<" in drawn[0].svg
+    record.metrics.ttft_ms.p50 = 12_000.0
+    write_record(tmp_path / "slow" / "s" / "r", record, requests=requests)
+    slow = distributions(gather(read_rows(tmp_path / "slow")[0]))
+    assert slow is not None and "TTFT, s" in json.dumps(slow.live)
 
 
 def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
@@ -347,6 +411,18 @@ def test_figures_over_time_are_named_by_what_they_show(
     assert telemetry.alt.endswith(
         "a row a cell for 1 cell: memory of the worker, CPU of the worker and CPU of others."
     )
+
+
+def test_the_measured_window_is_marked_where_the_machine_was_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.timelines.finish", lambda chart: chart)
+    phases = ["loading", "probing", "measuring", "measuring", "done"]
+    samples = [{"t_s": 7.0 + i, "rss": 1e9, "phase": phase} for i, phase in enumerate(phases)]
+    write_record(tmp_path / "s" / "r", make_record(), telemetry=samples)
+    (telemetry,) = timeline_plots(gather(read_rows(tmp_path)[0]))
+    bands = [s for _, panels in telemetry.rows for p in panels for s in p.series if s.kind == "band"]
+    assert [(list(band.x), band.label) for band in bands] == [([2.0, 3.0], "measured window")]
 
 
 def test_nothing_is_painted_behind_a_figure() -> None:

@@ -175,6 +175,7 @@ def test_quality_alone_has_one_table_and_no_plot(tmp_path: Path) -> None:
         record.config["task"] = {"_target_": QUALITY_TASK}
     page, out = build(tmp_path, records, parquet=False)
     assert page.text.count("Quality: KL to fp32 is") == 1 and "nothing to compare" not in page.text
+    assert "TTFT p99: at least" not in page.text  # of what only a load has
     assert not (out / "precision.png").exists() and "tok/s" not in (out / "precision.md").read_text()
     assert "× first" not in (out / "table.md").read_text()
     text = rendered(tmp_path / "runs", 80)

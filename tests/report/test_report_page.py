@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from minivllm.bench.record import STATUSES
+from minivllm.bench.storage import OPERATIONS
 from minivllm.report import build_report
 from tests.report.browser import CHROMIUM, visit
 from tests.report.pagereader import Page, build, table
@@ -75,6 +76,15 @@ def test_timelines_are_capped_and_say_so(tmp_path: Path) -> None:
     records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(14)]
     page, _ = build(tmp_path, records)
     assert "Shown: 8 of 14 finished cells" in page.text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_record_leads_to_the_operations_of_its_trace(sweep: Path, tmp_path: Path) -> None:
+    traced = next(iter(sweep.glob("*/record.json"))).with_name(OPERATIONS)
+    traced.write_text("| operation |")
+    out = tmp_path / "out"
+    links = Page(build_report(sweep, out)).attributes("a", "href")
+    assert [(out / unquote(link)).resolve() for link in links if link.endswith(OPERATIONS)] == [traced]
 
 
 @pytest.mark.usefixtures("without_figures")
