@@ -6,20 +6,25 @@ from typing import Any
 
 import torch
 
-from minivllm.config import build, require_invariant, trims
+from minivllm.bench.step_times import architecture_costs
+from minivllm.config import OPTIONS, build, require_invariant, trims
 from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
-from minivllm.engine.engine import Engine
+from minivllm.engine.engine import Engine, free_memory
 from minivllm.engine.sampler import TORCH, TokenKernels
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.models.config import ModelConfig
 from minivllm.models.kernels.grouped import group_experts
 from minivllm.models.kernels.native import make_native
+from minivllm.models.source import resolve
 from minivllm.models.weights import Progress
 from minivllm.threads import pin, thread_count
+
+ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
 
 
 def select_device(name: str) -> torch.device:
@@ -42,6 +47,25 @@ def select_device(name: str) -> torch.device:
         # Kernels, streams and memory statistics that name no device mean the current one.
         torch.cuda.set_device(device)
     return device
+
+
+def refuse_too_large(config: dict[str, Any], device: torch.device) -> None:
+    """Tell before they are filled that a host cannot hold the weights: it would be minutes, everything else would
+    have to wait for memory, and the kernel might end another process than this.
+
+    Raises:
+        MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)
+    """
+    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {*OPTIONS}:
+        return  # what options of the user's own store is not known
+    source = resolve(config["model"], allow_random=False)[1]
+    _, needed = architecture_costs(ModelConfig.from_dict(source.config), config["quant"])
+    free = free_memory(device)
+    if ROUNDING * needed > free:
+        raise MemoryError(
+            f"the weights take about {needed / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB free: choose fewer "
+            "bits (quant=int8, quant=nf4) or a smaller model"
+        )
 
 
 def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -> dict[str, Any]:
@@ -80,8 +104,10 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
 
     Raises:
         BadInput: an option cannot be used with this model or on this machine.
+        MemoryError: see `refuse_too_large`.
     """
     device = select_device(config["runtime"]["device"])
+    refuse_too_large(config, device)
     pin(config["runtime"])
     torch.set_num_threads(thread_count(config["runtime"]))
     policy = build(config["batching"])

@@ -97,7 +97,7 @@ class LLM:
         groups: any other config group by name: quant, attention, cache, batching, ...
 
     Raises:
-        BadInput: an option or the checkpoint is wrong.
+        BadInput: an option or the checkpoint is wrong, or a host cannot hold the weights.
     """
 
     def __init__(
@@ -131,8 +131,11 @@ class LLM:
                 "runtime.profile=true is for task=bench, whose measurement it traces: leave it out"
             )
         self.config = config
-        with LoadingBar() as bar:
-            self.engine = build_engine(config, bar)
+        try:
+            with LoadingBar() as bar:
+                self.engine = build_engine(config, bar)
+        except MemoryError as error:
+            raise BadInput(str(error)) from error
         self.tokenizer = self.engine.tokenizer
         self._counter = 0
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minivllm.assembly import _attention, select_device
+from minivllm import assembly
+from minivllm.assembly import _attention, refuse_too_large, select_device
+from minivllm.config import compose
 from minivllm.errors import BadInput
 
 
@@ -43,3 +45,33 @@ def test_batch_determinism_takes_triton_where_it_runs(
     }
     assert _attention(auto, "batch", torch.device(device)) == expected[kernels]
     assert _attention(auto, "run", torch.device(device)) == auto
+
+
+HUGE = ("model=qwen3_30b_a3b", "model.weights=random", "runtime.device=cpu")
+
+
+@pytest.mark.parametrize(
+    ("quant", "device", "fits"),
+    [
+        ("bf16", "cpu", False),
+        ("int8", "cpu", False),
+        ("nf4", "cpu", True),
+        ("bf16", "cuda", True),  # which says so itself
+    ],
+)
+def test_what_is_needed_is_what_the_precision_stores(
+    quant: str, device: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
+    config = compose([*HUGE, f"quant={quant}"])
+    if fits:
+        refuse_too_large(config, torch.device(device))
+    else:
+        with pytest.raises(MemoryError):
+            refuse_too_large(config, torch.device(device))
+
+
+def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
+    config = compose([*HUGE])
+    refuse_too_large({**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu"))

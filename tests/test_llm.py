@@ -341,3 +341,9 @@ def test_logits_refuses_what_it_cannot_do(plain: LLM) -> None:
     with pytest.raises(RuntimeError, match="finish or abort"):
         plain.logits([5])
     stream.close()
+
+
+def test_weights_that_a_host_cannot_hold_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.assembly.free_memory", lambda device: 24e9)
+    with pytest.raises(BadInput, match=r"the weights take about 61 GB, and this machine has 24 GB free"):
+        LLM("qwen3_30b_a3b", device="cpu", overrides=["model.weights=random"])

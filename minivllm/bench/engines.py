@@ -13,47 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from minivllm.assembly import build_engine, select_device
+from minivllm.assembly import build_engine
 from minivllm.bench.adapter import Adapter
 from minivllm.bench.engine import EngineInfo, EngineOutput
 from minivllm.bench.liveness import Counters, scheduling_counters, since
 from minivllm.bench.ranges import phase_ranges
 from minivllm.bench.roofline import model_costs
-from minivllm.bench.step_times import architecture_costs
-from minivllm.config import OPTIONS
 from minivllm.engine.compiled import CompiledPart
-from minivllm.engine.engine import Engine, free_memory
+from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
-from minivllm.models.config import ModelConfig
 from minivllm.models.kernels.grouped import GroupedMoE
 from minivllm.models.kernels.native import NativeLayer
-from minivllm.models.source import resolve
 from minivllm.models.weights import Progress
-
-ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
-
-
-def refuse_too_large(config: dict[str, Any]) -> None:
-    """Tell before they are filled that a host cannot hold the weights: it would be minutes, everything else would
-    have to wait for memory, and the kernel might end another process than this.
-
-    Raises:
-        MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)
-    """
-    device = select_device(config["runtime"]["device"])
-    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {*OPTIONS}:
-        return  # what options of the user's own store is not known
-    source = resolve(config["model"], allow_random=True)[1]
-    _, needed = architecture_costs(ModelConfig.from_dict(source.config), config["quant"])
-    free = free_memory(device)
-    if ROUNDING * needed > free:
-        raise MemoryError(
-            f"the weights take about {needed / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB free: choose fewer "
-            "bits (quant=int8, quant=nf4) or a smaller model"
-        )
 
 
 def kernel_name(module: nn.Module) -> str | None:
@@ -74,7 +48,7 @@ class MinivllmEngine(Adapter):
 
     Raises:
         BadInput: an option cannot serve this model here, or asks for several samples a request.
-        MemoryError: see `refuse_too_large`.
+        MemoryError: a host cannot hold the weights.
     """
 
     def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
@@ -84,7 +58,6 @@ class MinivllmEngine(Adapter):
                 f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use decoding.n=1 and more "
                 "requests"
             )
-        refuse_too_large(config)
         begin = time.monotonic()
         self.engine: Engine = build_engine(config, progress)
         self.tokenizer = self.engine.tokenizer
