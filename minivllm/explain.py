@@ -7,6 +7,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -150,10 +151,25 @@ def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[st
                 names += ["preset"]
             owner = f"{seen}={choices[seen]}" if choices.get(seen) else seen
             where = f"no such option of {owner}" if seen else "no such group or setting"
-            return BadInput(f"{key}: {where}; {nearest(part, names)}")
+            having = _having(config, seen, part) if seen in GROUPS else []
+            hint = f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+            return BadInput(f"{key}: {where}; {hint if having else nearest(part, names)}")
         seen = f"{seen}.{part}" if seen else part
         node = node[part]
     return BadInput(f"{key}: cannot be set")
+
+
+def _having(config: DictConfig, group: str, knob: str) -> list[str]:
+    """The options of a group whose files set a knob, as one chooses them."""
+    sources = OmegaConf.select(config, "hydra.runtime.config_sources") or []
+    files = [
+        path
+        for source in sources
+        if source.schema == "file"
+        for path in sorted(Path(source.path, group).glob("*.yaml"))
+    ]
+    line = re.compile(rf"^{re.escape(knob)}:", re.MULTILINE)
+    return [f"{group}={path.stem}" for path in files if line.search(path.read_text("utf-8"))]
 
 
 def _group_without_option(overrides: Sequence[str]) -> str:

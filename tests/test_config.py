@@ -103,6 +103,10 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
     [
         ("cache.blok_size=3", "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
         ("+cache.blok_size=3", "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
+        (
+            "arrival.rate=3",
+            "arrival.rate: no such option of arrival=offline; arrival=constant, arrival=gamma, arrival=poisson have it",
+        ),
         ("+measure.slo.ttf=3", "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?"),
         ("measure.slo.ttf=3", "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?"),
         ("quan=nf4", "quan: no such group or setting; did you mean quant?"),
