@@ -67,7 +67,7 @@ class Liveness:
 
     label: str
     option: str  # as one writes it: "quant=nf4", "cache.block_size=32"
-    counters: str
+    counters: str  # of a live one those that moved
     baseline: str
     verdict: str  # "live" | "not live" | "not counted"
 
@@ -94,6 +94,9 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 state = "not counted"
             else:
                 state = "not live" if mine == theirs else "live"
+            if state == "live":  # by what moved; the others would hide it
+                moved = [k for k in mine | theirs if mine.get(k) != theirs.get(k)]
+                mine, theirs = ({k: c[k] for k in moved if k in c} for c in (mine, theirs))
             option = ", ".join(changed)
             found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
     return found

@@ -40,6 +40,15 @@ def judged(folder: Path, knob: str, value: Any, **counters: Any) -> str:
     return found.verdict
 
 
+def test_a_live_knob_shows_what_moved(tmp_path: Path) -> None:
+    base, other = make_record("int8"), make_record("nf4")
+    base.liveness = {"quant": {"layers_quantised": 196, "format": "int8", "kernels": "same"}}
+    other.liveness = {"quant": {"layers_quantised": 196, "format": "nf4", "kernels": "same", "more": 1.0}}
+    write(tmp_path, [base, other], parquet=False)
+    (found,) = liveness(gather(read_rows(tmp_path)[0]))
+    assert (found.counters, found.baseline) == ("format nf4, more 1", "format int8")
+
+
 @pytest.mark.parametrize(
     ("knob", "value", "counters", "verdict"),
     [
