@@ -135,7 +135,7 @@ class LLM:
             with LoadingBar() as bar:
                 self.engine = build_engine(config, bar)
         except MemoryError as error:
-            raise BadInput(str(error)) from error
+            raise BadInput(str(error) or "there is not enough memory for the weights") from error
         self.tokenizer = self.engine.tokenizer
         self._counter = 0
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken

@@ -38,6 +38,10 @@ def goal_of(sweep: Mapping[str, Any]) -> Goal:
         raise BadInput("sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s")
     goal = Goal(sweep["objective"], sweep["direction"] == "maximize", sweep["limits"])
     for key, name in _names(goal):
+        if "." not in name:
+            raise BadInput(
+                f"{key}={name}: name a number of the record with its group, metrics.output_tokens_per_s"
+            )
         node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
         for part in name.split("."):
             if node is None:  # a part that only some records have
@@ -112,7 +116,6 @@ class Search:
     cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
     dry: bool = False  # nothing is measured
     most: int = 0  # trials that there will be, as far as that is known
-    asked: int = 0  # trials that there were, some of which were the same
 
     def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0) -> None:
         """Say what all trials share and what they vary; without a name, that definition is the name."""
@@ -164,7 +167,6 @@ class Search:
             own = tuple(text for text in trial if not is_setting(text))
             varied = sorted(text for text in own if text.partition("=")[0] not in keys)
             arms.append(Arm(" ".join(varied) or DEFAULT_ARM, own))
-        self.asked += len(arms)
         new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
         if new:
             sweep = Sweep(new, (*settings, f"sweep.name={quoted(self.name)}"))
@@ -176,28 +178,31 @@ class Search:
             self.cells |= {cell.arm: cell for cell in cells}
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:
-                measure(plan, self.launch, self._progress(len(arms)))
+                measure(plan, self.launch, self._progress(len(new)))
             elif plan.jobs:
                 raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
         return [worth(self.goal, self._blocks(arm)) for arm in arms]
 
     def _progress(self, batch: int) -> str:
-        """Which trials these are."""
-        which = f"trial {self.asked}" if batch == 1 else f"trials {self.asked - batch + 1} to {self.asked}"
-        return f"search {self.name}: {which}" + f" of {self.most}" * bool(self.most)
+        """Which trials the last ones are; what is proposed again is none."""
+        last = len(self.cells)
+        which = f"trial {last}" if batch == 1 else f"trials {last - batch + 1} to {last}"
+        return f"search {self.name}: {which}" + f" of at most {self.most}" * bool(self.most)
 
     def _conclude(self) -> int:
         """Report all trials; the report says which was best."""
+        from minivllm.report import read
         from minivllm.tasks.ending import conclude
 
         if not self.cells:
             return 1
         runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
         reported = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
-        blocks = {arm: self._blocks(arm) for arm in self.cells}
-        if missing := sum(not found and bool(self.cells[arm].measurements) for arm, found in blocks.items()):
+        missing = sum(not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items())
+        if missing:
             print(f"{count(missing, 'trial')} not measured to the end")
-        return 0 if reported and any(not excess(self.goal, found) for found in blocks.values()) else 1
+        found = read(runs / self.name, goal=self.goal).tuning if reported else None
+        return 0 if found is not None and found.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
         """Records of a trial; empty where one is missing, or the trial could not be measured at all."""

@@ -57,6 +57,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
         return _launch_plainly(cells, sweep, launch)
+    identity.refuse_goal(first)
     refuse_unwritable(first)
     warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
     require_one(cells)

@@ -162,6 +162,12 @@ def environment_hash(device: str, python: str | None = None) -> str:
     return digest(environment(device, python))
 
 
+def refuse_goal(config: dict[str, Any]) -> None:
+    """Raise BadInput for the goal of a search where nothing is searched."""
+    if (config.get("sweep") or {}).get("objective") is not None:
+        raise BadInput("sweep.objective is for a search: add preset=tune")
+
+
 def quality_alone(config: dict[str, Any]) -> bool:
     """Whether quality is measured and speed is not."""
     return bool((config.get("task") or {}).get("_target_") == QUALITY_TASK)

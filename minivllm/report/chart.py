@@ -82,7 +82,7 @@ class Panel:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to draw: the file says so, and the page leaves it out."""
-        return not any(len(series.x) for series in self.series)
+        return not any(len(series.x) for series in self.series if series.kind != "band")
 
 
 @dataclass(frozen=True)

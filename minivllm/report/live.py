@@ -138,6 +138,7 @@ def _renderer(made: Any, series: Series) -> Any:
                 fill_color=series.colour,
                 fill_alpha=0.35,
                 line_color=None,
+                name=series.label,
             )
         )
         return None

@@ -125,13 +125,20 @@ def used_columns(cells: list[Cell]) -> list[Column]:
     return [column for column in (*COLUMNS, COST) if any(cell.mean(column.key) is not None for cell in cells)]
 
 
+def searched(cells: list[Cell]) -> bool:
+    """Whether these are the trials of one search."""
+    # Older records do not say which way was better.
+    goal = [f"config.sweep.{part}" for part in ("objective", "direction")]
+    return len({cell.sweep for cell in cells}) == 1 and any(all(map(cell.first, goal)) for cell in cells)
+
+
 def speedups(cells: list[Cell]) -> list[float | None]:
     """Output tokens/s of each cell against the first's; None where the two are not like for like.
 
     Empty where no other cell can be held against the first, or that is no baseline but a search's first guess: such a
     column is left out, on the page as in the terminal.
     """
-    if cells[0].first("config.sweep.objective"):
+    if searched(cells):
         return []
     found = [_speedup(cell, cells[0]) for cell in cells]
     return found if any(ratio is not None for ratio in found[1:]) else []

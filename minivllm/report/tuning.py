@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.findings import Goal
 from minivllm.report import precision, tables
-from minivllm.report.cells import Cell, name_columns, names_of, started
+from minivllm.report.cells import Cell, name_columns, names_of, started, varying_columns
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing
-from minivllm.report.rows import Row, below, distinct, number
+from minivllm.report.rows import Row, below, number
 from minivllm.report.sections import place_of
 from minivllm.report.style import GREEN, INK, VERMILION, Plot, short
-from minivllm.report.tables import Column, spread_text, text
+from minivllm.report.tables import Column, searched, spread_text, text
 from minivllm.report.terminal import rich_table
 from minivllm.report.verdict import Verdict, remarks
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-KNOWN = {c.key: c for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW)}
-WITHIN, OUTSIDE = "within", "outside"
+KNOWN = {c.key: c for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW) if c.per is None}
+UNITS = (("_per_s", "per s"), ("_ms", "ms"), ("_s", "s"))  # endings of a number's name
 MOST_KNOBS, MOST_VALUES = 4, 12  # of the figure of values: more cannot be read
 
 
@@ -35,12 +36,14 @@ class Trial:
     """One cell of a search.
 
     Args:
-        number: from 1, in the order of the proposals.
+        number: from 1, in the order of the trials.
+        index: of the cell on the page.
         excess: see `Goal.excess`; infinite where the cell failed, or has not the figures.
     """
 
     cell: Cell
     number: int
+    index: int
     excess: float
     objective: float | None
 
@@ -50,15 +53,8 @@ class Trial:
         return self.excess == 0
 
     @property
-    def status(self) -> str:
-        """How it ended: within the limits or not, or its failure; and whether other processes were at work."""
-        if self.cell.failed:
-            return self.cell.marked_status
-        return (WITHIN if self.within else OUTSIDE) + ", busy" * self.cell.busy
-
-    @property
     def tone(self) -> str:
-        """How a table shows that."""
+        """How a table shows how it ended."""
         return self.cell.tone if self.within or self.cell.failed else "mixed"
 
 
@@ -67,7 +63,7 @@ class Tuning:
     """A search with all of its trials."""
 
     goal: Goal
-    trials: tuple[Trial, ...]  # in the order of the proposals
+    trials: tuple[Trial, ...]  # in their order
 
     @cached_property
     def ranked(self) -> list[Trial]:
@@ -89,6 +85,14 @@ class Tuning:
         limit = self.goal.limits.get(column.key)
         return None if limit is None else limit * column.scale
 
+    def status(self, trial: Trial) -> str:
+        """How a trial ended: within the limits or not, or its failure; and whether other processes were at work."""
+        if trial.cell.failed:
+            return trial.cell.marked_status
+        unlimited = "ok" if not self.goal.limits else "within"
+        ended = unlimited if trial.within else "outside" if math.isfinite(trial.excess) else "no figure"
+        return ended + ", busy" * trial.cell.busy
+
     def better(self, first: float, second: float) -> bool:
         """Whether the first of two objectives is the better."""
         return first > second if self.goal.maximize else first < second
@@ -103,11 +107,18 @@ def heading(name: str) -> Column:
     """A number of the record as a column; of one that no table has, the name says what it is."""
     if name in KNOWN:
         return KNOWN[name]
-    group, *rest = name.split(".")
-    if group == "metrics" and rest[0].endswith("_ms"):
-        return Column(name, " ".join([rest[0].removesuffix("_ms").upper(), *rest[1:]]), "ms")
-    title, per, unit = rest[0].replace("_", " ").partition(" per ")
-    return Column(name, " ".join([title.capitalize(), *rest[1:]]), f"per {unit}" * bool(per))
+    group, _, rest = name.partition(".")
+    figure, *parts = (rest or group).split(".")
+    last = parts.pop() if parts and not re.match(r"p\d|mean|n$", parts[-1]) else None
+    named = last or figure
+    ending, unit = next(((end, unit) for end, unit in UNITS if named.endswith(end)), ("", ""))
+    if group == "memory" and not ending:
+        unit = "GB"
+    short_name = named.removesuffix(ending).replace("_", " ")
+    title = short_name.upper() if group == "metrics" and unit == "ms" else short_name
+    words = [figure, title] if last else [title]
+    text_of = " ".join([*words, *parts])
+    return Column(name, text_of[:1].upper() + text_of[1:], unit, 1e-9 if unit == "GB" else 1.0)
 
 
 def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning | None:
@@ -116,29 +127,30 @@ def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning
     Args:
         goal: of a search that has just ended; else that of the newest record, which may have been made for another one.
     """
+    if goal is None and not searched(cells):
+        return None
     goal = goal or _recorded(rows)
-    if goal is None or len(distinct(rows, "sweep")) > 1:
-        return None
-    return Tuning(goal, tuple(_trial(cell, i, goal) for i, cell in enumerate(cells, 1)))
+    # As they were measured: of a search that was gone on with, positions begin again.
+    order = sorted(enumerate(cells), key=lambda item: (min(map(started, item[1].rows)), item[0]))
+    return Tuning(goal, tuple(_trial(cell, n, i, goal) for n, (i, cell) in enumerate(order, 1)))
 
 
-def _recorded(rows: list[Row]) -> Goal | None:
-    asked = [row for row in rows if row.get("config.sweep.objective")]
-    if not asked:
-        return None
-    newest = max(asked, key=started)
+def _recorded(rows: list[Row]) -> Goal:
+    newest = max((row for row in rows if row.get("config.sweep.objective")), key=started)
     limits = {
-        name: float(most) for name, most in below(newest, "config.sweep.limits").items() if number(most)
+        name: most
+        for name, value in below(newest, "config.sweep.limits").items()
+        if (most := number(value)) is not None
     }
     return Goal(newest["config.sweep.objective"], newest.get("config.sweep.direction") != "minimize", limits)
 
 
-def _trial(cell: Cell, index: int, goal: Goal) -> Trial:
+def _trial(cell: Cell, n: int, index: int, goal: Goal) -> Trial:
     figures = {name: cell.mean(name) for name in (goal.objective, *goal.limits)}
     known = {name: value for name, value in figures.items() if value is not None}
     whole = not cell.failed and len(known) == len(figures)
     excess = goal.excess(known.__getitem__) if whole else math.inf
-    return Trial(cell, index, excess, figures[goal.objective])
+    return Trial(cell, n, index, excess, figures[goal.objective])
 
 
 # ---- words
@@ -146,7 +158,7 @@ def _trial(cell: Cell, index: int, goal: Goal) -> Trial:
 
 def verdict(tuning: Tuning, cells: list[Cell]) -> Verdict:
     """The best trial within the limits, or the nearest to them, and how far to trust it."""
-    headline, lines = _best(tuning) if tuning.kept else _nearest(tuning)
+    headline, *lines = sentences(tuning)
     return Verdict(headline, [*lines, *remarks(cells)])
 
 
@@ -164,10 +176,11 @@ def _best(tuning: Tuning) -> tuple[str, list[str]]:
     if equals:
         headline += f"; the same in {listing([trial.cell.label for trial in equals], 2)}"
     lines = [_asked(tuning)]
-    if tuning.goal.limits:
-        figures = [_figure(best, column) for column in tuning.columns[1:]]
+    if figures := [_figure(best, column) for column in tuning.columns[1:]]:
         lines.append(f"Its limited figures: {listing(figures)}.")
-    if others and not any(trial.cell.simulated for trial in tuning.trials):
+    # What is simulated has no noise, and quality none that matters.
+    exact = tuning.goal.objective.startswith("quality.") or best.cell.simulated
+    if others and not exact:
         lines.append(
             f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it is: measure it again, beside "
             "the default, before believing the gain."
@@ -217,12 +230,14 @@ def table(tuning: Tuning) -> Table:
 
     names = name_columns([trial.cell for trial in tuning.trials])
     found = rich_table(
-        ["trial", *names], [(c.title, _unit(tuning, c)) for c in tuning.columns], status="limits"
+        ["trial", *names],
+        [(c.title, _unit(tuning, c)) for c in tuning.columns],
+        status="limits" if tuning.goal.limits else "status",
     )
     for trial in tuning.ranked:
         words = [str(trial.number), *names_of(trial.cell, names)]
         figures = [text(trial.cell, column) for column in tuning.columns]
-        status = Text(trial.status, style=tables.STYLES[trial.tone])
+        status = Text(tuning.status(trial), style=tables.STYLES[trial.tone])
         found.add_row(*map(Text, words), status, *map(Text, figures))
     return found
 
@@ -239,14 +254,15 @@ def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str
     names = name_columns([trial.cell for trial in tuning.trials])
     return {
         "names": names,
+        "limited": bool(tuning.goal.limits),
         "columns": [{"title": c.title, "unit": _unit(tuning, c)} for c in tuning.columns],
         "rows": [
             {
                 "number": trial.number,
                 "names": names_of(trial.cell, names),
-                "status": trial.status,
+                "status": tuning.status(trial),
                 "tone": trial.tone,
-                "href": place_of(trial.cell, trial.number - 1, out_dir),
+                "href": place_of(trial.cell, trial.index, out_dir),
                 "figures": [
                     {
                         "text": text(trial.cell, column),
@@ -277,20 +293,19 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
     objective = tuning.columns[0]
     points = [(float(trial.number), _scaled(trial, objective)) for trial in drawn]
     best: list[tuple[float, float]] = []
+    series = _points(tuning, drawn, points)
     for trial, (x, y) in zip(drawn, points, strict=True):
         if trial.within and (not best or tuning.better(y, best[-1][1])):
             best.append((x, y))
     if best:
         best.append((float(len(tuning.trials)), best[-1][1]))
-    series = [
-        Series("best so far", INK, [x for x, _ in best], [y for _, y in best], "steps"),
-        *_points(tuning, drawn, points),
-    ]
+        series.insert(0, Series("best so far", INK, [x for x, _ in best], [y for _, y in best], "steps"))
     said = sentences(tuning)[0]
-    alt = (
-        f"{objective.heading} of {count(len(drawn), 'trial')} in the order in which they were chosen. {said}"
-    )
-    caption = "A point a trial, mean over blocks. Only those within the limits can be the best."
+    alt = f"{objective.heading} of {count(len(drawn), 'trial')} in their order. {said}"
+    caption = "A point a trial, mean over blocks."
+    if tuning.goal.limits:
+        caption += " Only those within the limits can be the best."
+    caption += _left_out(tuning, drawn)
     panel = Panel("", "trial", objective.heading, series)
     return finish(Chart("tuning", "How the search went", alt, caption, [("", [panel])]))
 
@@ -299,9 +314,14 @@ def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
     """The objective by the value of each knob, a panel a knob."""
     objective = tuning.columns[0]
     panels: list[Panel] = []
-    for knob in tuning.trials[0].cell.varying:
+    missing: list[str] = []
+    columns = varying_columns([trial.cell for trial in tuning.trials])
+    knobs = [title for key, title in columns.items() if key.startswith(("choices.", "config."))]
+    for knob in knobs:
         values = sorted({trial.cell.varying[knob] for trial in drawn}, key=_rank)
-        if 2 <= len(values) <= MOST_VALUES and len(panels) < MOST_KNOBS:
+        if len(values) > MOST_VALUES or len(panels) == MOST_KNOBS:
+            missing.append(knob)
+        elif len(values) > 1:
             places = [
                 (_scaled(trial, objective), float(values.index(trial.cell.varying[knob]))) for trial in drawn
             ]
@@ -314,7 +334,19 @@ def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
         "The same trials by what each knob was set to. A search tries promising values more often, so a value with few "
         "points is not known to be bad."
     )
+    if missing:
+        caption += f" Not drawn: {listing(missing)}, of too many values or beyond {MOST_KNOBS} knobs."
+    caption += _left_out(tuning, drawn)
     return finish(Chart("tuning_values", "By the value of each knob", alt, caption, [("", panels)]))
+
+
+def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:
+    missing = len(tuning.trials) - len(drawn)
+    return (
+        f" {count(missing, 'trial')} failed or {'has' if missing == 1 else 'have'} no figure."
+        if missing
+        else ""
+    )
 
 
 def _points(tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]) -> list[Series]:

@@ -107,6 +107,7 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
             else "add -m to the command"
         )
         raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
+    identity.refuse_goal(config)
     if config["measure"].get("target_ci") is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:

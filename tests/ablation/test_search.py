@@ -59,11 +59,12 @@ def goal(objective: str | None, **limits: float) -> Goal:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
+        ("block", "sweep.objective=block: name a number of the record with its group"),
         (None, "sweep.objective is missing"),
         ("metrics.output_tokens_per_second", "sweep.objective: .* no metrics.output_tokens_per_second; did"),
         ("quality.perplexitty", "a record has no quality.perplexitty; did you mean perplexity"),
         ("metrics.ttft_ms", r"is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+"),
-        *((name, f"sweep.objective: {name} is no number") for name in ("metrics", "liveness", "quality")),
+        *((name, f"sweep.objective: {name} is no number") for name in ("metrics.itl_ms", "metrics.steady")),
     ],
 )
 def test_a_goal_must_be_a_number_of_the_record(objective: str | None, message: str) -> None:
@@ -191,7 +192,7 @@ def test_a_trial_is_planned_once(cli: Cli, quick: None, capsys: pytest.CaptureFi
     assert values == [4, 2, 8, 4]
     assert trials.composed == [f"batching.max_num_seqs={size}" for size in (4, 2, 8)]
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("search ")]
-    assert told == [f"search mine: trial {n} of 4" for n in (1, 2, 3)]  # the fourth was the first
+    assert told == [f"search mine: trial {n} of at most 4" for n in (1, 2, 3)]  # the fourth was the first
 
 
 def test_a_trial_that_sets_nothing_has_the_name_of_a_sweeps_lone_arm(cli: Cli, quick: None) -> None:
@@ -278,6 +279,13 @@ def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(cli: Cli, 
 def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> None:
     done = cli(*TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001}", "hydra.sweeper.n_trials=1")
     assert done.code == 1 and "No trial is within the limits; the nearest, E2E p90 " in done.out
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "quant=bf16,int8")])
+def test_a_goal_without_a_search_is_refused(cli: Cli, more: tuple[str, ...]) -> None:
+    done = cli(*more, "sweep.objective=metrics.output_tokens_per_s")
+    assert done.code == 2 and done.err == "error: sweep.objective is for a search: add preset=tune\n"
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from minivllm.report import tuning
 from minivllm.report.material import Material, read
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import failed, make_record, write
+from tests.report.test_precision import sweep_with_quality
 
 OBJECTIVE, TTFT, ITL = "metrics.output_tokens_per_s", "metrics.ttft_ms.p90", "metrics.itl_ms.p90"
 LIMITS = {TTFT: 100.0, ITL: 20.0}
@@ -89,7 +90,8 @@ def test_a_failure_is_never_the_best_and_no_figure_is_no_zero(tmp_path: Path) ->
     assert headline.endswith(": max_num_seqs=3.")
     found = material(tmp_path, lost, unknown, trial(3, 10.0)).tuning
     assert found is not None
-    assert [(one.number, one.status) for one in found.ranked] == [(3, "within"), (2, "outside"), (1, "oom")]
+    told = [(one.number, found.status(one)) for one in found.ranked]
+    assert told == [(3, "within"), (2, "no figure"), (1, "oom")]
     assert said(tmp_path / "none", lost, unknown)[0] == "No trial has the figures that the search is about."
 
 
@@ -124,7 +126,11 @@ def test_other_records_are_of_no_search(tmp_path: Path) -> None:
         (OBJECTIVE, "Output", "tok/s"),
         ("metrics.e2e_ms.p90", "E2E p90", "ms"),
         ("metrics.goodput_requests_per_s", "Goodput requests", "per s"),
-        ("memory.kv_waste", "Kv waste", ""),
+        ("metrics.steady.requests_per_s", "Steady requests", "per s"),
+        ("memory.device_peak_reserved", "Device peak reserved", "GB"),
+        ("memory.linear", "Linear", "GB"),
+        ("breakdown.forward_ms", "Forward", "ms"),
+        ("cold.load_s", "Load", "s"),
         ("quality.perplexity", "Perplexity", ""),
     ],
 )
@@ -169,3 +175,68 @@ def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Pat
     assert labels == ["best so far", "within the limits", "outside"]
     source = str(plots["tuning"].live[0]["item"])
     assert "[2.0, 4.0, 4.0]" in source and "[50.0, 60.0, 60.0]" in source
+
+
+def test_a_search_without_limits_has_no_words_about_them(tmp_path: Path) -> None:
+    records = [trial(*one, limits={}) for one in THREE]
+    page, _ = build(tmp_path, records, parquet=False)
+    section = page.text[page.text.index("What the search found") : page.text.index("What was asked")]
+    assert "imit" not in section and "within" not in section
+
+
+def test_a_limit_on_the_objective_alone_leaves_no_empty_sentence(tmp_path: Path) -> None:
+    lines = said(tmp_path, *(trial(*one, limits={OBJECTIVE: 65.0}) for one in THREE))
+    assert lines[0].endswith(": max_num_seqs=3.") and not any("figures" in line for line in lines)
+
+
+def test_trials_are_numbered_as_they_were_measured(tmp_path: Path) -> None:
+    """A search that is gone on with counts its positions anew."""
+    first, later = trial(2, 50.0), trial(1, 60.0)
+    later.provenance["started_at"] = "2026-03-04T10:00:00+0000"
+    found = material(tmp_path, first, later).tuning
+    assert found is not None
+    assert [(one.cell.arm, one.number, one.index) for one in found.trials] == [
+        ("seqs=2", 1, 1),
+        ("seqs=1", 2, 0),
+    ]
+
+
+def test_records_that_do_not_say_which_way_is_better_are_of_no_search(tmp_path: Path) -> None:
+    records = [trial(*one) for one in THREE]
+    for record in records:
+        del record.config["sweep"]["direction"]
+    assert material(tmp_path, *records).tuning is None
+
+
+def test_a_trial_of_which_a_block_failed_is_not_the_best(tmp_path: Path) -> None:
+    """A mean over blocks is of all that were asked for."""
+    whole = [trial(1, 50.0), trial(1, 54.0)]
+    broken = [trial(2, 90.0), failed(trial(2, 90.0), "oom", "MemoryError", "no room")]
+    for pair in (whole, broken):
+        pair[1].block, pair[1].run_id = 1, pair[1].run_id + "again"
+    headline, *_ = said(tmp_path, *whole, *broken)
+    assert headline == "Best within the limits, Output 52.0 tok/s: max_num_seqs=1."
+
+
+def test_quality_has_no_noise_to_be_warned_of(tmp_path: Path) -> None:
+    records = sweep_with_quality()
+    for position, record in enumerate(records):
+        record.position = position
+        goal = {"objective": "quality.kl_mean", "direction": "minimize", "limits": {}}
+        record.config["sweep"] = {"name": "s", **goal}
+    found = material(tmp_path, *records).tuning
+    assert found is not None
+    values = [one.objective for one in found.ranked if one.objective is not None]
+    assert values == sorted(values) and len(values) > 1
+    assert len(tuning.sentences(found)) == 2
+
+
+def test_what_the_figures_leave_out_is_said(tmp_path: Path) -> None:
+    records = [trial(i, 10.0 * i) for i in range(1, 15)]
+    for record in records:
+        record.config["cache"]["block_size"] = 8 * (1 + record.position % 2)
+    lost = failed(trial(20, 1.0), "oom", "MemoryError", "no room")
+    lost.config["cache"]["block_size"] = 8
+    plots = {plot.name: plot for plot in tuning.figures(material(tmp_path, *records, lost).tuning)}
+    assert "Not drawn: batching.max_num_seqs" in plots["tuning_values"].caption
+    assert all(plot.caption.endswith("1 trial failed or has no figure.") for plot in plots.values())

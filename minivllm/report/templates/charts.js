@@ -30,7 +30,7 @@
         const shown = key.getAttribute("aria-pressed") !== "true";
         key.setAttribute("aria-pressed", shown);
         for (const figure of drawn)
-          for (const renderer of figure.renderers)
+          for (const renderer of [...figure.renderers, ...figure.center])
             if (renderer.name === key.dataset.series) renderer.visible = shown;
       });
     }
