@@ -122,10 +122,3 @@ class Goal:
             figure: a number of the cell by its dotted name, averaged over blocks.
         """
         return sum(max(0.0, figure(name) / limit - 1) for name, limit in self.limits.items())
-
-    def words(self) -> str:
-        """As one writes it: the most of the objective, with its limits."""
-        limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
-        return f"the {'most' if self.maximize else 'least'} {self.objective}" + f" with {limits}" * bool(
-            limits
-        )

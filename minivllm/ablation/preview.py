@@ -123,8 +123,11 @@ def show_search(search: Search, space: Mapping[str, str], how: str, pending: str
     for knob, values in space.items():
         table.add_row(escape(knob), escape(values))
     print_table(table, console)
+    goal = search.goal
+    limits = " and ".join(f"{name} <= {limit:g}" for name, limit in goal.limits.items())
     lines = (
-        f"search {search.name}: {search.goal.words()}",
+        f"search {search.name}: the {'most' if goal.maximize else 'least'} {goal.objective}"
+        + (f" with {limits}" if limits else ""),
         how,
         progress([m for cell in search.cells.values() for m in cell.measurements], pending),
     )

@@ -191,7 +191,6 @@ class Search:
 
     def _conclude(self) -> int:
         """Report all trials; the report says which was best."""
-        from minivllm.report import read
         from minivllm.tasks.ending import conclude
 
         if not self.cells:
@@ -201,7 +200,7 @@ class Search:
         missing = sum(not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items())
         if missing:
             print(f"{count(missing, 'trial')} not measured to the end")
-        found = read(runs / self.name, goal=self.goal).tuning if reported else None
+        found = reported.tuning if reported is not None else None
         return 0 if found is not None and found.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:

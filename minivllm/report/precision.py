@@ -13,7 +13,7 @@ from minivllm.report.rows import distinct
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
 from minivllm.report.style import LIGHT, Plot, short
-from minivllm.report.tables import Column, markdown_table, spread_text, summary_table, text
+from minivllm.report.tables import Column, entries, markdown_table, summary_table, text
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
                 "status": cell.marked_status,
                 "tone": cell.tone,
                 "href": places[id(cell)],
-                "figures": [
-                    {"text": text(cell, c), "sort": c.mean(cell), "spread": spread_text(cell, c)}
-                    for c in columns
-                ],
+                "figures": entries(cell, columns),
             }
             for cell in shown
         ],

@@ -154,9 +154,10 @@ def bar_height(n: int, extra: float = 1.0) -> float:
 
 def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
     """Put the cells on the y axis, first on top."""
-    ax.set_yticks(
-        range(len(cells)), row_labels([cell.label for cell in cells])
-    ) if labels else ax.tick_params(labelleft=False)
+    if labels:
+        ax.set_yticks(range(len(cells)), row_labels([cell.label for cell in cells]))
+    else:
+        ax.tick_params(labelleft=False)
     ax.set_ylim(len(cells) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
@@ -118,6 +119,14 @@ def spread_text(cell: Cell, column: Column) -> str:
         return ""
     low, high = (sig(value * column.scale, column.digits) for value in (stat.low, stat.high))
     return f"{low}–{high}" if low != high else ""
+
+
+def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """A cell's figures for a table of the page: as written, as sorted, and their range over blocks."""
+    return [
+        {"text": text(cell, column), "sort": column.mean(cell), "spread": spread_text(cell, column)}
+        for column in columns
+    ]
 
 
 def used_columns(cells: list[Cell]) -> list[Column]:

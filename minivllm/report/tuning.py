@@ -17,7 +17,7 @@ from minivllm.report.format import count, listing
 from minivllm.report.rows import Row, below, number
 from minivllm.report.sections import place_of
 from minivllm.report.style import GREEN, INK, VERMILION, Plot, short
-from minivllm.report.tables import Column, searched, spread_text, text
+from minivllm.report.tables import Column, entries, searched, text
 from minivllm.report.terminal import rich_table
 from minivllm.report.verdict import Verdict, remarks
 
@@ -68,7 +68,7 @@ class Tuning:
     @cached_property
     def ranked(self) -> list[Trial]:
         """Best first: those within the limits by their objective, then by how far they miss them."""
-        return sorted(self.trials, key=lambda trial: (trial.excess, self._loss(trial)))
+        return sorted(self.trials, key=lambda trial: (trial.excess, self.loss(trial)))
 
     @property
     def kept(self) -> list[Trial]:
@@ -89,15 +89,12 @@ class Tuning:
         """How a trial ended: within the limits or not, or its failure; and whether other processes were at work."""
         if trial.cell.failed:
             return trial.cell.marked_status
-        unlimited = "ok" if not self.goal.limits else "within"
-        ended = unlimited if trial.within else "outside" if math.isfinite(trial.excess) else "no figure"
+        well = "within" if self.goal.limits else "ok"
+        ended = well if trial.within else "outside" if math.isfinite(trial.excess) else "no figure"
         return ended + ", busy" * trial.cell.busy
 
-    def better(self, first: float, second: float) -> bool:
-        """Whether the first of two objectives is the better."""
-        return first > second if self.goal.maximize else first < second
-
-    def _loss(self, trial: Trial) -> float:
+    def loss(self, trial: Trial) -> float:
+        """The less the better; of a trial without an objective infinite."""
         if trial.objective is None:
             return math.inf
         return -trial.objective if self.goal.maximize else trial.objective
@@ -164,18 +161,17 @@ def verdict(tuning: Tuning, cells: list[Cell]) -> Verdict:
 
 def sentences(tuning: Tuning) -> list[str]:
     """What the terminal says of it."""
-    headline, lines = _best(tuning) if tuning.kept else _nearest(tuning)
-    return [headline, *lines]
+    return _best(tuning) if tuning.kept else _nearest(tuning)
 
 
-def _best(tuning: Tuning) -> tuple[str, list[str]]:
+def _best(tuning: Tuning) -> list[str]:
     (best, *others), objective = tuning.kept, tuning.columns[0]
     within = " within the limits" if tuning.goal.limits else ""
     headline = f"Best{within}, {_figure(best, objective)}: {best.cell.label}"
     equals = [trial for trial in others if text(trial.cell, objective) == text(best.cell, objective)]
     if equals:
         headline += f"; the same in {listing([trial.cell.label for trial in equals], 2)}"
-    lines = [_asked(tuning)]
+    lines = [f"{headline}.", _asked(tuning)]
     if figures := [_figure(best, column) for column in tuning.columns[1:]]:
         lines.append(f"Its limited figures: {listing(figures)}.")
     # What is simulated has no noise, and quality none that matters.
@@ -185,13 +181,13 @@ def _best(tuning: Tuning) -> tuple[str, list[str]]:
             f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it is: measure it again, beside "
             "the default, before believing the gain."
         )
-    return headline + ".", lines
+    return lines
 
 
-def _nearest(tuning: Tuning) -> tuple[str, list[str]]:
+def _nearest(tuning: Tuning) -> list[str]:
     nearest = tuning.ranked[0]
     if not math.isfinite(nearest.excess):
-        return "No trial has the figures that the search is about.", [_asked(tuning)]
+        return ["No trial has the figures that the search is about.", _asked(tuning)]
     over = [
         f"{_figure(nearest, column)} against {limit:,g}"
         for column in tuning.columns
@@ -199,10 +195,10 @@ def _nearest(tuning: Tuning) -> tuple[str, list[str]]:
         and (value := column.mean(nearest.cell)) is not None
         and value * column.scale > limit
     ]
-    return (
+    return [
         f"No trial is within the limits; the nearest, {listing(over)}: {nearest.cell.label}.",
-        [_asked(tuning)],
-    )
+        _asked(tuning),
+    ]
 
 
 def _asked(tuning: Tuning) -> str:
@@ -263,14 +259,7 @@ def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str
                 "status": tuning.status(trial),
                 "tone": trial.tone,
                 "href": place_of(trial.cell, trial.index, out_dir),
-                "figures": [
-                    {
-                        "text": text(trial.cell, column),
-                        "sort": column.mean(trial.cell),
-                        "spread": spread_text(trial.cell, column),
-                    }
-                    for column in tuning.columns
-                ],
+                "figures": entries(trial.cell, tuning.columns),
             }
             for trial in tuning.ranked
         ],
@@ -292,14 +281,15 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
         return None
     objective = tuning.columns[0]
     points = [(float(trial.number), _scaled(trial, objective)) for trial in drawn]
-    best: list[tuple[float, float]] = []
     series = _points(tuning, drawn, points)
-    for trial, (x, y) in zip(drawn, points, strict=True):
-        if trial.within and (not best or tuning.better(y, best[-1][1])):
-            best.append((x, y))
+    best: list[Trial] = []
+    for trial in drawn:
+        if trial.within and (not best or tuning.loss(trial) < tuning.loss(best[-1])):
+            best.append(trial)
     if best:
-        best.append((float(len(tuning.trials)), best[-1][1]))
-        series.insert(0, Series("best so far", INK, [x for x, _ in best], [y for _, y in best], "steps"))
+        xs = [float(number) for number in (*(trial.number for trial in best), len(tuning.trials))]
+        ys = [_scaled(trial, objective) for trial in (*best, best[-1])]
+        series.insert(0, Series("best so far", INK, xs, ys, "steps"))
     said = sentences(tuning)[0]
     alt = f"{objective.heading} of {count(len(drawn), 'trial')} in their order. {said}"
     caption = "A point a trial, mean over blocks."

@@ -145,7 +145,8 @@ def _run_lone(config: dict[str, Any]) -> int:
         raise
     finally:
         if not refused:
-            reported = conclude(root / name, Path(config.get("reports_dir") or "reports") / name, config)
+            out_dir = Path(config.get("reports_dir") or "reports") / name
+            reported = conclude(root / name, out_dir, config) is not None
     return code or int(not reported)
 
 

@@ -80,7 +80,8 @@ def run(config: dict[str, Any]) -> int:
             return 1
         finally:
             reports = Path(config.get("reports_dir") or "reports")
-            reported = conclude(searching.root / searching.name, reports / searching.name, config)
+            folder = searching.root / searching.name
+            reported = conclude(folder, reports / searching.name, config) is not None
     _show(replace(found, unit=UNITS[knob]))
     if found.holds is None:
         print(searching.explain(found))

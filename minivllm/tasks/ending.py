@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.findings import Goal, Planned
 from minivllm.bench.storage import OPERATIONS, RECORD, TRACE
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
+
+if TYPE_CHECKING:
+    from minivllm.report.material import Material
 
 
 def refuse_unwritable(config: dict[str, Any]) -> None:
@@ -27,7 +30,7 @@ def conclude(
     config: dict[str, Any],
     planned: Planned | None = None,
     goal: Goal | None = None,
-) -> bool:
+) -> Material | None:
     """Print and report whatever has been recorded; a failure here is one line, and hides nothing before it.
 
     Args:
@@ -38,11 +41,11 @@ def conclude(
         goal: of a search.
 
     Returns:
-        Whether there is a report.
+        What the report is of; None where there is none.
     """
     if not any(folder.glob(f"*/{RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
-        return False
+        return None
     from minivllm import report
     from minivllm.report import tuning
     from minivllm.report.banner import simulated
@@ -81,7 +84,7 @@ def conclude(
     except Exception as error:
         why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         print(f"error: the report could not be built: {why}", file=sys.stderr)
-        return False
+        return None
     print(f"report: {page}")
     SafeTracker(config).report(out_dir.name, page)
-    return True
+    return material
