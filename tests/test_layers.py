@@ -113,14 +113,15 @@ TORCH_FREE = (
     "minivllm.tracking.mlflow",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
-# Lines of code, just above what is there. What every request goes through is to be read in one sitting; families and
-# formats are one file each. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3505
-MOST_ENGINE_LINES = 6275
+# Lines of code. What every request goes through is to be read in one sitting; what only a knob
+# brings in, a further backend, a format of checkpoints, a policy is a file of its own. Kernels (folders "kernels") are not
+# counted, what chooses and calls them is.
+MOST_CORE_LINES = 3100
 CORE = (
     "engine",
     "cache",
-    "attention",
+    "attention/base.py",
+    "attention/eager.py",
     "quant/base.py",
     "quant/plain.py",
     "models/layers.py",
@@ -128,9 +129,11 @@ CORE = (
 )
 # Of the core: only a knob brings them in.
 ASIDE = {
-    *(PACKAGE / "cache" / name for name in ("disk.py", "offload.py")),
-    *(PACKAGE / "attention" / name for name in ("flash.py", "flex.py", "ragged.py", "torch_varlen.py")),
-    *(PACKAGE / "engine" / name for name in ("capture.py", "chat_template.py", "compiled.py", "graphs.py")),
+    *(PACKAGE / "cache" / name for name in ("disk.py", "eviction.py", "offload.py")),
+    *(
+        PACKAGE / "engine" / name
+        for name in ("beam.py", "capture.py", "chat_template.py", "compiled.py", "graphs.py")
+    ),
 }
 MOST_FILE_LINES = 420
 
@@ -239,15 +242,14 @@ def test_code_is_counted_without_its_explanations(tmp_path: Path) -> None:
     assert code_lines(file) == 5
 
 
-@pytest.mark.parametrize(("places", "most"), [(CORE, MOST_CORE_LINES), (INFERENCE, MOST_ENGINE_LINES)])
-def test_the_engine_stays_readable(places: tuple[str, ...], most: int) -> None:
+def test_the_core_stays_readable() -> None:
     lines = {
         path: code_lines(path)
-        for place in places
+        for place in CORE
         for path in sources(place)
-        if "kernels" not in path.parts and not (places is CORE and path in ASIDE)
+        if "kernels" not in path.parts and path not in ASIDE
     }
-    assert sum(lines.values()) <= most, "the inference engine is no longer small"
+    assert sum(lines.values()) <= MOST_CORE_LINES, "the core of the inference engine is no longer small"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""Reading what comes from outside the program: with a limit of size, and never a pipe or a device. Torch-free.
+
+Whatever a user, a checkpoint, a record or a server brings is read through here, so that the limits and the words
+of their errors exist once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from minivllm.errors import BadInput
+
+MIB = 1 << 20
+MAX_JSON = 64 * MIB  # a configuration, an index, a record; the largest known tokenizer.json has 33 MiB
+MAX_TEXT = 1 << 30  # a file of prompts
+MAX_LINE = 16 * MIB  # of a file that is read line by line
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-Z\\-_])"
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def open_file(path: Path, what: str, advice: str = "") -> BinaryIO:
+    """Open a regular file for reading; a pipe or a device, which may never end, is refused without waiting for it.
+
+    Args:
+        path: the file.
+        what: how the message begins, such as "workload.path=prompts.jsonl".
+        advice: what to do where the file is missing or of the wrong kind.
+
+    Raises:
+        BadInput: the file does not exist, cannot be read or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise BadInput(_line(f"{what}: there is no such file", advice)) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(_line(f"{what} cannot be read: {reason}", advice)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise BadInput(_line(f"{what} is {kind}, not a regular file", advice))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
+    """A file's whole content.
+
+    Args:
+        path: the file.
+        limit: most bytes that it may have.
+        what, advice: as for `open_file`.
+
+    Raises:
+        BadInput: as `open_file`; or the file is larger.
+    """
+    with open_file(path, what, advice) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise BadInput(_line(f"{what} cannot be read: {error.strerror or error}", advice)) from None
+    if len(content) > limit:
+        raise BadInput(_line(f"{what} is larger than {size(limit)}", advice))
+    return content
+
+
+def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
+    """A UTF-8 file's whole content; see `read_bytes`. Raises BadInput for other bytes, too."""
+    try:
+        return read_bytes(path, limit, what, advice).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BadInput(_line(f"{what}, line {line}: not UTF-8", advice)) from None
+
+
+def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[bytes]:
+    """A file's lines one after the other, without their ends (LF, CRLF); the file is not held in memory.
+
+    Args:
+        path: the file.
+        what, advice: as for `open_file`.
+        longest: most bytes that a line may have.
+
+    Raises:
+        BadInput: as `open_file`; or a line is longer, with its number.
+    """
+    with open_file(path, what, advice) as file:
+        number = 0
+        while line := file.readline(longest + 2):
+            number += 1
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            if len(line) > longest:
+                raise BadInput(_line(f"{what}, line {number}: longer than {size(longest)}", advice))
+            yield line
+
+
+def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:
+    """A JSON value.
+
+    Raises:
+        BadInput: the content is no JSON, is not UTF-8 or is nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise BadInput(_line(f"{what} is nested too deeply for JSON", advice)) from None
+    except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
+        raise BadInput(_line(f"{what} is not valid JSON ({str(error)[:200]})", advice)) from None
+
+
+def read_json(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) -> Any:
+    """A JSON file's value; see `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path, limit, what, advice), what, advice)
+
+
+def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON file that holds an object; see `read_json`. Raises BadInput for any other value, too."""
+    value = read_json(path, what, advice, limit)
+    if not isinstance(value, dict):
+        raise BadInput(_line(f"{what} is not a JSON object", advice))
+    return value
+
+
+def printable(text: str) -> str:
+    """Text that a terminal may show: escape sequences, control characters and changes of direction are left out; newlines
+    and tabs stay."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def size(count: int) -> str:
+    """A number of bytes in the largest unit that it reaches: "64 MiB"."""
+    for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"
+
+
+def _line(message: str, advice: str) -> str:
+    return f"{message}; {advice}" if advice else message

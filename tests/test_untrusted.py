@@ -1,0 +1,107 @@
+"""Reading what comes from outside: limits, kinds of files, and one line for each that cannot be taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm import untrusted
+from minivllm.errors import BadInput
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "gone", "there is no such file"),
+        (lambda folder: folder, "is a folder"),
+        (pipe, "is a pipe or a device"),
+        (lambda folder: Path("/dev/zero"), "is a pipe or a device"),
+        (lambda folder: Path("a\0b"), "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize(
+    "read", [untrusted.open_file, lambda *a: untrusted.read_bytes(a[0], 10, *a[1:]), untrusted.read_json]
+)
+def test_only_regular_files_are_read(
+    tmp_path: Path, make: Callable[[Path], Path], message: str, read: Callable[..., Any]
+) -> None:
+    with pytest.raises(BadInput, match=f"^the file.*{message}.*; fetch it again$"):
+        read(make(tmp_path), "the file", "fetch it again")
+
+
+def test_a_file_may_be_as_large_as_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert untrusted.read_bytes(path, 5, "x") == b"12345"
+    with pytest.raises(BadInput, match="x is larger than 4 bytes"):
+        untrusted.read_bytes(path, 4, "x")
+
+
+def test_text_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntwo \xff")
+    with pytest.raises(BadInput, match="x, line 2: not UTF-8"):
+        untrusted.read_text(path, 100, "x")
+
+
+def test_lines_are_read_one_by_one_and_have_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1234\r\n\n12\n12345\n")
+    lines = untrusted.read_lines(path, "x", longest=4)
+    assert [next(lines), next(lines), next(lines)] == [b"1234", b"", b"12"]
+    with pytest.raises(BadInput, match="x, line 4: longer than 4 bytes"):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 200_000, "nested too deeply"),
+        ("{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        ("9" * 5000, "not valid JSON"),
+    ],
+)
+def test_json_that_is_none(content: str | bytes, message: str) -> None:
+    with pytest.raises(BadInput, match=f"^here is {message}"):
+        untrusted.parse_json(content, "here")
+
+
+def test_an_object_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("[1]")
+    with pytest.raises(BadInput, match="x is not a JSON object"):
+        untrusted.read_object(path, "x")
+    path.write_text('{"a": 1}')
+    assert untrusted.read_object(path, "x") == {"a": 1}
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_json_or_bad_input(content: bytes) -> None:
+    with suppress(BadInput):
+        json.dumps(untrusted.parse_json(content, "here"))
+
+
+def test_a_terminal_gets_no_escape_sequences() -> None:
+    raw = "a\x1b[31mb\x1b]0;title\x07c\x1b]8;;http://x\x1b\\d\x1bPq\x1b\\e\x9b1mf\rg\u202eh\tä\n"
+    assert untrusted.printable(raw) == "abcde1mfgh\tä\n"
+
+
+@given(st.text())
+def test_what_is_printable_stays_so(text: str) -> None:
+    once = untrusted.printable(text)
+    assert untrusted.printable(once) == once
+    assert not {"\x1b", "\r", "\x9b", "\x07"} & set(once)
