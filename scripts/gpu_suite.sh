@@ -23,7 +23,7 @@
 # collated in about as many; parts that have not begun are left out. What is known by then is in $OUT (default:
 # gpu_results): a log a part, an archive of its records, renewed after each command, and after each part targets.md, what
 # was aimed at beside what all records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing
-# is installed. AZURE_TRACE is the path of AzureLLMInferenceTrace_conv.csv (docs/traces.md); without it, what needs it is
+# is installed. AZURE_TRACE is the path of AzureLLMInferenceTrace_conv.csv (docs/guides/traces.md); without it, what needs it is
 # left out. TESTERS is how many processes test at once (default: 8; compiling is most of it).
 #
 # In half an hour of a GPU, by calls of at most 10 minutes, one right after the other. They leave four minutes for what

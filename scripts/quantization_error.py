@@ -3,7 +3,7 @@
     python scripts/quantization_error.py
 
 Every linear layer of the embedded model goes through each method; what the layer then computes from the identity
-matrix is the weight it means. Written are a record (JSON), the table of it that docs/quantization.md shows
+matrix is the weight it means. Written are a record (JSON), the table of it that docs/reference/quantization.md shows
 (Markdown), and the figure there.
 """
 

@@ -37,7 +37,8 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if page.exists()]
+GUIDES, REFERENCE = DOCS / "guides", DOCS / "reference"
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.exists()]
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
 NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11}
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
@@ -94,9 +95,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_the_code_names_pages_that_exist() -> None:
+    files = [file for folder in ("minivllm", "conf", "scripts") for file in (ROOT / folder).rglob("*.*")]
+    text = "".join(
+        file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".yaml", ".sh")
+    )
+    named = set(re.findall(r"\bdocs/[\w/-]+\.md", text))
+    assert named and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_the_index_lists_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.glob("*.md") if f"({page.name})" not in index] == ["README.md"]
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert [page for page in pages if f"({page})" not in index] == ["README.md"]
 
 
 # ---- commands
@@ -150,7 +161,7 @@ def test_commands_are_found(tmp_path: Path) -> None:
 
 
 def test_every_option_and_knob_is_described() -> None:
-    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    text = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
     missing = []
     for folder in (*(config.conf_dir() / group for group in config.GROUPS), config.conf_dir() / "preset"):
         for file in folder.glob("*.yaml"):
@@ -162,7 +173,7 @@ def test_every_option_and_knob_is_described() -> None:
 
 
 def test_what_the_decisions_say_is_there_and_is_not() -> None:
-    text = (DOCS / "decisions.md").read_text(encoding="utf-8")
+    text = (DOCS / "internals" / "decisions.md").read_text(encoding="utf-8")
     told = re.search(r"serves (\w+) model families, (\w+) precisions, (\w+) attention\s+backends", text)
     families = {model_class(name).__module__ for name in supported_architectures()}
     options = {path.parent.name + "=" + path.stem for path in config.conf_dir().glob("*/*.yaml")}
@@ -177,8 +188,10 @@ def test_what_the_decisions_say_is_there_and_is_not() -> None:
 def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     import torch
 
-    source = next(block for block in blocks(DOCS / "configuration.md", "python") if "class Float8" in block)
-    (option,) = blocks(DOCS / "configuration.md", "yaml")
+    source = next(
+        block for block in blocks(REFERENCE / "configuration.md", "python") if "class Float8" in block
+    )
+    (option,) = blocks(REFERENCE / "configuration.md", "yaml")
     (user_dir / "conf" / "quant").mkdir()
     (user_dir / "my_quant.py").write_text(source)
     (user_dir / "conf" / "quant" / "float8.yaml").write_text(option)
@@ -205,14 +218,14 @@ def test_what_an_example_imports_is_there(page: Path) -> None:
 
 
 def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    sources = blocks(DOCS / "python.md", "python")
+    sources = blocks(GUIDES / "python.md", "python")
     for source in sources:
         exec(compile(source, "python.md", "exec"), {})
     assert len(sources) == 3 and "first token after" in capsys.readouterr().out
 
 
 def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any]) -> None:
-    (preset,) = blocks(DOCS / "studies.md", "yaml")
+    (preset,) = blocks(GUIDES / "studies.md", "yaml")
     folder = user_dir / "conf" / "preset"
     folder.mkdir()
     (folder / "night.yaml").write_text(preset)
@@ -230,17 +243,17 @@ def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any
 
 
 def test_every_architecture_and_option_is_in_the_table_of_models() -> None:
-    text = section(DOCS / "models.md", "Families")
+    text = section(REFERENCE / "models.md", "Families")
     options = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")} - {"hf"}
     assert [name for name in (*supported_architectures(), *sorted(options)) if f"`{name}`" not in text] == []
-    kinds = section(DOCS / "models.md", "Rope")
+    kinds = section(REFERENCE / "models.md", "Rope")
     assert set(re.findall(r"^\| `(\w+)` \|", kinds, re.MULTILINE)) == set(ROPE_KINDS)
 
 
 def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
     """The diff shown is in the files as they are, names every line of the package about the family, and is short."""
     added: list[str] = []
-    for diff in blocks(DOCS / "adding-a-model.md", "diff"):
+    for diff in blocks(GUIDES / "adding-a-model.md", "diff"):
         header, _, body = diff.partition("\n")
         text = (ROOT / header.removeprefix("+++ ")).read_text()
         for hunk in body.split("\n@@\n"):
@@ -256,7 +269,7 @@ def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
 
 
 def described(hint: Any) -> str:
-    """A type as the tables of docs/records.md write it."""
+    """A type as the tables of docs/reference/records.md write it."""
     plain = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(described(arm) for arm in get_args(hint))
@@ -271,7 +284,7 @@ def described(hint: Any) -> str:
     "cls", [cls for cls in vars(record).values() if isinstance(cls, type) and is_dataclass(cls)]
 )
 def test_the_schema_in_the_docs_is_the_one_in_the_code(cls: type) -> None:
-    rows = ROW.findall(section(DOCS / "records.md", cls.__name__))
+    rows = ROW.findall(section(REFERENCE / "records.md", cls.__name__))
     written = [(name, re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", kind)) for name, kind in rows]
     hints = get_type_hints(cls)
     assert written == [(field.name, described(hints[field.name])) for field in fields(cls)]
@@ -282,19 +295,21 @@ def test_every_metric_is_described_by_its_class() -> None:
         f"| `{e['name']}` | {e['unit']} | {e['direction'] or '–'} | {e['description']} | {e['formula']} | {e['example']} |"
         for e in glossary()
     ]
-    page = (DOCS / "metrics.md").read_text(encoding="utf-8").splitlines()
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in page if line.startswith("| `")] == rows
 
 
 def test_statuses_and_provenance_are_described() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", section(DOCS / "records.md", "Statuses"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", section(REFERENCE / "records.md", "Statuses"), re.MULTILINE)
     assert sorted(rows) == sorted([*record.STATUSES, "status"])
-    names = [name for name, _ in ROW.findall(section(DOCS / "records.md", "Provenance"))]
+    names = [name for name, _ in ROW.findall(section(REFERENCE / "records.md", "Provenance"))]
     assert names == list(provenance({"runtime": {"device": "cpu"}}, "code"))
 
 
 def test_the_columns_of_the_tables_are_described() -> None:
-    text = section(DOCS / "records.md", "The tables beside it") + section(DOCS / "records.md", "Breakdown")
+    text = section(REFERENCE / "records.md", "The tables beside it") + section(
+        REFERENCE / "records.md", "Breakdown"
+    )
     columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *StepTimed._fields]
     columns += Telemetry(os.getpid(), NullGpu()).sample() or {}
     assert [name for name in columns if f"`{name}`" not in text] == []
@@ -307,7 +322,7 @@ WITH_TABLES = [page for page in PAGES if MARKED.search(page.read_text(encoding="
 
 
 def test_the_tables_are_found() -> None:
-    assert {ROOT / "README.md", DOCS / "performance.md"} <= set(WITH_TABLES)
+    assert {ROOT / "README.md", REFERENCE / "performance.md"} <= set(WITH_TABLES)
 
 
 @pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)
@@ -401,7 +416,7 @@ def test_pictures_are_drawn_from_the_records_and_shown() -> None:
     figures = load_script("docs_figures")
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for name, draw in figures.PICTURES.items():
-        assert f"(images/{name}.png)" in text and (DOCS / "images" / f"{name}.png").exists(), name
+        assert f"images/{name}.png)" in text and (DOCS / "images" / f"{name}.png").exists(), name
         assert draw().startswith(b"\x89PNG"), name
 
 

@@ -1,4 +1,4 @@
-"""The statistics of ablations and comparisons, on logarithms of ratios; docs/statistics.md says why these.
+"""The statistics of ablations and comparisons, on logarithms of ratios; docs/reference/statistics.md says why these.
 
 Everything is deterministic: resampling starts from a fixed seed, so equal records give equal figures.
 scipy and statsmodels are imported when first used, since they take a second.

@@ -45,7 +45,7 @@ def read_trace(path: Path, format: str = "auto") -> tuple[list[TraceRow], int]:
     Raises:
         BadInput: naming the file and, where one is to blame, the line number.
     """
-    lines = read_lines("workload.path", path, "docs/traces.md says where traces are published")
+    lines = read_lines("workload.path", path, "docs/guides/traces.md says where traces are published")
     if format == "auto":
         format = _detect(path, lines)
     raw = _jsonl(path, lines) if format == "mooncake" else _table(path, lines, format)

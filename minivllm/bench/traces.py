@@ -53,7 +53,7 @@ class Trace(FromFile):
         block_tokens: int = 512,
         ignore_eos: bool = True,
     ) -> None:
-        advice = "a trace: set workload.path=TRACE.csv (see docs/traces.md)"
+        advice = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
         super().__init__(path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos)
         self.block_tokens = at_least_one("workload.block_tokens", block_tokens)
         self.length_scale = positive("workload.length_scale", length_scale)

@@ -138,7 +138,7 @@ class VllmEngine(Adapter):
             raise BadInput(f"vLLM refuses this configuration: {line[:600]}")
         if kind in ("ImportError", "ModuleNotFoundError"):
             raise BadInput(
-                f"engine.python cannot import vLLM ({line}): see docs/peers.md for its environment"
+                f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its environment"
             )
         raise RuntimeError(f"vLLM: {kind}: {line}")
 

@@ -1,4 +1,4 @@
-"""docs/peers.md says what each peer honours, in the words of the tables that refuse the rest."""
+"""docs/guides/peers.md says what each peer honours, in the words of the tables that refuse the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minivllm.config import compose
 from minivllm.peers import tables
 from minivllm.peers.honoured import ALL
 
-PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "peers.md"
 PEERS = {
     "transformers": tables.TRANSFORMERS,
     "transformers_continuous": tables.TRANSFORMERS_CONTINUOUS,

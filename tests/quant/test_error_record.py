@@ -1,4 +1,4 @@
-"""The error of each method as docs/quantization.md quotes it is what the package's quantisers do."""
+"""The error of each method as docs/reference/quantization.md quotes it is what the package's quantisers do."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class CPUBackend:
     """Online softmax in float32 over tiles of keys, in parallel over requests, key heads and tiles of queries.
 
     A tile begins at a fixed place of the sequence, so a query's result does not depend on its neighbours. Takes
-    every dtype, window and soft cap. The order of numbers within a block of the cache is the kernel's own (docs/cpu.md).
+    every dtype, window and soft cap. The order of numbers within a block of the cache is the kernel's own (docs/internals/cpu.md).
 
     Raises:
         BadInput: the C++ kernels are not in use, a head size is no multiple of 16, the cache is compressed, or
