@@ -42,9 +42,12 @@ NEUTRAL_MEASURE = frozenset(
         "telemetry_interval_s",
     )
 )
-# Of `runtime`: what is done after the measured window; and a knob that older records lack, where it asks for nothing.
-NEUTRAL_RUNTIME = frozenset(("profile",))
-UNASKED_RUNTIME = frozenset(("cores",))
+NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
+# Knobs that older records lack: at the value that asks for nothing they are as if they were not there.
+UNASKED: dict[str, dict[str, Any]] = {
+    "decoding": {"bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True},
+    "runtime": {"cores": None},
+}
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -107,8 +110,13 @@ def _steps_content(place: str) -> Any:
 
 def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
     """What of `runtime` may change the numbers."""
-    asked = {k: v for k, v in runtime.items() if v is not None or k not in UNASKED_RUNTIME}
-    return {key: value for key, value in asked.items() if key not in NEUTRAL_RUNTIME}
+    return {key: value for key, value in _asked("runtime", runtime).items() if key not in NEUTRAL_RUNTIME}
+
+
+def _asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    """A group's knobs without those of `UNASKED` that ask for nothing."""
+    unasked = UNASKED.get(group, {})
+    return {key: value for key, value in knobs.items() if key not in unasked or value != unasked[key]}
 
 
 def cell_id(config: dict[str, Any], fingerprint: str) -> str:
@@ -122,7 +130,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
         12 hexadecimal digits.
     """
     parts: dict[str, Any] = {
-        group: config[group] for group in (*ENGINE_GROUPS, *LOAD_GROUPS) if config.get(group)
+        group: _asked(group, config[group]) for group in (*ENGINE_GROUPS, *LOAD_GROUPS) if config.get(group)
     }
     model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
     parts["model"] = {**model, "fingerprint": fingerprint}

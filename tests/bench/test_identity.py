@@ -10,6 +10,7 @@ import pytest
 
 from minivllm.bench import identity
 from minivllm.bench.measurement import Measurement
+from minivllm.config import compose
 
 CONFIG: dict[str, Any] = {
     "model": {
@@ -101,6 +102,26 @@ def test_what_changes_a_cell(path: str, value: Any) -> None:
 def test_a_knob_that_asks_for_nothing_leaves_older_records_comparable() -> None:
     assert identity.cell_id(changed("runtime.cores", None), "f") == identity.cell_id(CONFIG, "f")
     assert identity.cell_id(changed("runtime.cores", "0"), "f") != identity.cell_id(CONFIG, "f")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "known"),
+    [
+        ([], "a62e85aed3fd"),
+        (["model=qwen3", "quant=nf4", "batching=continuous"], "598e9dfb3d3d"),
+        (["cache=none"], "c540f97d8ba3"),
+        (["quant=int8", "attention=sdpa"], "3087e7b9d741"),
+        (["decoding=beam"], "92fa615c2f8c"),
+        (["decoding=top_p", "decoding.seed=3"], "375d315bfb21"),
+        (["workload=chat", "arrival=poisson", "arrival.rate=4"], "c3188c9c578a"),
+        (["engine=transformers"], "30ddf0ef11c9"),
+        (["engine=openai"], "e402e7be5325"),
+        (["engine=simulated", "model=qwen3_8b"], "b7f6311836f6"),
+    ],
+)
+def test_new_knobs_change_no_identity(overrides: list[str], known: str) -> None:
+    """Records that exist stay comparable: a knob that is added counts only where it asks for something (`UNASKED`)."""
+    assert identity.cell_id(compose(overrides), "f") == known
 
 
 def test_the_fingerprint_changes_a_cell() -> None:
