@@ -34,6 +34,9 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
+    stop_reason: int | str | None = (
+        None  # the stop string or token id that ended it; None for the model's own end
+    )
     cumulative_logprob: float | None = None  # of a beam: natural log of its probability
     score: float | None = None  # of a beam: cumulative_logprob / (tokens ** length_penalty)
 
@@ -210,10 +213,15 @@ class LLM:
         """The outputs of a beam search, the best first."""
         outputs = []
         for index, found in enumerate(request.hypotheses):
-            text = None
+            text, shown = None, found.token_ids
             if self.tokenizer is not None:
-                detokenizer = Detokenizer(self.tokenizer, (), request.token_ids[: request.num_prompt_tokens])
-                text = "".join(map(detokenizer.push, found.token_ids)) + detokenizer.finish()
+                if found.finish_reason == "stop" and not request.params.include_stop_str_in_output:
+                    shown = shown[:-1]
+                prompt = request.token_ids[: request.num_prompt_tokens]
+                detokenizer = Detokenizer(
+                    self.tokenizer, (), prompt, skip_special_tokens=request.params.skip_special_tokens
+                )
+                text = "".join(map(detokenizer.push, shown)) + detokenizer.finish()
             outputs.append(
                 CompletionOutput(
                     index,
@@ -231,7 +239,7 @@ class LLM:
         output: TokenOutput, result: RequestOutput, completion: CompletionOutput, started: float
     ) -> None:
         elapsed = time.perf_counter() - started
-        completion.finish_reason = output.finish_reason
+        completion.finish_reason, completion.stop_reason = output.finish_reason, output.stop_reason
         result.metrics.finished_s = elapsed
         if output.token_id is None:
             return

@@ -132,7 +132,7 @@ ASIDE = {
     *(PACKAGE / "cache" / name for name in ("disk.py", "eviction.py", "offload.py")),
     *(
         PACKAGE / "engine" / name
-        for name in ("beam.py", "capture.py", "chat_template.py", "compiled.py", "graphs.py")
+        for name in ("bad_words.py", "beam.py", "capture.py", "chat_template.py", "compiled.py", "graphs.py")
     ),
 }
 MOST_FILE_LINES = 420

@@ -42,6 +42,7 @@ class TokenOutput(NamedTuple):
     text: str  # new text that is certain; "" without a tokenizer or while a character is incomplete
     finish_reason: str | None
     logprobs: dict[int, float] | None = None
+    stop_reason: int | str | None = None  # the request's own stop that ended it
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Engine:
             loaded.config.vocab_size,
             self.max_model_len,
             loaded.config.eos_token_ids,
-            tokenizer is not None,
+            tokenizer,
             seed,
             self.scheduler.now,
         )
@@ -175,7 +176,11 @@ class Engine:
             self._requests[one.request_id] = one
             if self.tokenizer is not None and (detokenize or params.stop):
                 self._detokenizers[one.request_id] = Detokenizer(
-                    self.tokenizer, params.stop, prompt_token_ids
+                    self.tokenizer,
+                    params.stop,
+                    prompt_token_ids,
+                    params.include_stop_str_in_output,
+                    params.skip_special_tokens,
                 )
         return request
 
@@ -289,18 +294,19 @@ class Engine:
         """Add a sampled token to its request and end the request if that was the last one, or its mask failed."""
         if request.error is not None:
             return self._fail(request)
-        reason = request.append(token_id)
-        text = ""
+        params, reason = request.params, request.append(token_id)
+        text, stop_reason = "", self.intake.stop_reason(params, token_id) if reason == "stop" else None
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
-            text = detokenizer.push(token_id, may_stop=request.may_stop)
+            if reason != "stop" or params.include_stop_str_in_output:
+                text = detokenizer.push(token_id, may_stop=request.may_stop)
             if reason is not None:
                 text += detokenizer.finish()
             if detokenizer.stopped:
-                reason = "stop"
+                reason, stop_reason = "stop", detokenizer.stop_reason
         if reason is not None:
             self._finish(request, reason)
-        return TokenOutput(request, token_id, text, reason, logprobs)
+        return TokenOutput(request, token_id, text, reason, logprobs, stop_reason)
 
     def _fail(self, request: Request) -> TokenOutput:
         """End a request for its `error`."""

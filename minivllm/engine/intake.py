@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 
+from minivllm.engine.bad_words import BadWords
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
+from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 
 
@@ -18,7 +20,7 @@ class Intake:
         vocab_size: token ids are below it.
         max_model_len: the context's length.
         eos_token_ids: end an output.
-        makes_text: whether there is a tokenizer.
+        tokenizer: None where prompts are token ids only.
         seed: seeds of requests that bring none are derived from it.
         now: the scheduler's clock, seconds.
     """
@@ -28,7 +30,7 @@ class Intake:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
-        makes_text: bool,
+        tokenizer: Tokenizer | None,
         seed: int,
         now: Callable[[], float],
     ) -> None:
@@ -36,7 +38,7 @@ class Intake:
         self.max_model_len = max_model_len
         # Some checkpoints name one that their vocabulary lacks, which no mask could forbid.
         self.eos_token_ids = tuple(token for token in eos_token_ids if token < vocab_size)
-        self.makes_text = makes_text
+        self.tokenizer = tokenizer
         self.seed = seed
         self.now = now
         self._num_made = 0
@@ -49,6 +51,8 @@ class Intake:
             BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a tokenizer.
         """
         self._check(request_id, prompt, params)
+        if params.stop or params.bad_words:
+            params = self._with_token_ids(params)
         request = self._make(request_id, prompt, params)
         for index in range(1, max(params.n, params.beam_width)):
             seed = None if params.seed is None else (params.seed + index) % 2**63
@@ -62,6 +66,13 @@ class Intake:
             for beam in beams:
                 beam.fellows = beams
         return request
+
+    def stop_reason(self, params: SamplingParams, token_id: int) -> int | str | None:
+        """Which of a request's own stops a token is: the text of a special token, or an id; None for the model's end."""
+        text = (
+            self.tokenizer.decode([token_id], False) if self.tokenizer is not None and params.stop else None
+        )
+        return text if text in params.stop else token_id if token_id in params.stop_token_ids else None
 
     def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
         allowed = self.max_model_len - len(prompt)
@@ -88,8 +99,19 @@ class Intake:
         self.check_ids(f"request {request_id}: prompt token ids", prompt)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self.check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
-        if params.stop and not self.makes_text:
-            raise BadInput("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+
+    def _with_token_ids(self, params: SamplingParams) -> SamplingParams:
+        """The same, with token ids for stop strings that are special tokens, whose text is never seen, and for bad words."""
+        if self.tokenizer is None:
+            raise BadInput(
+                "stop strings and bad words need a tokenizer, and this checkpoint has none; use stop_token_ids"
+            )
+        special = (self.tokenizer.token_id(text) for text in params.stop)
+        mask = params.token_mask
+        if params.bad_words:
+            mask = BadWords(params.bad_words, self.tokenizer, self.vocab_size, mask)
+        ends = (*params.stop_token_ids, *(token for token in special if token is not None))
+        return replace(params, stop_token_ids=ends, token_mask=mask)
 
     def check_ids(self, what: str, token_ids: Sequence[int]) -> None:
         """Raises BadInput unless the model knows all these ids."""

@@ -50,8 +50,11 @@ class SamplingParams:
         length_penalty: a beam's score is the sum of its log-probabilities / (tokens ** length_penalty).
         early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False, when the best beam
             as it is would not be among them; "never", when no beam can come to be (as in transformers).
-        stop: strings that end the output; they are not part of the text.
+        bad_words: strings that may not be generated: the last token of one is forbidden where those before it have come.
+        stop: strings that end the output. One that is the text of a special token ends it at that token.
         stop_token_ids: token ids that end the output.
+        include_stop_str_in_output: leave what ended the output, a stop string or token, in the text.
+        skip_special_tokens: leave special tokens out of the text.
         ignore_eos: go on past the model's end-of-sequence token.
         logprobs: also return the log-probabilities of this many most likely tokens at each step
             (and of the chosen one); None returns none.
@@ -81,8 +84,11 @@ class SamplingParams:
     beam_width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -90,8 +96,10 @@ class SamplingParams:
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
+        for name in ("stop", "bad_words"):
+            texts = getattr(self, name)
+            texts = (texts,) if isinstance(texts, str) else tuple(texts or ())
+            object.__setattr__(self, name, texts)
         for name in ("stop_token_ids", "allowed_token_ids"):
             if (ids := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _token_ids(f"decoding.{name}", ids))
@@ -145,6 +153,7 @@ class SamplingParams:
             ("length_penalty", math.isfinite(self.length_penalty), "a finite number"),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
             ("stop", all(isinstance(text, str) and text for text in self.stop), "non-empty strings"),
+            ("bad_words", all(isinstance(word, str) and word.strip() for word in self.bad_words), "words"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or null"),
             (
                 "prompt_logprobs",

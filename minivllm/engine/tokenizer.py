@@ -1,55 +1,38 @@
-"""Text to token ids and back, read from a checkpoint's tokenizer.json (no transformers needed)."""
+"""Text to token ids and back, incrementally; no transformers needed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as FastTokenizer
-
 from minivllm.errors import BadInput
-from minivllm.models.checkpoint import read_json
+from minivllm.models.tokenizer_files import guarded, has_tokenizer, read_tokenizer
 
 
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
     Args:
-        folder: the checkpoint, with tokenizer.json and perhaps tokenizer_config.json and
-            chat_template.jinja.
+        folder: the checkpoint, with tokenizer.json, or vocab.json and merges.txt; and perhaps tokenizer_config.json,
+            special_tokens_map.json and chat_template.jinja.
 
     Raises:
-        BadInput: tokenizer.json cannot be read.
+        BadInput: one of these files cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        try:
-            self.fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise BadInput(
-                f"{path} cannot be read as a tokenizer ({error}); save the checkpoint again"
-            ) from error
-        self.fast.no_truncation()  # what a checkpoint was trained with is no part of what a prompt says
-        self.fast.no_padding()
-        config_path = folder / "tokenizer_config.json"
-        self.config: dict[str, Any] = (
-            read_json(config_path, "repair or remove it") if config_path.is_file() else {}
-        )
-        template_path = folder / "chat_template.jinja"
-        self.chat_template: str | None = (
-            template_path.read_text(encoding="utf-8")
-            if template_path.is_file()
-            else _default_template(self.config.get("chat_template"))
+        files = read_tokenizer(folder)
+        self.fast, self.special_tokens, self.chat_template = (
+            *(files.fast, files.special_tokens),
+            files.chat_template,
         )
 
     @classmethod
     def load(cls, folder: Path | None) -> Tokenizer | None:
         """The tokenizer of a checkpoint folder, or None if it has none."""
-        if folder is None or not (folder / "tokenizer.json").is_file():
-            return None
-        return cls(folder)
+        return None if folder is None or not has_tokenizer(folder) else cls(folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids, with whatever special tokens the tokenizer itself adds unless told not to.
@@ -58,22 +41,25 @@ class Tokenizer:
             BadInput: half of a surrogate pair, which is no character.
         """
         try:
-            return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError:
+            text.encode()
+        except UnicodeEncodeError:
             raise BadInput(
                 f"the text {text[:40]!r} holds what is no character: it cannot be encoded"
             ) from None
+        what = f"the tokenizer cannot encode the text {text[:40]!r}"
+        return guarded(what, self.fast.encode, text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens; bytes that form no character become U+FFFD."""
-        return self.fast.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text, without special tokens unless they are asked for; bytes that form no character become U+FFFD."""
+        what = "the tokenizer cannot decode its own tokens"
+        return guarded(what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: list[dict[str, str]], **variables: Any) -> list[int]:
+    def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
     def chat_text(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """A conversation as the chat template writes it, special tokens included.
 
@@ -83,34 +69,25 @@ class Tokenizer:
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
-            BadInput: the checkpoint has no chat template, or the template refuses the messages.
+            BadInput: the checkpoint has no chat template, or the template refuses the messages, takes too long or too
+                much memory.
         """
         if self.chat_template is None:
             raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
-        from minivllm.engine.chat_template import render  # jinja2 is not needed without one
+        from minivllm.engine.chat_template import render  # not needed without one
 
-        special = {name: self._special(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        try:
-            known = {"add_generation_prompt": add_generation_prompt, **special, **variables}
-            return render(self.chat_template, messages, **known)
-        except Exception as error:  # a template is somebody else's program and may raise anything
-            raise BadInput(f"the chat template refuses this conversation: {error}") from error
+        known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
+        return render(self.chat_template, messages, known)
 
     def special_id(self, name: str) -> int | None:
         """Token id of "bos_token", "eos_token", ...; None where the checkpoint names none."""
-        return self.fast.token_to_id(self._special(name))
+        return self.fast.token_to_id(self.special_tokens.get(name, ""))
 
-    def _special(self, name: str) -> str:
-        value = self.config.get(name) or ""
-        return value["content"] if isinstance(value, dict) else value
-
-
-def _default_template(templates: Any) -> str | None:
-    """The template to chat with, where a checkpoint names several."""
-    if not isinstance(templates, list):
-        return templates if isinstance(templates, str) else None
-    named = {entry.get("name"): entry.get("template") for entry in templates}
-    return named.get("default")
+    def token_id(self, text: str) -> int | None:
+        """The id of the special token that reads so; None where it is none."""
+        token_id = self.fast.token_to_id(text)
+        added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
+        return token_id if added is not None and added.special else None
 
 
 class Detokenizer:
@@ -118,29 +95,55 @@ class Detokenizer:
 
     A token is decoded together with the few before it, those of the prompt included, because what it reads
     as may depend on them (SentencePiece drops a leading space, byte tokens make up one character); the new
-    text is what the longer decoding has more. The algorithm is that of text-generation-inference and vLLM.
+    text is what the longer decoding has more. The algorithm is that of text-generation-inference and vLLM, but for
+    characters that were incomplete: what the shorter decoding has in place of one is not part of the text that both share.
     Text that may yet turn out to be the beginning of a stop string is held back.
 
     Args:
         tokenizer: decodes.
         stop: strings that end the output.
         prompt_token_ids: what the output follows.
+        keep_stop: leave the stop string at the end of the text.
+        skip_special_tokens: leave special tokens out of the text.
     """
 
     CONTEXT = 6  # tokens of the prompt that the first output token is decoded with
+    BYTES = 4  # of a character, so at most so many tokens
+    HELD = 64  # tokens without a whole character at their end, after which they are taken for what they are
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), prompt_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        prompt_token_ids: Sequence[int] = (),
+        keep_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._stop = tuple(stop)
-        start = max(0, len(prompt_token_ids) - self.CONTEXT)
-        begins = range(start, max(-1, start - 4), -1)  # a character may be four tokens, of a byte each
-        cut = (i for i in begins if not tokenizer.decode(prompt_token_ids[i:]).startswith("\ufffd"))
-        self._ids = list(prompt_token_ids[next(cut, start) :])
-        self._prefix, self._read = 0, len(self._ids)  # decoded with, and already told
+        self._decode: Callable[[Sequence[int]], str] = (
+            tokenizer.decode if skip_special_tokens else partial(tokenizer.decode, skip_special_tokens=False)
+        )
+        self._stop, self._keep_stop = tuple(stop), keep_stop
+        size = len(prompt_token_ids)
+        start = max(0, size - self.CONTEXT)
+        # Begin with a whole character, if there is one. A prompt may end inside of one, too.
+        places = (
+            (i, end)
+            for end in range(size, max(start, size - self.BYTES + 1) - 1, -1)
+            for i in range(start, max(-1, start - self.BYTES), -1)
+        )
+        texts = ((i, end, self._decode(prompt_token_ids[i:end])) for i, end in places)
+        found = ((i, end) for i, end, text in texts if text.strip("\ufffd") == text)
+        begin, whole = next(found, (start, size))
+        self._ids = list(prompt_token_ids[begin:])
+        self._prefix, self._read = 0, size - begin  # decoded with, and already told
+        self._whole = whole - begin  # of what was told, up to its last whole character
         self._held = ""
-        self.stopped = False
+        self.stop_reason: str | None = None  # the stop string that was found
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.stop_reason is not None
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
         """Take a token; the new text that is certain. Stop strings end the text only where `may_stop`."""
@@ -160,22 +163,36 @@ class Detokenizer:
 
     def _new_text(self, final: bool) -> str:
         """What the tokens since the last call add; nothing while a character is incomplete."""
-        known = self._tokenizer.decode(self._ids[self._prefix : self._read])
-        whole = self._tokenizer.decode(self._ids[self._prefix :])
-        if len(whole) <= len(known) or (whole.endswith("\ufffd") and not final):
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return whole[len(known) :]
+        end = len(self._ids)
+        text = self._decode(self._ids[self._prefix : end])
+        if text.endswith("\ufffd") and not final:
+            if end - self._read < self.HELD:
+                return ""
+            end -= self.BYTES - 1  # bytes before these will make no character any more
+            text = self._decode(self._ids[self._prefix : end])
+        known = self._decode(self._ids[self._prefix : self._read])
+        begun = False
+        if text.startswith(known):
+            new = text[len(known) :]
+        else:  # A character that the prompt began is whole now, or bytes that make none spoil what was told already.
+            known = self._decode(self._ids[self._prefix : self._whole])
+            begun = text.startswith(known)
+            new = text[len(known) :] if begun else self._decode(self._ids[self._read : end])
+        if new or final:
+            self._prefix = self._prefix if begun else self._read  # which is inside of that character
+            self._read = self._whole = end
+        return new
 
     def _release(self, piece: str, may_stop: bool) -> str:
         text = self._held + piece
         if not may_stop:
             self._held = ""
             return text
-        hits = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
+        hits = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if hits:
-            self.stopped, self._held = True, ""
-            return text[: min(hits)]
+            position, self.stop_reason = min(hits, key=lambda hit: hit[0])
+            self._held = ""
+            return text[: position + len(self.stop_reason) * self._keep_stop]
         keep = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(text)), keep, -1):

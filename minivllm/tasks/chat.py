@@ -6,10 +6,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from minivllm.errors import BadInput
 from minivllm.report.format import count
+from minivllm.untrusted import printable
 
 if TYPE_CHECKING:
     from minivllm.engine.params import SamplingParams
@@ -60,7 +62,7 @@ class Chat:
     def handle(self, line: str) -> bool:
         """React to one line of the user's; False when the conversation is over."""
         command, _, rest = line.partition(" ")
-        actions: dict[str, Callable[[str], None]] = {
+        actions: dict[str, Callable[[str], object]] = {
             "/reset": self._reset,
             "/system": self._set_system,
             "/params": self._set_params,
@@ -75,7 +77,9 @@ class Chat:
             if command in actions:
                 actions[command](rest.strip())
             elif re.fullmatch("/[a-z]+", line.strip()) or (command.startswith("/") and not self.is_base):
-                self.note(f"unknown command {command}\n{HELP}")
+                near = get_close_matches(command, [*actions, "/exit", "/quit"], n=1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                self.note(f"unknown command {command}{meant} (/help lists the commands)")
             else:
                 self._answer(line)
         except BadInput as error:
@@ -185,13 +189,13 @@ def run(config: dict[str, Any]) -> int:
 
     def write(is_thought: bool, text: str) -> None:
         if is_thought:
-            console.print(Text(text, style="dim italic"), end="", soft_wrap=True)
-        else:  # as it is: the console would change tabs and drop control characters
-            console.file.write(text)
+            console.print(Text(printable(text), style="dim italic"), end="", soft_wrap=True)
+        else:  # the console would change tabs
+            console.file.write(printable(text) if console.is_terminal else text)
             console.file.flush()
 
     def note(text: str) -> None:
-        console.print(Text(text, style="dim"), soft_wrap=True)
+        console.print(Text(printable(text), style="dim"), soft_wrap=True)
 
     task = config["task"]
     with LLM.from_config(config) as llm:

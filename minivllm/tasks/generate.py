@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.untrusted import printable
 
 
 def run(config: dict[str, Any]) -> int:
@@ -32,16 +33,18 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.llm import LLM  # imports torch, so only now
     from minivllm.tasks.answer import stream_answer
 
+    shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the text as it is
+
     def show_all(llm: LLM) -> int:
         (result,) = llm.generate(prompt)
         for output in result.outputs:
             score = "" if output.score is None else f", score {output.score:.4f}"
             print(f"--- {output.index + 1}: {len(output.token_ids)} tokens{score}", file=sys.stderr)
-            print(f"{prompt}{output.text}")
+            print(shown(f"{prompt}{output.text}"))
         return 0
 
     def show(is_thought: bool, text: str) -> None:
-        sys.stdout.write(text)
+        sys.stdout.write(shown(text))
         sys.stdout.flush()
 
     with LLM.from_config(config) as llm:

@@ -127,7 +127,7 @@ def test_chat_templates_are_rendered_as_by_transformers(tokenizer: Tokenizer) ->
         "{{ strftime_now('%Y') if strftime_now is defined }}"
     )
     chat = Tokenizer.__new__(Tokenizer)
-    chat.chat_template, chat.config = template, {}
+    chat.chat_template, chat.special_tokens = template, {}
     (theirs,), _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True)
     assert chat.chat_text(messages) == theirs
 
@@ -218,3 +218,54 @@ def test_one_of_several_templates_is_the_default(tmp_path: Path, tokenizer: Toke
     config.write_text("{")
     with pytest.raises(BadInput, match=r"tokenizer_config\.json"):
         Tokenizer(tmp_path)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text(alphabet="aé€🌶", max_size=12), data=st.data())
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_an_answer_may_begin_inside_a_character(
+    kind: str, text: str, data: st.DataObject, request: pytest.FixtureRequest
+) -> None:
+    """Wherever the prompt is cut, the answer's text is all that follows the prompt's last whole character."""
+    one: Tokenizer = request.getfixturevalue("tokenizer" if kind == "bytes" else "sentencepiece")
+    ids = one.encode(text) if kind == "bytes" else [1 + byte for byte in text.encode()]
+    cut = data.draw(st.integers(0, len(ids)))
+    begun = text.encode()[:cut].decode(errors="ignore")
+    detokenizer = Detokenizer(one, prompt_token_ids=ids[:cut])
+    answer = "".join(map(detokenizer.push, ids[cut:])) + detokenizer.finish()
+    assert answer == (text[len(begun) :] if cut < len(ids) else "")
+
+
+def test_a_prompt_may_end_with_a_replacement_character(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, prompt_token_ids=tokenizer.encode("ab\ufffd"))
+    assert "".join(map(detokenizer.push, tokenizer.encode("cd"))) == "cd"
+
+
+def test_bytes_that_make_no_character_are_not_held_for_ever(sentencepiece: Tokenizer) -> None:
+    detokenizer = Detokenizer(sentencepiece, prompt_token_ids=[257])
+    pieces = [detokenizer.push(1 + 0x80) for _ in range(200)]
+    assert "".join(pieces).count("\ufffd") >= 200 - Detokenizer.HELD
+    assert detokenizer.push(257).endswith(" Hello")
+
+
+def test_what_was_told_is_not_told_again(sentencepiece: Tokenizer) -> None:
+    """A byte that makes no character takes those beside it with it, in this decoder."""
+    hello, e_acute = 257, [1 + byte for byte in "é".encode()]
+    detokenizer = Detokenizer(sentencepiece, prompt_token_ids=[hello])
+    text = "".join(map(detokenizer.push, [*e_acute, 1 + 0xF0, hello])) + detokenizer.finish()
+    assert text == "é\ufffd Hello"
+
+
+def test_special_tokens_are_text_only_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+    end = tokenizer.special_id("eos_token")
+    assert end is not None and tokenizer.token_id("<end>") == end and tokenizer.token_id("a") is None
+    ids = [*tokenizer.encode("a"), end]
+    for skip, expected in ((True, "a"), (False, "a<end>")):
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+        assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == expected
+
+
+def test_a_stop_string_may_be_kept(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, ["bc", "c"], keep_stop=True)
+    assert "".join(map(detokenizer.push, tokenizer.encode("abcd"))) == "abc"
+    assert detokenizer.stop_reason == "bc"

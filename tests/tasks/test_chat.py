@@ -118,7 +118,7 @@ def test_a_base_model_completes(talk: Callable[..., tuple[Chat, Screen]]) -> Non
     assert "no system prompt" in screen.notes[-1] and chat.system is None
     before = screen.spoken
     assert chat.handle("/statz")
-    assert screen.notes[-1].startswith("unknown command /statz\n/reset")
+    assert screen.notes[-1] == "unknown command /statz; did you mean /stats? (/help lists the commands)"
     assert not chat.handle("/quit")
     chat.handle("x" * 200)
     assert "the context is 96" in screen.notes[-1]

@@ -1,0 +1,56 @@
+"""Words that may not be generated, as a token mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minivllm.engine.params import TokenMask
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+
+
+class BadWords:
+    """Forbids the last token of a word where the output so far ends with those before it, as vLLM does.
+
+    A word counts as it stands at the beginning of a text and after a space, where these are different tokens.
+
+    Args:
+        words: at least one.
+        tokenizer: cuts them.
+        vocab_size: number of token ids.
+        mask: what else the request allows; None allows all.
+
+    Raises:
+        BadInput: a word has no tokens.
+    """
+
+    def __init__(
+        self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int, mask: TokenMask | None = None
+    ) -> None:
+        self._mask, self._vocab_size = mask, vocab_size
+        self._words: list[tuple[int, ...]] = []
+        for word in words:
+            for text in (word, f" {word.lstrip()}"):
+                ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+                if not ids:
+                    raise BadInput(
+                        f"decoding.bad_words: the tokenizer makes no tokens of {word!r}; leave it out"
+                    )
+                self._words.append(ids)
+
+    def __call__(self, prompt: list[int], output: list[int]) -> Any:
+        """The ids that may come next, bool [vocab] or as the inner mask has it; None for all. See TokenMask."""
+        allowed = None if self._mask is None else self._mask(prompt, output)
+        bad = [ids[-1] for ids in self._words if output[len(output) - len(ids) + 1 :] == list(ids[:-1])]
+        if not bad:
+            return allowed
+        if allowed is None:
+            allowed = torch.ones(self._vocab_size, dtype=torch.bool)
+        if isinstance(allowed, torch.Tensor) and allowed.dtype is torch.bool:
+            allowed = allowed.clone()
+            allowed[bad] = False
+            return allowed
+        return [token for token in map(int, allowed) if token not in bad]

@@ -1,0 +1,176 @@
+"""A checkpoint's tokenizer files: equal to what transformers makes of them, and one line for each that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+
+TALK = [{"role": "user", "content": "hi"}]
+TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ image_token }}"
+
+
+def word_level(folder: Path, config: dict[str, Any], special: dict[str, Any] | None = None) -> Path:
+    fast = FastTokenizer(models.WordLevel({"hi": 0, "<unk>": 1}, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.add_special_tokens([AddedToken(text, special=True) for text in ("<bos>", "<eos>", "<img>")])
+    fast.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(known))
+    if special is not None:
+        (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "special"),
+    [
+        ({}, {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "lstrip": False}}),
+        (
+            {"bos_token": "<bos>", "image_token": "<img>", "extra_special_tokens": {"image_token": "<img>"}},
+            None,
+        ),
+        (
+            {
+                "bos_token": {"__type": "AddedToken", "content": "<bos>"},
+                "add_bos_token": True,
+                "eos_token": None,
+            },
+            None,
+        ),
+        ({"bos_token": "<eos>"}, {"bos_token": "<bos>"}),
+    ],
+)
+def test_chat_prompts_name_special_tokens_as_with_transformers(
+    tmp_path: Path, config: dict[str, Any], special: dict[str, Any] | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = word_level(tmp_path, config, special)
+    theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(TALK, tokenize=False)
+    assert Tokenizer(folder).chat_text(TALK, False) == theirs
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "GPT2Tokenizer"])
+def test_vocab_and_merges_cut_text_as_with_transformers(tmp_path: Path, kind: str) -> None:
+    from transformers import GPT2Tokenizer, Qwen2Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "h"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("1", "2")]
+    vocab = {token: i for i, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n")
+    added = {
+        str(len(vocab)): {"content": "<|endoftext|>", "special": True},
+        str(len(vocab) + 1): {"content": "<tool>", "special": False, "normalized": False},
+    }
+    config = {"tokenizer_class": kind, "eos_token": "<|endoftext|>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = {"Qwen2Tokenizer": Qwen2Tokenizer, "GPT2Tokenizer": GPT2Tokenizer}[kind].from_pretrained(
+        tmp_path
+    )
+    ours = Tokenizer.load(tmp_path)
+    assert ours is not None and ours.special_id("eos_token") == len(vocab)
+    for text in ("hello world's 1234 é\n\n  x<tool>y<|endoftext|>", "e\u0301 I'LL go", ""):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_a_named_token_is_special_whatever_tokenizer_json_says(tmp_path: Path) -> None:
+    fast = FastTokenizer(models.WordLevel({"yes": 0, "<|end|>": 1, "<unk>": 2}, unk_token="<unk>"))
+    fast.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    assert Tokenizer(tmp_path).decode([0, 1]) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"bos_token": 5}, r"tokenizer_config\.json: bos_token=5"),
+        ({"eos_token": {"content": ["x"]}}, r"eos_token=\{'content'"),
+        ({"chat_template": 7}, "chat_template must be"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template must be"),
+        ({"extra_special_tokens": {"image_token": 3}}, "image_token=3"),
+    ],
+)
+def test_a_config_that_is_wrong_is_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Tokenizer(word_level(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("vocab.json", '{"a": "x"}', "vocab.json: must be"),
+        ("vocab.json", "[1]", "not a JSON object"),
+        ("merges.txt", "a b c\n", "no pair"),
+        ("merges.txt", "a q\n", "does not fit"),
+        ("added_tokens.json", '{"<x>": 9}', "does not follow"),
+        ("added_tokens.json", '{"<x>": "y"}', "added tokens must be"),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "LlamaTokenizer"}',
+            "AutoTokenizer and save_pretrained",
+        ),
+    ],
+)
+def test_merges_that_are_wrong_are_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert Tokenizer(tmp_path).encode("ab") == [2]
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput, match=message):
+        Tokenizer(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    [
+        "version",
+        "added_tokens",
+        "normalizer",
+        "pre_tokenizer",
+        "decoder",
+        "model",
+        "post_processor",
+        "truncation",
+        "padding",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    key=KEYS,
+    value=JSON,
+    named=st.dictionaries(
+        st.sampled_from(["bos_token", "chat_template", "extra_special_tokens", "tokenizer_class"]), JSON
+    ),
+)
+def test_any_file_is_a_tokenizer_or_one_line(
+    tmp_path: Path, key: str, value: Any, named: dict[str, Any]
+) -> None:
+    fast = FastTokenizer(models.WordLevel({"hi": 0, "<unk>": 1}, unk_token="<unk>"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(fast.to_str()), key: value}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    try:
+        one = Tokenizer(tmp_path)
+        one.decode(one.encode("hi there <unk>"))
+    except BadInput as error:
+        assert "\n" not in str(error)
