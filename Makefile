@@ -1,15 +1,20 @@
 # make run     the main job on the embedded model (the environment is made on first use)
 # make test    every test
 # make check   lint, format, types
+# make docs    the documentation as a site, in build/site
 # make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest record
+#
+# On Linux pip takes torch's build for CUDA; on a machine without a GPU take the one for CPUs, when .venv is made:
+# make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 RUNS ?= $(shell ls -t runs/*/record.json runs/*/*/record.json runs/*/kernels.json 2>/dev/null | head -n 1 | cut -d / -f 2)
 
-.PHONY: run test check report install clean
+.PHONY: run test check docs report install clean
 .DEFAULT_GOAL := run
 
 run: install
@@ -23,6 +28,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/python scripts/docs_site.py
+	$(BIN)/zensical build --strict --clean
+	@echo "Read it: $(BIN)/python -m http.server --directory build/site"
+
 report: install
 	$(BIN)/python run.py task=report 'runs=[$(subst $() ,$(,),$(strip $(RUNS)))]'
 
@@ -31,7 +41,12 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers,eval,joblib,ray,slurm,optuna,mlflow]' --constraint constraints.txt
+	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) $(shell grep ^torch== constraints.txt))
+	@$(PIP) --editable '.[dev,peers,eval,joblib,ray,slurm,optuna,mlflow]' --constraint constraints.txt
+	@touch $@
+
+$(VENV)/.docs: $(STAMP)
+	@$(PIP) --editable '.[docs]' --constraint constraints.txt
 	@touch $@
 
 clean:

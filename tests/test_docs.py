@@ -106,7 +106,9 @@ def test_the_code_names_pages_that_exist() -> None:
 
 def test_the_index_lists_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    pages = [
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*") if path.suffix in (".md", ".ipynb")
+    ]
     assert [page for page in pages if f"({page})" not in index] == ["README.md"]
 
 
@@ -222,6 +224,24 @@ def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str])
     for source in sources:
         exec(compile(source, "python.md", "exec"), {})
     assert len(sources) == 3 and "first token after" in capsys.readouterr().out
+
+
+def test_the_notebook_runs_and_is_shown_with_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    notebook = DOCS / "notebooks" / "own_figure.ipynb"
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    monkeypatch.chdir(notebook.parent)
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
+    assert len(names["axes"].lines) == 4 and names["output"].outputs[0].token_ids
+    matplotlib.pyplot.close(names["figure"])
+    assert all(
+        cell["execution_count"] and cell["outputs"] for cell in cells if "import" not in cell["source"][0]
+    )
+    assert notebook.stat().st_size < 200_000
 
 
 def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any]) -> None:

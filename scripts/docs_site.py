@@ -1,0 +1,127 @@
+"""Prepare the pages of docs/ for the site: `make docs` runs this, then Zensical on build/docs.
+
+The pages are written for GitHub, where a link may lead to any file of the repository. The site holds the files of
+docs/ alone, so it is built from a copy in which
+
+- a link to a file outside docs/ leads to the repository on GitHub; a picture is copied into the site instead, and so
+  is a report's page that docs/examples.md lists;
+- README.md is index.md, and a notebook is a page;
+- the comments that name the record behind a figure are left out: Markdown's dialects differ in what follows one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+OUTPUT = ROOT / "build" / "docs"
+LINK = re.compile(r"`[^`]*`|\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")  # or code, which holds none
+
+
+def repository() -> str:
+    """The address of this repository's files: on GitHub (a workflow's, or that of the remote `origin`), else here."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return f"https://github.com/{name}/blob/main"
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    origin = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if found := re.fullmatch(r"(?:https://|git@)github\.com[/:](.+?)(?:\.git)?/?", origin):
+        return f"https://github.com/{found[1]}/blob/main"
+    return ROOT.as_uri()
+
+
+def address(source: str, path: Path) -> str:
+    """Where a file of the repository is read."""
+    place = f"{source}/{path.relative_to(ROOT).as_posix()}"
+    return (
+        f"{place}?" if place.startswith("file:") else place
+    )  # else Zensical takes file:///x.md for a page of its own
+
+
+def lines(text: str) -> Iterator[tuple[bool, str]]:
+    """Each line of a page, and whether it is code (fenced or indented)."""
+    fenced = False
+    for line in text.splitlines():
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        yield fenced or fence or line.startswith(("    ", "\t")), line
+
+
+def targets(page: Path) -> set[Path]:
+    """The files that a page's links lead to."""
+    text = "\n".join(line for code, line in lines(page.read_text(encoding="utf-8")) if not code)
+    return {(page.parent / match[1]).resolve() for match in LINK.finditer(text) if match[1]}
+
+
+class Site:
+    """A copy of the pages, made in a folder; `source` is the address of the repository's files."""
+
+    def __init__(self, output: Path = OUTPUT, source: str | None = None) -> None:
+        self.output = output
+        self.source = source or repository()
+        self.reports = {path for path in targets(DOCS / "examples.md") if path.suffix == ".html"}
+
+    def prepare(self) -> None:
+        """Write the copy; what the folder held before is lost."""
+        shutil.rmtree(self.output, ignore_errors=True)
+        for path in sorted(path for path in DOCS.rglob("*") if path.is_file()):
+            place = self.output / path.relative_to(DOCS)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".md":
+                text = self.page(path, path.read_text(encoding="utf-8"))
+                place.with_name(place.name.replace("README", "index")).write_text(text, encoding="utf-8")
+            elif path.suffix == ".ipynb":
+                self.notebook(path, place.with_suffix(".md"))
+            else:
+                shutil.copyfile(path, place)
+
+    def page(self, path: Path, text: str) -> str:
+        """The text of a page as the site has it."""
+        parts = []
+        for code, line in lines(text):
+            prose = re.sub("<!--.*?-->", "", line)
+            parts.append(line if code else LINK.sub(lambda match: self.link(path, match), prose))
+        return "\n".join(parts) + "\n"
+
+    def link(self, page: Path, match: re.Match[str]) -> str:
+        """What takes the place of a link in a page."""
+        if match[1] is None:
+            return match[0]
+        target, anchor = (page.parent / match[1]).resolve(), match[2] or ""
+        if not target.exists():  # Zensical looks for pages and headings alone
+            raise SystemExit(f"{page.relative_to(ROOT)} links to {match[1]}, which is not there")
+        if target.is_relative_to(DOCS):
+            place = match[1].replace("README.md", "index.md").replace(".ipynb", ".md")
+        elif target.suffix == ".png" or target in self.reports:
+            copy = self.output / target.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(target, copy)
+            place = os.path.relpath(copy, self.output / page.relative_to(DOCS).parent)
+        else:
+            place = address(self.source, target)
+        return f"]({place}{anchor})"
+
+    def notebook(self, path: Path, place: Path) -> None:
+        """Write a notebook with its outputs as a page, its pictures beside it."""
+        import nbformat
+        from nbconvert import MarkdownExporter
+
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = self.page(path, cell.source)
+        resources = {"output_files_dir": f"{place.stem}_files"}
+        text, resources = MarkdownExporter().from_notebook_node(notebook, resources)
+        place.write_text(text, encoding="utf-8")
+        for name, content in resources["outputs"].items():
+            (place.parent / name).parent.mkdir(exist_ok=True)
+            (place.parent / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    Site().prepare()
