@@ -12,7 +12,7 @@ from typing import cast
 
 from minivllm.bench.arrivals import Arrival, Concurrency
 from minivllm.bench.clock import ClockProtocol
-from minivllm.bench.engine import BenchEngine, EngineOutput
+from minivllm.bench.engine import UNKNOWN_TOKEN, BenchEngine, EngineOutput
 from minivllm.bench.talks import Talks
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.engine.params import SamplingParams
@@ -33,7 +33,9 @@ class RequestTrace:
     scheduled_s: float  # when it was due; see `drive`
     submitted_s: float | None = None  # when the engine was given it
     started_s: float | None = None  # the engine's first step for it, where the engine says
-    finished_s: float | None = None  # when the driver learned that it had ended
+    finished_s: float | None = (
+        None  # its last token; where it did not complete, when the driver learned of its end
+    )
     token_times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
@@ -47,9 +49,17 @@ class RequestTrace:
     @property
     def ended_s(self) -> float | None:
         """The last token of one that completed; when the driver learned that it was shed. Other ends are failures."""
-        if self.completed:
-            return self.token_times[-1]
-        return self.finished_s if self.status == "shed" else None
+        return self.finished_s if self.completed or self.status == "shed" else None
+
+    def recount(self, counts: Sequence[int]) -> None:
+        """Let each token so far stand for as many as `counts` says, which came when it did."""
+        times, ids = self.token_times, self.token_ids
+        self.token_times = [time_s for time_s, n in zip(times, counts, strict=True) for _ in range(n)]
+        self.token_ids = [
+            token
+            for first, n in zip(ids, counts, strict=True)
+            for token in (first, *[UNKNOWN_TOKEN] * (n - 1))[:n]
+        ]
 
     @property
     def status(self) -> str:
@@ -273,6 +283,9 @@ class Drive:
                     f"the engine answered for {output.request_id}, which is not in flight"
                 ) from None
             token_ids = output.token_ids
+            if output.counts is not None:
+                self.output_tokens += sum(output.counts) - len(trace.token_ids)
+                trace.recount(output.counts)
             if len(token_ids) == 1:
                 trace.token_ids.append(token_ids[0])
                 trace.token_times.append(now)
@@ -290,10 +303,12 @@ class Drive:
                 self.finish(trace, output.finish_reason, now)
 
     def finish(self, trace: RequestTrace, reason: str, now: float) -> None:
-        trace.finish_reason, trace.finished_s = reason, now
+        """Take note of an end that is learned of now; a server may say so some time after the last token."""
+        trace.finish_reason = reason
+        trace.finished_s = trace.token_times[-1] if trace.completed else now
         index = self.index[trace.request_id]
         if reason in COMPLETED:
-            if self.talks.answered(index, trace.token_ids, now):
+            if self.talks.answered(index, trace.token_ids, trace.finished_s):
                 return
         else:
             for turn in self.talks.broken_off(index):

@@ -12,16 +12,23 @@ from numpy.typing import NDArray
 from minivllm.bench.clock import ClockProtocol
 from minivllm.engine.params import SamplingParams
 
+UNKNOWN_TOKEN = 0  # stands for a token whose id a server did not tell
+
 
 @dataclass(frozen=True)
 class EngineOutput:
-    """Tokens of one request that became available to the caller at one moment."""
+    """Tokens of one request that became available to the caller at one moment.
+
+    With its last output a request may correct what it said before: `counts` has an entry for each of its tokens so
+    far, and says how many tokens came in that one's place, which stood for a chunk of unknown size.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed"; None while it goes on
     started_s: float | None = None  # clock time of the request's first step, where the engine knows it
     error: str | None = None  # why the engine ended it, where it did and knows
+    counts: tuple[int, ...] | None = None  # see above
 
 
 @dataclass

@@ -51,7 +51,7 @@ UNASKED: dict[str, dict[str, Any]] = {
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
-NEUTRAL_ENGINE = frozenset(("python", "api_key_env", "start_timeout_s"))
+NEUTRAL_ENGINE = frozenset(("python", "api_key_env", "start_timeout_s", "idle_timeout_s"))
 NAMED_ALWAYS = ("model", "quant", "batching")
 NAMED_IF_CHANGED = {
     "attention": "auto",

@@ -9,6 +9,7 @@ from typing import Any
 from minivllm.bench.driver import RequestTrace
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.roofline import exceeds
+from minivllm.bench.stream_validity import check_stream
 from minivllm.bench.workload import Workload
 
 LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
@@ -49,8 +50,10 @@ def check(
         roofline: with MBU and MFU.
         liveness: what the engine counted within the window.
     """
+    stream_reasons, stream_notes = check_stream(liveness or {}, metrics.e2e_ms.mean)
     reasons = [
         *_counts(traces, workload),
+        *stream_reasons,
         *_times(traces),
         *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
         *_above_limit(roofline or Roofline()),
@@ -62,6 +65,7 @@ def check(
         *_energy_notes(energy, metrics),
         *_recordings(liveness or {}),
         *_overlaps(liveness or {}),
+        *stream_notes,
     ]
     return Validity(not reasons, reasons, notes)
 

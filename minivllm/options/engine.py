@@ -75,6 +75,7 @@ class OpenAIOptions(Options):
     max_connections: int = knob(256, at_least=1)
     extra: dict[str, Any] | None = None
     cache_reset: str | None = None
+    idle_timeout_s: float = knob(300.0, above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import queue
 import shlex
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any
 
 from minivllm.bench.adapter import Adapter
@@ -22,15 +21,18 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.source import resolve
 from minivllm.peers.child import Child
 from minivllm.peers.presence import INSTALL
-from minivllm.peers.stream import Tokens, read_stream
+from minivllm.peers.stream import ServerError, Tokens, read_stream, served_models, server_words
 from minivllm.peers.tables import OPENAI, OPENAI_WITH_COMMAND
 
-ASK_S = 30.0  # for an answer that should not take any computing
-PATIENCE_S = 120.0  # for the very first token: a server may compile when it is first asked
-LINE_BYTES = 1 << 23  # longest event: some repeat the prompt
+PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
 LOOK_S = 0.5  # between two looks at whether a server has started
 GRACE_S = 15.0
 TOKEN_IDS = {"return_token_ids": True}  # a server that knows it tells the ids of each chunk
+# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there are so far.
+COUNTING: tuple[dict[str, Any], ...] = (
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM, SGLang
+    {"timings_per_token": True},  # llama.cpp
+)
 PROBE = (1, 2, 3, 4)
 NOTES = (
     "the server's batching, cache and precision are its own; no memory, breakdown or use of bandwidth is known",
@@ -56,6 +58,7 @@ class OpenAIEngine(Adapter):
         max_connections: most requests under way at once.
         extra: further fields of each request; None is TOKEN_IDS.
         cache_reset: path to POST to that empties the server's prefix cache.
+        idle_timeout_s: requests are given up where none of those under way has got a token for so long.
 
     Raises:
         BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses such requests.
@@ -73,26 +76,25 @@ class OpenAIEngine(Adapter):
         max_connections: int = 256,
         extra: Mapping[str, Any] | None = None,
         cache_reset: str | None = None,
+        idle_timeout_s: float = 300.0,
     ) -> None:
         (OPENAI if command is None else OPENAI_WITH_COMMAND).check(config)
         try:
-            import aiohttp
+            from minivllm.peers.http import Client
         except ImportError as error:
             raise BadInput(f"engine=openai needs aiohttp ({error}): {INSTALL}") from error
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
-        self._aiohttp, self._url = aiohttp, url.rstrip("/")
         self._extra = TOKEN_IDS if extra is None else dict(extra)
-        self._reset_path = cache_reset
-        self._tasks: dict[str, Future[None]] = {}  # of unfinished requests
+        self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
+        self._reset_path, self._idle_s = cache_reset, idle_timeout_s
+        self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
+        self._heard_s = 0.0  # when a token or an end last came, or else the first of the requests under way
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: Child | None = None
         self._clear()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
-        self._thread.start()
-        self._session = self._await(self._open(os.environ.get(api_key_env), max_connections))
+        self._client = Client(url, os.environ.get(api_key_env), max_connections)
         try:
             begin, self._as_text = time.monotonic(), False
             served = self._reach(command, start_timeout_s)
@@ -103,13 +105,13 @@ class OpenAIEngine(Adapter):
                 weights=source.weights,
                 fingerprint=source.fingerprint,
                 vocab_size=sizes.vocab_size,
-                max_model_len=min(limit, served[self._model].get("max_model_len") or limit),
+                max_model_len=min(limit, served[self._model] or limit),
                 eos_token_ids=sizes.eos_token_ids,
                 max_num_seqs=max_connections,
                 load_s=time.monotonic() - begin,
                 warnings=[*source.warnings, *NOTES, *([KEEPS] if cache_reset is None else [])],
             )
-            self._as_text = self._probe(prompt)
+            self._probe(prompt)
             if cache_reset is not None:
                 self._empty_cache()
         except BaseException:
@@ -118,29 +120,21 @@ class OpenAIEngine(Adapter):
 
     # ---- reaching the server
 
-    async def _open(self, key: str | None, connections: int) -> Any:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=ASK_S)
-        connector = self._aiohttp.TCPConnector(limit=connections)
-        return self._aiohttp.ClientSession(
-            headers=headers, timeout=timeout, connector=connector, read_bufsize=LINE_BYTES
-        )
-
-    def _await(self, coroutine: Any) -> Any:
-        """Run it in the loop's thread and wait for what it returns or raises."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _reach(self, command: str | None, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """The models that the server lists, once it is started and answers."""
+    def _reach(self, command: str | None, timeout_s: float) -> dict[str, int | None]:
+        """The models that the server lists with their contexts, once it is started and answers."""
+        where = self._client.address("")
         if command is None:
             try:
-                return self._await(self._models())
-            except (OSError, TimeoutError, self._aiohttp.ClientError, ValueError) as error:
+                return self._models()
+            except (OSError, ServerError) as error:
                 raise BadInput(
-                    f"engine.url={self._url}: no server answers there ({error or type(error).__name__}); start it, "
+                    f"engine.url={where}: no server answers there as it should ({error}); start it, "
                     "or have it started with engine.command"
                 ) from error
-        words = shlex.split(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise BadInput(f"engine.command cannot be read as a command line ({error})") from None
         if not words:
             raise BadInput("engine.command is empty: give the program that starts the server, or null")
         # PYTHONPATH leads to this project's packages, which the server's must not meet.
@@ -151,77 +145,77 @@ class OpenAIEngine(Adapter):
             if self._child.process.poll() is not None:
                 raise BadInput(f"engine.command: the server {self._child.last_words()}")
             try:
-                return self._await(self._models())
-            except (OSError, TimeoutError, self._aiohttp.ClientError, ValueError) as error:
-                last = str(error) or type(error).__name__
+                return self._models()
+            except (OSError, ServerError) as error:
+                last = str(error)
             time.sleep(LOOK_S)
         raise BadInput(
-            f"engine.command: {self._url} did not answer within engine.start_timeout_s={timeout_s:g} ({last}); "
+            f"engine.command: {where} did not answer within engine.start_timeout_s={timeout_s:g} ({last}); "
             f"the server {self._child.last_words()}"
         )
 
-    async def _models(self) -> dict[str, dict[str, Any]]:
-        timeout = self._aiohttp.ClientTimeout(total=ASK_S)
-        async with self._session.get(f"{self._url}/models", timeout=timeout) as response:
-            if response.status != 200:
-                raise ValueError(f"GET /models: HTTP {response.status}: {_line(await response.text())}")
-            entries = (await response.json(content_type=None)).get("data") or []
-            return {str(entry["id"]): entry for entry in entries}
+    def _models(self) -> dict[str, int | None]:
+        return served_models(self._client.wait(self._client.ask_json("models")))
 
-    def _chosen(self, served: dict[str, Any], model: str | None) -> str:
+    def _chosen(self, served: Mapping[str, Any], model: str | None) -> str:
         if model is None and served:
             return next(iter(served))
-        if model not in served:
+        if model is None or model not in served:
             raise BadInput(
-                f"engine.model={model}: {self._url} does not serve it; it serves {', '.join(served) or 'none'}"
+                f"engine.model={model}: {self._client.address('')} does not serve it; "
+                f"it serves {', '.join(served)[:300] or 'none'}"
             )
         return model
 
-    def _probe(self, prompt: str) -> bool:
-        """Whether prompts go as text: one short request shows whether the server takes such ones at all."""
-        refusal = ""
-        for as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
-            if as_text and self.tokenizer is None:
-                refusal = f"{refusal}; as text they need a tokenizer, which this model option has not".strip(
-                    "; "
-                )
+    def _probe(self, prompt: str) -> None:
+        """Find out with short requests whether prompts go as ids or text, and how tokens can be counted."""
+        refusals: list[str] = []
+        for self._as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
+            if self._as_text and self.tokenizer is None:
+                refusals.append("as text they need a tokenizer, which this model option has not")
                 continue
-            self._as_text = as_text
-            body = self._body(list(PROBE), 1, SamplingParams(max_tokens=1, ignore_eos=True))
             try:
-                self._await(self._ask(body))
-            except (OSError, TimeoutError, self._aiohttp.ClientError, ValueError) as error:
-                refusal = f"{refusal}; {error or type(error).__name__}".strip("; ")
-                continue
-            if as_text:
-                self.info.warnings.append(
-                    "prompts were sent as text: the server may cut them into other tokens"
-                )
-            return as_text
-        raise BadInput(
-            f"engine.url={self._url}: the server refuses requests as this engine sends them: {refusal}"
-        )
+                tokens = self._ask(1)
+                break
+            except (OSError, ServerError) as error:
+                refusals.append(str(error))
+        else:
+            raise BadInput(
+                f"engine.url={self._client.address('')}: the server refuses requests as this engine sends them: "
+                f"{'; '.join(dict.fromkeys(refusals))}"
+            )
+        if self._as_text:
+            self.info.warnings.append("prompts were sent as text: the server may cut them into other tokens")
+        for self._counting in () if tokens.by_ids else (*COUNTING, {}):
+            try:
+                if not self._counting or self._ask(2).told:
+                    break
+            except (OSError, ServerError):
+                continue  # it does not take that
 
-    async def _ask(self, body: dict[str, Any]) -> None:
-        """One request to its end, for nobody. Raises ValueError where it does not come to one."""
+    def _ask(self, wanted: int) -> Tokens:
+        """One short request to its end. Raises ServerError where that is none, BadInput where it does not come."""
         outputs: list[EngineOutput] = []
-        await asyncio.wait_for(self._stream(body, Tokens("probe", outputs.append)), PATIENCE_S)
+        tokens = self._tokens("probe", outputs.append, wanted)
+        body = self._body(list(PROBE), wanted, SamplingParams(max_tokens=wanted, ignore_eos=True))
+        patience = min(PATIENCE_S, self._idle_s)
+        try:
+            self._client.wait(asyncio.wait_for(self._stream(body, tokens), patience))
+        except TimeoutError:
+            raise BadInput(
+                f"engine.url={self._client.address('')}: no whole answer to a request for {wanted} "
+                f"token{'s' * (wanted > 1)} within {patience:g} s"
+            ) from None
         if outputs[-1].error is not None:
-            raise ValueError(outputs[-1].error)
+            raise ServerError(outputs[-1].error)
+        return tokens
 
     def _empty_cache(self) -> None:
-        root = self._url.removesuffix("/v1")
-        path = f"{root}/{(self._reset_path or '').lstrip('/')}"
-        status, text = self._await(self._post(path))
-        if status >= 400:
-            raise BadInput(
-                f"engine.cache_reset={self._reset_path}: POST {path} gives HTTP {status}: {_line(text)}"
-            )
-
-    async def _post(self, path: str) -> tuple[int, str]:
-        timeout = self._aiohttp.ClientTimeout(total=ASK_S)
-        async with self._session.post(path, timeout=timeout) as response:
-            return response.status, await response.text()
+        address = self._client.beside(self._reset_path or "")
+        try:
+            self._client.wait(self._client.ask("POST", address))
+        except (OSError, ServerError) as error:
+            raise BadInput(f"engine.cache_reset={self._reset_path}: {error}") from None
 
     # ---- requests
 
@@ -241,6 +235,7 @@ class OpenAIEngine(Adapter):
             "stream": True,
             "stream_options": {"include_usage": True},
             **{name: value for name, value in optional.items() if value is not None},
+            **self._counting,
             **self._extra,
         }
 
@@ -248,22 +243,29 @@ class OpenAIEngine(Adapter):
         """See BenchEngine."""
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
         body = self._body(prompt_token_ids, wanted, params)
-        tokens = Tokens(request_id, self._results.put)
+        tokens = self._tokens(request_id, self._results.put, wanted)
         self._seen.append((len(prompt_token_ids), tokens))
-        self._tasks[request_id] = asyncio.run_coroutine_threadsafe(self._serve(body, tokens), self._loop)
+        if not self._tasks:
+            self._heard_s = time.monotonic()
+        self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
+
+    def _tokens(self, request_id: str, deliver: Callable[[EngineOutput], None], wanted: int) -> Tokens:
+        tokenizer = self.tokenizer
+        count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, False))
+        return Tokens(request_id, deliver, wanted, count, self.info.vocab_size)
 
     async def _serve(self, body: dict[str, Any], tokens: Tokens) -> None:
         """One request; whatever happens, an output says that it has ended."""
         try:
             await self._stream(body, tokens)
+        except ServerError as error:
+            tokens.fail(str(error))
         except Exception as error:
-            tokens.fail(f"{type(error).__name__}: {_line(str(error))}")
+            tokens.fail(f"{type(error).__name__}: {server_words(str(error))}")
 
     async def _stream(self, body: dict[str, Any], tokens: Tokens) -> None:
-        async with self._session.post(f"{self._url}/completions", json=body) as response:
-            if response.status != 200:
-                raise ValueError(f"HTTP {response.status}: {_line(await response.text())}")
-            await read_stream(response.content, tokens)
+        async with aclosing(self._client.lines("completions", body)) as lines:
+            await read_stream(lines, tokens)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
@@ -275,16 +277,28 @@ class OpenAIEngine(Adapter):
         except queue.Empty:
             if self._child is not None and self._child.process.poll() is not None:
                 raise RuntimeError(f"engine.command: the server {self._child.last_words()}") from None
+        if outputs:
+            self._heard_s = time.monotonic()
+        elif self._tasks and time.monotonic() - self._heard_s > self._idle_s:
+            self._client.wait(self._give_up())
         for output in outputs:
             if output.finish_reason is not None:
                 self._tasks.pop(output.request_id, None)
         return outputs
 
+    async def _give_up(self) -> None:
+        """End all requests under way: the server has gone silent."""
+        for task, tokens in self._tasks.values():
+            task.cancel()
+            tokens.fail(
+                f"the server has sent no token of any request for engine.idle_timeout_s={self._idle_s:g} s"
+            )
+
     def reset(self) -> None:
         """See BenchEngine. Requests are ended by closing their connections."""
-        for task in self._tasks.values():
+        for task, _ in self._tasks.values():
             task.cancel()
-        self._await(asyncio.sleep(0))  # by now none of them says anything any more
+        self._client.wait(asyncio.sleep(0))  # by now none of them says anything any more
         self._tasks.clear()
         while not self._results.empty():
             self._results.get()
@@ -302,36 +316,31 @@ class OpenAIEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server said of the requests, and how well tokens could be told apart; see BenchEngine."""
         tokens = [tokens for _, tokens in self._seen]
-        other = sum(t.prompt_tokens not in (None, length) for length, t in self._seen)
+        said = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
+        lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]
         return {
             "engine": {
                 "requests": float(len(tokens)),
                 "prompts": "text" if self._as_text else "ids",
                 "chunks": float(sum(t.chunks for t in tokens)),
                 "tokens_counted_late": float(sum(t.late for t in tokens)),
-                "prompts_of_other_length": float(other),
+                "prompts_of_other_length": float(sum(sent != counted for sent, counted in said)),
+            },
+            "stream": {
+                "tokens": float(sum(t.produced for t in tokens)),
+                "tokens_misplaced": float(sum(t.misplaced for t in tokens)),
+                "requests_uncounted": float(sum(not t.countable for t in tokens)),
+                "prompt_tokens_sent": float(sum(sent for sent, _ in said)),
+                "prompt_tokens_counted": float(sum(counted for _, counted in said)),
+                "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
             },
             "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens for t in tokens))},
         }
 
     def close(self) -> None:
         """See BenchEngine."""
-        for task in self._tasks.values():
+        for task, _ in self._tasks.values():
             task.cancel()
-        self._await(self._session.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._client.close()
         if self._child is not None:
             self._child.stop(GRACE_S)
-
-
-def _line(text: str) -> str:
-    """An error's text, which servers like to wrap in JSON, as one line."""
-    try:
-        parsed = json.loads(text)
-        error = parsed.get("error", parsed)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(text.split())[:300] or "no text"

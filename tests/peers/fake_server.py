@@ -1,9 +1,13 @@
 """A small server that speaks OpenAI's completions API, and can go wrong: `python fake_server.py '{"port": 0, ...}'`.
 
 Settings: port (0 finds a free one, printed), delay_s before it listens, ids (whether it takes and tells token ids),
-per_chunk (tokens of a chunk), fault ("refuse" every request, "die" in mid-stream, "error" in mid-stream, "endless": no
-reason is given for the end), path (of a
-file that every request body is appended to), reset (a path that may be POSTed to), step_s.
+per_chunk (tokens of a chunk), continuous ("usage" or "timings" on each chunk, for who asks; "strict" refuses that),
+usage (False: none at the end), end_s (from the last token to the end), fault ("refuse" every request, "die" in
+mid-stream, "error" in mid-stream, "endless": no reason is given for the end), path (of a file that every request body is
+appended to), reset (a path that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the prompt's),
+redirect (where every request is sent instead), models (the bytes that answer /models; "endless" for ones without an end),
+events (instead of tokens: strings as they are, other values as JSON events; "..." repeats the one before for ever,
+"silence" waits), with the probes answered as always.
 """
 
 from __future__ import annotations
@@ -25,18 +29,46 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
+        self.plain(status, json.dumps(body).encode())
+
+    def redirected(self) -> bool:
+        if target := self.settings.get("redirect"):
+            self.send_response(307)
+            self.send_header("Location", target)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        return bool(target)
+
+    def begin(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+
+    def plain(self, status: int, data: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
     def do_GET(self) -> None:
+        if self.redirected():
+            return None
+        if (models := self.settings.get("models")) is not None and models != "endless":
+            return self.plain(200, models.encode())
+        if models == "endless":
+            self.begin()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"A" * (1 << 20))
         if self.path != "/v1/models":
             return self.answer(404, {"error": {"message": "no such path"}})
         self.answer(200, {"data": [{"id": "small", "max_model_len": self.settings.get("context", 512)}]})
 
     def do_POST(self) -> None:
+        if self.redirected():
+            return None
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
         if self.settings.get("path"):
             with open(self.settings["path"], "a") as file:
@@ -50,17 +82,49 @@ class Handler(BaseHTTPRequestHandler):
         ids = self.settings.get("ids", True)
         if not ids and not isinstance(body["prompt"], str):
             return self.answer(422, {"detail": "prompt must be a string"})
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
+        counting = body["stream_options"].get("continuous_usage_stats") or body.get("timings_per_token")
+        if counting and self.settings.get("continuous") == "strict":
+            return self.answer(400, {"error": {"message": "no such option"}})
+        self.begin()
         with contextlib.suppress(OSError):  # the client may have gone
-            self.stream(body, ids)
+            if "events" in self.settings and body["max_tokens"] > 2:
+                self.misbehave(self.settings["events"])
+            else:
+                self.stream(body, ids)
+
+    def misbehave(self, events: list[Any]) -> None:
+        data = b""
+        for event in events:
+            if event == "...":
+                while True:
+                    self.wfile.write(data)
+            if event == "silence":
+                return time.sleep(60)
+            data = event.encode("latin-1") if isinstance(event, str) else self.encoded(event)
+            self.wfile.write(data)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    @staticmethod
+    def encoded(event: Any) -> bytes:
+        return b"data: " + json.dumps(event).encode() + b"\n\n"
 
     def event(self, **event: Any) -> None:
-        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(self.encoded(event))
         self.wfile.flush()
+
+    def prompt_usage(self, body: dict[str, Any]) -> dict[str, int]:
+        return {"prompt_tokens": len(body["prompt"]) + self.settings.get("extra_prompt", 0)}
+
+    def so_far(self, body: dict[str, Any], tokens: int) -> dict[str, Any]:
+        """What a chunk says of the tokens up to its own."""
+        kind = self.settings.get("continuous")
+        if kind == "usage" and body["stream_options"].get("continuous_usage_stats"):
+            return {"usage": {**self.prompt_usage(body), "completion_tokens": tokens}}
+        return (
+            {"timings": {"predicted_n": tokens}}
+            if kind == "timings" and body.get("timings_per_token")
+            else {}
+        )
 
     def stream(self, body: dict[str, Any], ids: bool) -> None:
         size, total = self.settings.get("per_chunk", 1), body["max_tokens"]
@@ -75,12 +139,18 @@ class Handler(BaseHTTPRequestHandler):
                 if self.settings.get("fault") == "error":
                     return self.event(error={"message": "the GPU fell off"})
             last = start + count == total
-            choice = {"text": "x" * count, "finish_reason": "length" if last and not endless else None}
+            end_s = self.settings.get("end_s")
+            over = last and not endless and end_s is None
+            choice = {"text": "x" * count, "finish_reason": "length" if over else None}
             if ids:
                 choice["token_ids"] = list(range(start + 5, start + 5 + count))
-            self.event(choices=[choice])
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": total}
-        self.event(choices=[], usage={**usage, "prompt_tokens_details": {"cached_tokens": 3}})
+            self.event(choices=[choice], **self.so_far(body, start + count))
+        if end_s is not None:
+            time.sleep(end_s)
+            self.event(choices=[{"text": "", "finish_reason": "length"}])
+        usage = {**self.prompt_usage(body), "completion_tokens": total}
+        if self.settings.get("usage", True):
+            self.event(choices=[], usage={**usage, "prompt_tokens_details": {"cached_tokens": 3}})
         self.wfile.write(b"data: [DONE]\n\n")
 
 

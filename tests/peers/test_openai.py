@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from minivllm import BadInput, SamplingParams
+from minivllm.bench.metrics import compute
+from minivllm.bench.validity import check
 from minivllm.bench.workloads import Workload
 from minivllm.config import build, compose
 from minivllm.peers.openai import OpenAIEngine
@@ -227,3 +229,101 @@ def test_a_cell_from_the_command_line(cli: Any, here: bool) -> None:
     device = record["provenance"]["device"]
     assert (device["name"] == f"server at {url}") != here and (device["kind"] == "server") != here
     assert ("may be another machine" in str(record["energy"]["reason"])) != here
+
+
+def judged(engine: OpenAIEngine, load: Workload) -> tuple[Any, Any]:
+    """The figures of a load, and whether they may be quoted."""
+    traces = run(engine, load)
+    figures = compute(traces, {}, 8)
+    return figures, check(traces, load, figures, liveness=engine.liveness())
+
+
+@pytest.mark.parametrize("continuous", ["usage", "timings"])
+def test_a_server_that_counts_on_each_chunk_is_asked_to(make: Make, tmp_path: Path, continuous: str) -> None:
+    engine = make(ids=False, per_chunk=5, step_s=0.05, continuous=continuous, path=str(tmp_path / "asked"))
+    figures, verdict = judged(engine, workload(20))
+    assert figures.output_tokens == 20 and figures.itl_ms.p50 == pytest.approx(10, abs=5)
+    counts = engine.liveness()
+    assert counts["engine"]["tokens_counted_late"] == counts["stream"]["tokens_misplaced"] == 0
+    # The fake counts characters as tokens of the prompt.
+    assert [reason for reason in verdict.reasons if "prompt tokens" not in reason] == []
+    last = json.loads((tmp_path / "asked").read_text().splitlines()[-1])
+    assert last["stream_options"].get("continuous_usage_stats", False) == (continuous == "usage")
+    assert last.get("timings_per_token", False) == (continuous == "timings")
+
+
+def test_a_server_that_refuses_to_count_is_not_asked_again(make: Make, tmp_path: Path) -> None:
+    engine = make(ids=False, continuous="strict", path=str(tmp_path / "asked"))
+    (trace,) = run(engine, workload(5))
+    assert trace.status == "ok"
+    last = json.loads((tmp_path / "asked").read_text().splitlines()[-1])
+    assert last["stream_options"] == {"include_usage": True} and "timings_per_token" not in last
+
+
+def test_tokens_that_cannot_be_counted_or_placed_are_not_ok(make: Make) -> None:
+    load = requests([(70, 71, 72)], (40,), ignore_eos=False)
+    _, verdict = judged(make(ids=False, per_chunk=5, usage=False), load)
+    assert not verdict.ok and "nobody knows how many tokens they have" in str(verdict.reasons)
+    engine = make(ids=False, per_chunk=5)
+    engine.tokenizer.encode = lambda *_: [0]  # type: ignore[method-assign,union-attr]
+    figures, verdict = judged(engine, load)
+    assert figures.output_tokens == 40 and "nobody knows when they came" in str(verdict.reasons)
+
+
+def test_the_end_of_a_request_is_its_last_token(make: Make) -> None:
+    figures, verdict = judged(make(end_s=0.3, step_s=0.02), workload(5, 5))
+    assert figures.e2e_ms.mean < 280 and verdict.reasons == []
+    assert any("after their last token on average" in note for note in verdict.notes)
+
+
+def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> None:
+    _, verdict = judged(make(extra_prompt=1), workload(3, 3))
+    assert [reason[:64] for reason in verdict.reasons] == [
+        "the server counts 8 prompt tokens where 6 were meant, in 2 of 2 "
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (["data: {not json\n\n"], "not valid JSON"),
+        (["data: \xff\xfe\x00\n\n"], "not UTF-8"),
+        (["data: " + "[" * 100_000 + "\n\n"], "nested too deeply"),
+        ([{"choices": "abc"}], "choices is 'abc'"),
+        ([{"error": {"message": "\x1b[31mgone\x1b[0m"}}], "tokens: gone"),
+        ([{"choices": [{"text": "a", "finish_reason": "length"}], "usage": {"completion_tokens": 10**9}}], "1000000000"),
+        ([{"choices": [{"text": "a"}]}, "..."], "the stream holds"),
+        (["A" * (1 << 20), "..."], "a line of the stream is longer than 8 MiB"),
+        ([": still here\n\n", "..."], "no token of any request for engine.idle_timeout_s=1 s"),
+        ([{"choices": []}, "..."], "no token of any request"),
+        (["silence"], "no token of any request"),
+        ([], "closed the stream before it was done"),
+    ],
+)  # fmt: skip
+def test_what_a_stream_may_hold_instead_of_tokens(make: Make, events: list[Any], said: str) -> None:
+    (trace,) = run(make({"idle_timeout_s": 1.0}, events=events), workload(8))
+    assert trace.status == "aborted" and said in str(trace.error)
+    assert "\x1b" not in str(trace.error) and "\n" not in str(trace.error) and len(str(trace.error)) < 500
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"models": "[1, 2]"}, "lists no model"),
+        ({"models": '{"data": null}'}, "lists no model"),
+        ({"models": '{"data": [{"x": 1}]}'}, "no model with an id"),
+        ({"models": '{"data": [{"id": "m", "max_model_len": -5}]}'}, "max_model_len=-5"),
+        ({"models": "<html>"}, "not valid JSON"),
+        ({"models": "endless"}, "longer than 4 MiB"),
+        ({"redirect": "http://localhost:1/v1/models"}, "redirects to http://localhost:1/v1/models"),
+    ],
+)
+def test_what_a_server_may_list_instead_of_models(make: Make, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=rf"no server answers there as it should .*{said}"):
+        make(**settings)
+
+
+def test_a_probe_that_gets_no_answer_has_an_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.peers.openai.PATIENCE_S", 0.5)
+    with pytest.raises(BadInput, match=r"no whole answer to a request for 1 token within 0\.5 s"):
+        make(step_s=5.0)

@@ -1,0 +1,69 @@
+"""What the stream of a server says against a measurement: tokens that cannot be counted, prompts of another length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MISPLACED = 0.05  # share of tokens whose chunk may be unknown: so much the latencies between tokens bear
+OTHER_PROMPTS = 0.05  # by which the server's count of a text's tokens may differ from ours
+LATE_END = 0.1  # of the mean latency, between a last token and the end of its stream
+
+Counters = Mapping[str, float | str]
+
+
+def check_stream(
+    liveness: Mapping[str, Counters], e2e_ms: float | None = None
+) -> tuple[list[str], list[str]]:
+    """Judge what an engine counted of a server's streams (its groups `engine` and `stream`).
+
+    Args:
+        liveness: counters by group; without a group `stream` there is nothing to judge.
+        e2e_ms: the mean latency.
+
+    Returns:
+        Reasons against the measurement, and notes.
+    """
+    stream, engine = liveness.get("stream"), liveness.get("engine") or {}
+    if not stream:
+        return [], []
+    reasons, notes = [], []
+    requests, tokens = _number(engine, "requests"), _number(stream, "tokens")
+    if uncounted := _number(stream, "requests_uncounted"):
+        reasons.append(
+            f"of {uncounted:.0f} of {requests:.0f} requests nobody knows how many tokens they have: the server tells neither "
+            "their ids nor `usage`, and their text does not come to what was asked for"
+        )
+    late, misplaced = _number(engine, "tokens_counted_late"), _number(stream, "tokens_misplaced")
+    if misplaced > MISPLACED * tokens:
+        reasons.append(
+            f"of {misplaced:.0f} of {tokens:.0f} tokens nobody knows when they came: chunks of the stream hold several, and "
+            "neither ids, `usage` on each chunk nor their text tells how many"
+        )
+    elif late or misplaced:
+        notes.append(
+            f"{late:.0f} of {tokens:.0f} tokens were counted when their stream had ended, from the text of each chunk and the "
+            f"server's total; of {misplaced:.0f} the chunk is not certain"
+        )
+    if others := _number(engine, "prompts_of_other_length"):
+        sent, counted = _number(stream, "prompt_tokens_sent"), _number(stream, "prompt_tokens_counted")
+        line = (
+            f"the server counts {counted:.0f} prompt tokens where {sent:.0f} were meant, in {others:.0f} of "
+            f"{requests:.0f} requests"
+        )
+        as_text = engine.get("prompts") == "text"
+        if as_text and abs(counted - sent) <= OTHER_PROMPTS * sent:
+            notes.append(f"{line}: it cuts their text into other tokens")
+        else:
+            reasons.append(f"{line}: it did other work than was asked")
+    lag = _number(stream, "end_lag_ms")
+    if e2e_ms is not None and lag > LATE_END * e2e_ms:
+        notes.append(
+            f"streams ended {lag:.1f} ms after their last token on average, {100 * lag / e2e_ms:.0f} % of the latency, which "
+            "does not include it; the next request of a closed loop waited for that"
+        )
+    return reasons, notes
+
+
+def _number(counters: Counters, name: str) -> float:
+    value = counters.get(name, 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
