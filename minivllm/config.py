@@ -228,11 +228,19 @@ def _check(
             try:
                 values[name] = _convert(value, hints[name])
             except TypeError as error:
-                raise BadInput(f"{prefix}{name}={value!r} must be {error}") from None
+                hint = _hint(cls, str(name), value)
+                raise BadInput(f"{prefix}{name}={value!r} must be {error}{hint}") from None
     for item in fields(cls):
         if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
             raise BadInput(f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=...")
     return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
+
+
+def _hint(cls: type, name: str, value: Any) -> str:
+    """What to do instead of an infinite value, where its knob says so."""
+    rules = next(item.metadata for item in fields(cls) if item.name == name)
+    infinite = str(value).lower().lstrip("+.") in ("inf", "infinity")
+    return f"; {rules['infinite']}" if infinite and rules.get("infinite") else ""
 
 
 def _convert(value: Any, hint: Any) -> Any:

@@ -6,6 +6,7 @@ of their errors exist once.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,10 +20,13 @@ from minivllm.errors import BadInput
 MIB = 1 << 20
 MAX_JSON = 64 * MIB  # a configuration, an index, a record; the largest known tokenizer.json has 33 MiB
 MAX_TEXT = 1 << 30  # a file of prompts
-MAX_LINE = 16 * MIB  # of a file that is read line by line
+MAX_LINE = 16 * MIB  # of a file that is read line by line, or value by value
+CHUNK = 1 << 18  # characters that a list is read by
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors begin UTF-8 with
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-Z\\-_])"
 )
+_DECODER = json.JSONDecoder()
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -100,6 +104,127 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
             if len(line) > longest:
                 raise BadInput(_line(f"{what}, line {number}: longer than {size(longest)}", advice))
             yield line
+
+
+def decode(content: bytes, path: Path, line: int = 1) -> str:
+    """Text of a UTF-8 file without its byte-order mark.
+
+    Args:
+        content: the file's bytes from the beginning of a line on.
+        path: the file, for the message.
+        line: that line's number.
+
+    Raises:
+        BadInput: the content is not UTF-8; the message begins with the file and the line's number.
+    """
+    try:
+        return (content.removeprefix(BYTE_ORDER_MARK) if line == 1 else content).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += error.object.count(b"\n", 0, error.start)
+        raise BadInput(f"{path}:{line}: not UTF-8, so it cannot be read as text") from None
+
+
+def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
+    """Lines of a UTF-8 file one after the other; see `read_lines` and `decode`."""
+    for number, line in enumerate(read_lines(path, what, advice), start=1):
+        yield decode(line, path, number)
+
+
+def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[Any]:
+    """Values of a file that holds one JSON list, one after the other; the file is not held in memory.
+
+    Args:
+        path: the file.
+        what, advice: as for `open_file`.
+        longest: most characters that a value may have.
+
+    Raises:
+        BadInput: as `open_file`; or the file is no JSON list or a value is longer. These messages begin with the file
+            and the number of the line.
+    """
+    with io.TextIOWrapper(open_file(path, what, advice), encoding="utf-8-sig", newline="") as file:
+        yield from _ListReader(file, path, longest)
+
+
+class _ListReader:
+    """Values of one JSON list; see `read_list`."""
+
+    def __init__(self, file: io.TextIOWrapper, path: Path, longest: int) -> None:
+        self._file, self._path, self._longest = file, path, longest
+        self._text, self._at, self._line = (
+            "",
+            0,
+            1,
+        )  # what was read last, how much of it is used, the line it begins in
+        self._ended = False  # all of the file was read
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._next() != "[":
+            raise self._error("not a JSON list", self._at)
+        self._at += 1
+        mark = self._next()
+        while mark != "]":
+            value = self._value()
+            if (mark := self._next()) == ",":
+                self._at += 1
+                if (mark := self._next()) in ("]", ""):
+                    raise self._error("not valid JSON (Expecting value)", self._at)
+            elif mark != "]":
+                raise self._error("not valid JSON (Expecting ',' delimiter)", self._at)
+            yield value  # what follows it is known to be there
+        self._at += 1
+        if self._next():
+            raise self._error("not valid JSON (Extra data)", self._at)
+
+    def _next(self) -> str:
+        """The next character that is no space; nothing at the end."""
+        while True:
+            while self._at < len(self._text):
+                if (character := self._text[self._at]) not in " \t\r\n":
+                    return character
+                self._at += 1
+            if self._ended:
+                return ""
+            self._read(CHUNK)
+
+    def _value(self) -> Any:
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise self._error("not valid JSON (nested too deeply)", self._at) from None
+            except ValueError as error:
+                if self._ended or len(self._text) - self._at > self._longest:
+                    raise self._wrong(error) from None
+            else:
+                if end < len(self._text) or self._ended:  # else a number may go on
+                    if end - self._at > self._longest:
+                        raise self._error(f"a value longer than {self._longest:,} characters", self._at)
+                    self._at = end
+                    return value
+            self._read(max(CHUNK, len(self._text) - self._at))
+
+    def _wrong(self, error: ValueError) -> BadInput:
+        """The error for a value that cannot be decoded."""
+        if not self._ended:
+            return self._error(
+                f"not valid JSON, or a value longer than {self._longest:,} characters", self._at
+            )
+        place = error.pos if isinstance(error, json.JSONDecodeError) else self._at
+        return self._error(f"not valid JSON ({getattr(error, 'msg', str(error)[:200])})", place)
+
+    def _read(self, count: int) -> None:
+        self._line += self._text.count("\n", 0, self._at)
+        try:
+            more = self._file.read(count)
+        except UnicodeDecodeError:
+            raise self._error("not UTF-8 from here on", self._at) from None
+        except OSError as error:
+            raise self._error(f"cannot be read ({error.strerror or error})", self._at) from None
+        self._text, self._at, self._ended = self._text[self._at :] + more, 0, not more
+
+    def _error(self, message: str, place: int) -> BadInput:
+        return BadInput(f"{self._path}:{self._line + self._text.count(chr(10), 0, place)}: {message}")
 
 
 def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:

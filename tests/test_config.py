@@ -135,6 +135,10 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("name=../elsewhere", "name='../elsewhere' must be a plain folder name"),
         ("workload.num_requests=0", "workload.num_requests=0 must be at least 1"),
         ("arrival=poisson arrival.rate=0", "arrival.rate=0.0 must be above 0"),
+        (
+            "arrival=poisson arrival.rate=inf",
+            "arrival.rate=inf must be a number; for all requests at the start use arrival=offline",
+        ),
         ("cache=5", "cache=5: a group takes the name of one of its options"),
         ("~cache", "cache=None: choose an option"),
         ("cache._target_=Paged", "cache._target_='Paged': cache=paged must name its class"),

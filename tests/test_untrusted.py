@@ -57,6 +57,64 @@ def test_text_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
         untrusted.read_text(path, 100, "x")
 
 
+@given(
+    st.lists(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ),
+        max_size=6,
+    ),
+    st.integers(1, 20),
+    st.sampled_from([None, 1]),
+)
+def test_a_list_is_read_value_by_value(
+    tmp_path_factory: pytest.TempPathFactory, values: list[Any], chunk: int, indent: int | None
+) -> None:
+    path = tmp_path_factory.mktemp("list") / "list.json"
+    text = json.dumps(values, indent=indent)
+    path.write_text("\ufeff" + text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(untrusted, "CHUNK", chunk)  # every boundary falls within some value
+        assert list(untrusted.read_list(path, "x")) == values
+        path.write_text(text[:-1])
+        with pytest.raises(BadInput, match=r"list\.json:\d+: not valid JSON"):
+            list(untrusted.read_list(path, "x"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", ":1: not a JSON list"),
+        (b'{"a": 1}', ":1: not a JSON list"),
+        (b"[1]\n[2]", ":2: not valid JSON .Extra data"),
+        (b"[1\n2]", ":2: not valid JSON .Expecting ',' delimiter"),
+        (b"[1,\n]", ":2: not valid JSON .Expecting value"),
+        (b"[\n" + b"[" * 100_000, ":2: not valid JSON .nested too deeply"),
+        (b'["' + b"a" * 99 + b'"]', ":1: a value longer than 50 characters"),
+        (b'["' + b"a" * (1 << 20), ":1: not valid JSON, or a value longer than 50 characters"),
+        (b'[1, "\xff"]', ":1: not UTF-8"),
+        (b"[" + b"9" * 5000 + b"]", ":1: not valid JSON"),
+    ],
+)
+def test_what_is_no_list_is_told_with_its_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "list.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as error:
+        list(untrusted.read_list(path, "x", longest=50))
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_is_not_read_further_than_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text("[" + "1, " * (1 << 20) + "broken")
+    values = untrusted.read_list(path, "x")
+    assert [next(values) for _ in range(5)] == [1] * 5
+
+
 def test_lines_are_read_one_by_one_and_have_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"1234\r\n\n12\n12345\n")

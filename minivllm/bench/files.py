@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from minivllm.bench.checks import at_least_one, check_fits
 from minivllm.bench.generator import FromFile, Reader
 from minivllm.bench.prompt_file import FORMATS, PromptLine, read_prompt_file
 from minivllm.bench.prompts import Encode
+from minivllm.bench.tally import Tally
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 
@@ -13,14 +16,20 @@ FILE_ADVICE = (
     "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len if it is below the model's own, or leave it "
     "out with workload.too_long=skip"
 )
+SLOW_S = 2.0  # of a chat template that refuses messages
+AS_LINES = "requests are messages that the model's chat template refuses, written as lines of `role: content`"
+NO_TEMPLATE = (
+    "requests are messages, written as lines of `role: content`, since the model has no chat template"
+)
 
 
 class File(FromFile):
     """Prompts of one's own: a JSON object a line, or the conversations of a ShareGPT file.
 
-    A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's roles and contents, joined as
-    `role: content` lines), and may have `max_tokens` or `output_len`; other keys are left alone. Of a
-    conversation the first turn of its user is the prompt, and the answer to it says how long the output is.
+    A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's chat template, or as
+    `role: content` lines where it has none), and may have `max_tokens`, `output_len` or another usual name of the output's
+    length; other keys are left alone. Of a conversation the first question of its user is the prompt, and the answer to it
+    says how long the output is. What is not taken is counted in the notes.
 
     Args:
         path: the file.
@@ -49,17 +58,21 @@ class File(FromFile):
         super().__init__(path, advice, num_requests, too_long, format, FORMATS, ignore_eos)
         self.output_len = at_least_one("workload.output_len", output_len)
 
-    def check_lengths(self, max_model_len: int) -> None:
-        """Read the file and fail early, before any engine is built, on what cannot be served.
-
-        Raises:
-            BadInput: the file is missing, a line is wrong, or prompt ids are longer than the context.
-        """
-        found = 0
+    def check_file(self, max_model_len: int) -> None:
+        """See `FromFile.check_lengths`: the file is missing, a line is wrong, or a request is longer than the context."""
+        taken = 0
         for line in read_prompt_file(self.path, self.format):
-            if found == self.num_requests:
+            if taken == self.num_requests:
                 break
-            found += self._fits(line, len(line.token_ids or ()), self._output_len(line), max_model_len)
+            if line.token_ids is not None:
+                taken += self._fits(line, len(line.token_ids), self._output_len(line), max_model_len)
+                continue
+            taken += 1  # how many tokens its text has is not known yet
+            if not self.skips and (asked := self._output_len(line)) > max_model_len:
+                raise BadInput(
+                    f"{line.where}: the request has {asked} output tokens beside its prompt, and the context holds "
+                    f"{max_model_len}: {FILE_ADVICE}"
+                )
 
     def make(self, reader: Reader, seed: int) -> Workload:
         """The file's requests, in its order; see `Generator.generate`.
@@ -69,35 +82,42 @@ class File(FromFile):
                 vocabulary, or a request longer than the context; or nothing is left.
         """
         requests: list[WorkloadRequest] = []
-        skipped, further = 0, reader.encode_further
-        for line in read_prompt_file(self.path, self.format):
-            if len(requests) == self.num_requests:
-                break
-            token_ids = self._token_ids(line, reader)
+        further, tally = reader.encode_further, Tally()
+        too_long = f"requests were left out, longer than the context of {reader.max_model_len}"
+        for line in read_prompt_file(self.path, self.format, tally):
+            text, token_ids = self._prompt(line, reader, tally)
             output_len = self._output_len(line, further)
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
-                skipped += 1
+                tally.left_out[too_long] += 1
                 continue
-            text = reader.text(token_ids) if line.text is None else line.text
+            said = reader.text(token_ids) if text is None else text
+            self.require_few(len(requests))
             requests.append(
-                WorkloadRequest(f"r{len(requests)}", token_ids, output_len, self.ignore_eos, text)
+                WorkloadRequest(f"r{len(requests)}", token_ids, output_len, self.ignore_eos, said)
             )
+            if len(requests) == self.num_requests:
+                break
+        notes = tally.notes(self.name, len(requests), self.num_requests)
         if not requests:
-            raise BadInput(
-                f"workload.path={self.path} has no request that can be used"
-                + (f": {skipped} are longer than the context of {reader.max_model_len}" if skipped else "")
+            skipped = tally.left_out[too_long]
+            why = (
+                f"{skipped} are longer than the context of {reader.max_model_len}"
+                if skipped == tally.read
+                else "; ".join(note.partition(": ")[2] for note in notes)
             )
-        note = f"workload=file: {skipped} requests were left out, longer than the context of {reader.max_model_len}"
-        return Workload(tuple(requests), (note,) if skipped else ())
+            raise BadInput(f"workload.path={self.path} has no request that can be used: {why}")
+        return Workload(tuple(requests), notes)
 
-    def _token_ids(self, line: PromptLine, reader: Reader) -> tuple[int, ...]:
-        token_ids, vocab_size = line.token_ids, reader.vocab_size
-        if line.text is not None:
+    def _prompt(self, line: PromptLine, reader: Reader, tally: Tally) -> tuple[str | None, tuple[int, ...]]:
+        """A request's text, where it has one, and its token ids."""
+        text, token_ids, vocab_size = line.text, line.token_ids, reader.vocab_size
+        if text is not None:
             if reader.encode is None:
                 raise BadInput(
                     f"{line.where}: this model has no tokenizer; give prompt_token_ids instead of text"
                 )
-            token_ids = tuple(reader.encode(line.text))
+            rendered = self._render(line, reader, tally)
+            text, token_ids = (text, tuple(reader.encode(text))) if rendered is None else rendered
             if not token_ids:
                 raise BadInput(f"{line.where}: the prompt has no tokens")
         assert token_ids is not None
@@ -105,7 +125,23 @@ class File(FromFile):
             raise BadInput(
                 f"{line.where}: token id {max(token_ids)} is outside the vocabulary of {vocab_size}"
             )
-        return token_ids
+        return text, token_ids
+
+    def _render(self, line: PromptLine, reader: Reader, tally: Tally) -> tuple[str, tuple[int, ...]] | None:
+        """Messages as the chat template writes them; None where there are none, or none is written."""
+        if line.messages is None:
+            return None
+        if reader.render_chat is None:
+            tally.unused[NO_TEMPLATE] += 1
+            return None
+        begin = time.monotonic()
+        try:
+            return reader.render_chat(line.messages)
+        except BadInput as refusal:
+            if time.monotonic() - begin > SLOW_S:  # as slow again for every further line
+                raise BadInput(f"{line.where}: {refusal}") from None
+            tally.unused[AS_LINES] += 1
+            return None
 
     def _output_len(self, line: PromptLine, encode: Encode | None = None) -> int:
         """Tokens to generate; at least so many where an answer says it and there is no tokenizer to count it."""

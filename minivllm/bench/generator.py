@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from minivllm.bench.workload import Workload
 from minivllm.errors import BadInput
 
 Decode = Callable[[list[int]], str | None]
+RenderChat = Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]]
 TOO_LONG = ("error", "skip")
+MOST_REQUESTS = 5_000_000  # of a file; each takes about a kilobyte
+MOST_TOKENS = 1 << 29  # of all drawn prompts together
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Reader:
         vocab_size: number of token ids.
         max_model_len: longest context, in tokens.
         decode: token ids to text, to store the prompts' text beside their ids; None leaves it out.
+        render_chat: messages to the text that the chat template writes and its token ids; None without a template.
     """
 
     encode: Encode | None
     vocab_size: int
     max_model_len: int
     decode: Decode | None
+    render_chat: RenderChat | None = None
 
     @property
     def encode_further(self) -> Encode | None:
@@ -77,17 +83,18 @@ class Generator(ABC):
         max_model_len: int,
         seed: int,
         decode: Decode | None = None,
+        render_chat: RenderChat | None = None,
     ) -> Workload:
         """Make the requests; equal arguments make equal requests.
 
         Args:
-            encode, vocab_size, max_model_len, decode: see `Reader`.
+            encode, vocab_size, max_model_len, decode, render_chat: see `Reader`.
             seed: of lengths and prompts.
 
         Raises:
             BadInput: a request is longer than the context, or cannot be made.
         """
-        return self.make(Reader(encode, vocab_size, max_model_len, decode), seed)
+        return self.make(Reader(encode, vocab_size, max_model_len, decode, render_chat), seed)
 
     @abstractmethod
     def make(self, reader: Reader, seed: int) -> Workload:
@@ -107,6 +114,14 @@ class Drawn(Generator):
         self.input_len = Lengths.parse("workload.input_len", input_len)
         self.output_len = Lengths.parse("workload.output_len", output_len)
         self.ignore_eos = ignore_eos
+
+    def require_few(self, knob: str, count: int, tokens: float) -> None:
+        """Raise BadInput if `count` prompts of so many tokens each are more than a machine's memory holds."""
+        if count * max(tokens, 1) > MOST_TOKENS:
+            raise BadInput(
+                f"{knob}={count}: prompts of {tokens:.4g} tokens each are {count * tokens:.3g} tokens, and at most "
+                f"{MOST_TOKENS:.3g} are made; ask for fewer"
+            )
 
 
 class FromFile(Generator):
@@ -141,3 +156,38 @@ class FromFile(Generator):
         self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
         self.format = one_of("workload.format", format, formats)
         self.ignore_eos = ignore_eos
+
+    def check_lengths(self, max_model_len: int) -> None:
+        """Read the file and fail early, before any engine is built, on what cannot be served.
+
+        A sweep asks this of each of its arms: a file that was found good is not read again while it stays as it is.
+
+        Raises:
+            BadInput: the file is missing, a line is wrong, or a request is longer than the context.
+        """
+        try:
+            found = os.stat(self.path)
+        except (OSError, ValueError):
+            return self.check_file(max_model_len)  # which says what is wrong
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        checked = (type(self), repr(vars(self)), state, max_model_len)
+        if checked not in _CHECKED:
+            self.check_file(max_model_len)
+            _CHECKED.add(checked)
+
+    @abstractmethod
+    def check_file(self, max_model_len: int) -> None:
+        """See `check_lengths`."""
+
+    def require_few(self, count: int) -> None:
+        """Raise BadInput if there are more requests already than a workload may have."""
+        if count >= MOST_REQUESTS:
+            raise BadInput(
+                f"workload.path={self.path} has more than {MOST_REQUESTS:,} requests to take; take fewer with "
+                "workload.num_requests"
+            )
+
+
+_CHECKED: set[tuple[object, ...]] = (
+    set()
+)  # files that were found good, with the knobs that they were found good for

@@ -48,6 +48,8 @@ UNASKED: dict[str, dict[str, Any]] = {
     "decoding": {"bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True},
     "runtime": {"cores": None},
 }
+# Knobs whose null stands for what older records have as a number.
+MEANT: dict[str, dict[str, Any]] = {"workload": {"block_tokens": 512}}
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -114,9 +116,13 @@ def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """A group's knobs without those of `UNASKED` that ask for nothing."""
-    unasked = UNASKED.get(group, {})
-    return {key: value for key, value in knobs.items() if key not in unasked or value != unasked[key]}
+    """A group's knobs without those of `UNASKED` that ask for nothing, and with what null means in `MEANT`."""
+    unasked, meant = UNASKED.get(group, {}), MEANT.get(group, {})
+    return {
+        key: meant.get(key) if value is None else value
+        for key, value in knobs.items()
+        if key not in unasked or value != unasked[key]
+    }
 
 
 def cell_id(config: dict[str, Any], fingerprint: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.bench.text_file import read_lines
 from minivllm.errors import BadInput
+from minivllm.untrusted import read_text_lines
 
 # What each distribution needs, and what it may have besides.
 PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -106,6 +106,16 @@ class Lengths:
         return [int(length) for length in np.clip(np.rint(drawn), low, high)]
 
     @property
+    def typical(self) -> float:
+        """About the mean of the lengths that are drawn."""
+        if self.distribution == "empirical":
+            return float(np.average(self.values, weights=self.weights or None))
+        if self.distribution == "uniform":
+            assert self.min is not None and self.max is not None
+            return (self.min + self.max) / 2
+        return float(self.mean or self.value or 1)
+
+    @property
     def longest(self) -> int | None:
         """The greatest length that can be drawn; None if there is no bound."""
         if self.distribution == "empirical":
@@ -138,7 +148,7 @@ def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None
 def _read(knob: str, path: Path) -> list[int]:
     """A length a line; blank lines are skipped."""
     lengths = []
-    for number, line in enumerate(read_lines(f"{knob}.path", path), start=1):
+    for number, line in enumerate(read_text_lines(path, f"{knob}.path={path}"), start=1):
         if said := line.strip():
             if not re.fullmatch("[0-9]{1,10}", said):
                 raise BadInput(f"{path}:{number}: {said!r:.40} is not a number of tokens")

@@ -55,6 +55,8 @@ class MultiTurn(Drawn):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator; it is the conversation that may be longer than the context."""
+        typical = self.turns.typical * self.input_len.typical
+        self.require_few("workload.num_conversations", self.num_conversations, typical)
         longest = [lengths.longest for lengths in (self.turns, self.input_len, self.output_len)]
         turns, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest last turn"

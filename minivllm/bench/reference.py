@@ -37,10 +37,10 @@ from minivllm.bench.quality import (
     negative_log_likelihood,
     num_predicted,
 )
-from minivllm.bench.text_file import not_text, read_bytes
 from minivllm.config import OPTIONS, compose
 from minivllm.errors import BadInput
 from minivllm.models.source import EMBEDDED, resolve
+from minivllm.untrusted import MAX_TEXT, decode, read_bytes
 
 FOLDER = "quality"
 REFERENCE = "reference.json"
@@ -59,10 +59,7 @@ def text_path(knobs: dict[str, Any]) -> Path:
 def read_text(knobs: dict[str, Any]) -> str:
     """The text to judge by. Raises BadInput if there is none, or it is not UTF-8."""
     path = text_path(knobs)
-    try:
-        return read_bytes("quality.text", path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise not_text(path, error) from None
+    return decode(read_bytes(path, MAX_TEXT, f"quality.text={path}"), path)
 
 
 def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from minivllm.bench.gpu import device_of, open_gpu
 from minivllm.bench.identity import quality_alone
 from minivllm.bench.judge import Judge
 from minivllm.bench.limits import last_level_cache, probe
+from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.price import cost, remarks
 from minivllm.bench.quality import Reference
@@ -87,6 +88,7 @@ class Session:
         self._cold = True
         self._probed = False
         self._judge = Judge(emit)
+        self._maker = WorkloadMaker()
 
     @property
     def engine(self) -> BenchEngine:
@@ -202,7 +204,8 @@ class Session:
 
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0
-        return Load(self._workload(config, seed), build(config["arrival"]), build(config["decoding"]), seed)
+        workload = self._maker.make(self.engine, config["workload"], seed)
+        return Load(workload, build(config["arrival"]), build(config["decoding"]), seed)
 
     def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
         """Seconds of the first batch, after which the engine is as empty as before; None where none was run."""
@@ -329,21 +332,6 @@ class Session:
         self._emit("finishing")  # there is no load whose memory would be counted instead
         self._cold, self.usable = False, True
         return Result(record, [], [], (begin, time.monotonic()))
-
-    def _workload(self, config: dict[str, Any], seed: int) -> Workload:
-        """The requests, with text where there is a tokenizer."""
-        info, engine = self.engine.info, self.engine
-        tokenizer = engine.text([0]) is not None
-        workload: Workload = build(config["workload"]).generate(
-            engine.encode if tokenizer else None,
-            info.vocab_size,
-            info.max_model_len,
-            seed,
-            engine.text if tokenizer else None,
-        )
-        if not len(workload):
-            raise BadInput("the workload has no requests: nothing to measure")
-        return workload
 
     def _refuse_early(self, load: Load) -> None:
         """Offer the engine the longest request before any time is spent on the others."""

@@ -56,6 +56,8 @@ class SharedPrefix(Synthetic):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator."""
+        typical = self.depth * self.prefix_len.typical + self.input_len.typical
+        self.require_few("workload.num_requests", self.num_requests, typical)
         longest = [lengths.longest for lengths in (self.prefix_len, self.input_len, self.output_len)]
         prefix, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest request"

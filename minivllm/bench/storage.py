@@ -82,13 +82,19 @@ def write_yaml(path: Path, value: Any) -> None:
     write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
 
 
-def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a table atomically, a dictionary a row; a column that a row lacks is null there."""
+def as_table(rows: Sequence[dict[str, Any]]) -> Any:
+    """Rows as a pyarrow table: a dictionary a row; a column that a row lacks is null there."""
     import pyarrow
-    import pyarrow.parquet
 
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a table atomically; see `as_table`."""
+    import pyarrow.parquet
+
+    table = as_table(rows)
     small = {
         "compression": "zstd",
         "compression_level": 15,

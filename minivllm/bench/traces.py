@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from minivllm.bench.checks import at_least_one, check_fits, not_negative, positive
 from minivllm.bench.generator import FromFile, Reader
 from minivllm.bench.lazy_prompt import LazyPrompt, joined
-from minivllm.bench.trace_file import FORMATS, TraceRow, read_trace
+from minivllm.bench.tally import Tally
+from minivllm.bench.trace_file import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
 from minivllm.bench.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
+from minivllm.untrusted import printable
 
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
 STRETCH = 1 << 32  # of it that each line of the trace has for itself
+LOOK_AHEAD = 10_000  # lines that a request may be out of order by, where not all of a trace is taken
+FAILED = "requests of the file were left out, they failed when the trace was taken"
+LATER_TURNS = "requests are later turns of conversations: they come at the trace's times, not after an answer"
 TRACE_ADVICE = "lower workload.length_scale, raise model.max_model_len if it is below the model's own, or leave it out with workload.too_long=skip"
 
 
@@ -25,13 +30,13 @@ class Trace(FromFile):
 
     Args:
         path: the trace's file.
-        format: azure, mooncake, burstgpt or auto (see `read_trace`).
+        format: azure, mooncake, burstgpt, bailian or auto (see `read_trace`).
         num_requests: the first so many of the slice; None takes all.
         too_long: what to do with a request that the context cannot hold: error, or skip.
         length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
         start_s: where the slice of the trace begins, seconds after its first request.
         duration_s: length of the slice; None goes on to the end.
-        block_tokens: prompt tokens that one hash id stands for.
+        block_tokens: prompt tokens that one hash id stands for; None is what the format has.
         ignore_eos: generate exactly the trace's lengths.
 
     Raises:
@@ -50,22 +55,20 @@ class Trace(FromFile):
         length_scale: float = 1.0,
         start_s: float = 0.0,
         duration_s: float | None = None,
-        block_tokens: int = 512,
+        block_tokens: int | None = None,
         ignore_eos: bool = True,
     ) -> None:
         advice = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
         super().__init__(path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos)
-        self.block_tokens = at_least_one("workload.block_tokens", block_tokens)
+        self.block_tokens = (
+            None if block_tokens is None else at_least_one("workload.block_tokens", block_tokens)
+        )
         self.length_scale = positive("workload.length_scale", length_scale)
         self.start_s = not_negative("workload.start_s", start_s)
         self.duration_s = None if duration_s is None else positive("workload.duration_s", duration_s)
 
-    def check_lengths(self, max_model_len: int) -> None:
-        """Read the trace and fail early, before any engine is built, on a request that cannot be served.
-
-        Raises:
-            BadInput: the trace is missing, a line is wrong, or a request is longer than the context.
-        """
+    def check_file(self, max_model_len: int) -> None:
+        """See `FromFile.check_lengths`."""
         self._rows(max_model_len)
 
     def make(self, reader: Reader, seed: int) -> Workload:
@@ -81,37 +84,49 @@ class Trace(FromFile):
             prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), reader.vocab_size, seed)
             due_s = row.time_s - self.start_s
             requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s))
-        return Workload(tuple(requests), tuple(notes))
+        return Workload(tuple(requests), notes)
 
-    def _rows(self, max_model_len: int) -> tuple[list[TraceRow], list[str]]:
+    def _rows(self, max_model_len: int) -> tuple[list[TraceRow], tuple[str, ...]]:
         """The slice, and what was left out of it."""
         end = math.inf if self.duration_s is None else self.start_s + self.duration_s
-        known, failed = read_trace(self.path, self.format)
-        rows: list[TraceRow] = []
-        skipped = 0
-        for row in known:
-            if not self.start_s <= row.time_s < end:
-                continue
-            if len(rows) == self.num_requests:
-                break
+        tally, taken, too_long = (
+            Tally(),
+            0,
+            f"requests were left out, longer than the context of {max_model_len}",
+        )
+
+        def select(row: TraceRow) -> bool | None:
+            nonlocal taken
+            if row.time_s < self.start_s:
+                return False
+            if taken == self.num_requests or row.time_s >= end:
+                return None
             lengths = self._lengths(row)
             if self.skips and sum(lengths) > max_model_len:
-                skipped += 1
-                continue
+                tally.left_out[too_long] += 1
+                return False
             check_fits(f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE)
-            rows.append(row)
+            self.require_few(taken)
+            taken += 1
+            tally.unused[LATER_TURNS] += row.later_turn
+            if row.kind != "text":
+                tally.unused[
+                    f"requests are of type {printable(row.kind)!r}: random text as long stands for them"
+                ] += 1
+            return True
+
+        bounded = self.num_requests is not None or self.duration_s is not None
+        tally.left_out[FAILED] = 0  # which are told first
+        rows, tally.left_out[FAILED] = read_trace(
+            self.path, self.format, select, LOOK_AHEAD if bounded else None
+        )
         if not rows:
             raise BadInput(
                 f"workload.path={self.path} has no request from workload.start_s={self.start_s:g} on"
                 + ("" if self.duration_s is None else f" within workload.duration_s={self.duration_s:g}")
-                + (f" that the context of {max_model_len} holds" if skipped else "")
+                + (f" that the context of {max_model_len} holds" if tally.left_out[too_long] else "")
             )
-        what = "workload=trace: {} requests {} left out, "
-        notes = [f"{what.format(failed, 'of the file were')}they failed when the trace was taken"] * bool(
-            failed
-        )
-        notes += [f"{what.format(skipped, 'were')}longer than the context of {max_model_len}"] * bool(skipped)
-        return rows, notes
+        return rows, tally.notes(self.name, len(rows), self.num_requests)
 
     def _lengths(self, row: TraceRow) -> tuple[int, int]:
         scale = self.length_scale
@@ -123,16 +138,34 @@ class Trace(FromFile):
             start = UNSHARED + row.line * STRETCH
             yield range(start, start + prompt_len)
             return
-        blocks = -(-row.input_tokens // self.block_tokens)
-        if len(row.hash_ids) != blocks:
-            raise BadInput(
-                f"{self.path}:{row.line}: {row.input_tokens} prompt tokens are {blocks} blocks of "
-                f"workload.block_tokens={self.block_tokens}, and the line has {len(row.hash_ids)} hash ids"
-            )
-        scaled = self.block_tokens * self.length_scale
-        spacing = self.block_tokens if self.length_scale <= 1 else math.ceil(scaled) + 1
+        size = self.block_tokens or row.block_tokens
+        blocks = -(-row.input_tokens // size)
+        if len(row.hash_ids) not in (blocks, row.input_tokens // size):  # some hash whole blocks alone
+            raise BadInput(self._other_blocks(row, size, blocks))
+        scaled = size * self.length_scale
+        spacing = size if self.length_scale <= 1 else math.ceil(scaled) + 1
         for k, block in enumerate(row.hash_ids):
             start, end = round(k * scaled), min(round((k + 1) * scaled), prompt_len)
             if k == blocks - 1:
                 end = prompt_len  # rounding may have left a token over
             yield range(block * spacing, block * spacing + end - start)
+        if len(row.hash_ids) < blocks and (rest := prompt_len - round(len(row.hash_ids) * scaled)) > 0:
+            start = UNSHARED + row.line * STRETCH
+            yield range(start, start + rest)
+
+    def _other_blocks(self, row: TraceRow, size: int, blocks: int) -> str:
+        """What to say of hash ids that are not as many as the prompt has blocks."""
+        fitting = [
+            format
+            for format, tokens in BLOCK_TOKENS.items()
+            if tokens != size and len(row.hash_ids) == -(-row.input_tokens // tokens)
+        ]
+        hint = (
+            f"; blocks of {BLOCK_TOKENS[fitting[0]]} are those of workload.format={fitting[0]}"
+            if fitting
+            else ""
+        )
+        return (
+            f"{self.path}:{row.line}: {row.input_tokens} prompt tokens are {blocks} blocks of "
+            f"workload.block_tokens={size}, and the line has {len(row.hash_ids)} hash ids{hint}"
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.lazy_prompt import LazyPrompt
-from minivllm.bench.storage import write_parquet
+from minivllm.bench.storage import as_table, write_parquet
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class WorkloadRequest:
         return row
 
 
+UNHASHED = ("request_id", "text", "follows")  # columns that a workload's hash is not of, or not as they are
 MISSING = object()
 OPTIONAL = {
     item.name: item.default
@@ -71,6 +72,7 @@ class Workload:
 
     requests: tuple[WorkloadRequest, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
+    _stored: Path | None = field(default=None, init=False, repr=False, compare=False)  # where it is, checked
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -98,8 +100,30 @@ class Workload:
         return digest.hexdigest()[:16]
 
     def save(self, folder: Path) -> Path:
-        """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at all."""
+        """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at all.
+
+        A file of that name that does not hold these requests (cut off, say) is written again.
+        """
         path = folder / f"{self.hash}.parquet"
-        if not path.exists():
-            write_parquet(path, [request.row() for request in self.requests])
+        if self._stored != path:
+            rows = [request.row() for request in self.requests]
+            if not _holds(path, rows):
+                write_parquet(path, rows)
+            object.__setattr__(self, "_stored", path)
         return path
+
+
+def _holds(path: Path, rows: list[dict[str, Any]]) -> bool:
+    """Whether a file holds the rows, as far as the hash of a workload is of them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        return False
+    table = as_table(rows)
+    wanted = table.select([name for name in table.column_names if name not in UNHASHED])
+    try:
+        stored = pyarrow.parquet.read_table(path).select(wanted.column_names)
+        return bool(stored.cast(wanted.schema).equals(wanted))
+    except (OSError, LookupError, ValueError, pyarrow.ArrowException):  # cut off, or another file altogether
+        return False

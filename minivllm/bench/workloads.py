@@ -51,6 +51,7 @@ class Synthetic(Drawn):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator."""
+        self.require_few("workload.num_requests", self.num_requests, self.input_len.typical)
         longest_in, longest_out = self.input_len.longest, self.output_len.longest
         if longest_in is not None and longest_out is not None:
             what = f"workload={self.name}: the longest request"

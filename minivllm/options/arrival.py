@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from minivllm.options.base import Options, knob, option
 
+AT_ONCE = "for all requests at the start use arrival=offline"
+
 
 @option("minivllm.bench.arrivals.Offline")
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class RateOptions(Options):
     """arrival=constant and arrival=poisson."""
 
     group = "arrival"
-    rate: float = knob(2.0, above=0)
+    rate: float = knob(2.0, above=0, infinite=AT_ONCE)
 
 
 @option("minivllm.bench.arrivals.Gamma")
@@ -47,8 +49,8 @@ class RampOptions(Options):
     """arrival=ramp."""
 
     group = "arrival"
-    start_rate: float = knob(1.0, above=0)
-    end_rate: float = knob(8.0, above=0)
+    start_rate: float = knob(1.0, above=0, infinite=AT_ONCE)
+    end_rate: float = knob(8.0, above=0, infinite=AT_ONCE)
     duration_s: float | None = knob(None, above=0)
 
 
@@ -58,4 +60,4 @@ class ReplayOptions(Options):
     """arrival=replay."""
 
     group = "arrival"
-    rate_scale: float = knob(1.0, above=0)
+    rate_scale: float = knob(1.0, above=0, infinite=AT_ONCE)

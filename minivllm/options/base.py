@@ -46,9 +46,11 @@ def knob(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    infinite: str = "",
 ) -> Any:
-    """A dataclass field whose value, where it is a number, must lie in a range."""
-    rules = {"at_least": at_least, "above": above, "at_most": at_most}
+    """A dataclass field whose value, where it is a number, must lie in a range; `infinite` says what to do instead of an
+    infinite one."""
+    rules = {"at_least": at_least, "above": above, "at_most": at_most, "infinite": infinite}
     return field(default=default, default_factory=factory, metadata=rules)
 
 

@@ -137,9 +137,9 @@ class FileOptions(FromFileOptions):
 class TraceOptions(FromFileOptions):
     """workload=trace."""
 
-    format: Literal["auto", "azure", "mooncake", "burstgpt"] = "auto"
+    format: Literal["auto", "azure", "mooncake", "burstgpt", "bailian"] = "auto"
     length_scale: float = knob(1.0, above=0)
     start_s: float = knob(0.0, at_least=0)
     duration_s: float | None = knob(None, above=0)
-    block_tokens: int = knob(512, at_least=1)
+    block_tokens: int | None = knob(None, at_least=1)
     ignore_eos: bool = True

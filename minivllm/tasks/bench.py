@@ -132,7 +132,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     refuse_unwritable(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
-    name = config.get("name") or fresh_name(root)
+    name = folder_name(root, config.get("name"))
     measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -198,15 +198,27 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     return {**config, "model": node}, source.fingerprint, warnings
 
 
-def fresh_name(root: Path) -> str:
-    """The time, made unique by making the folder: a lone run always measures anew."""
+def folder_name(root: Path, given: str | None) -> str:
+    """The name of a lone run's folder, which is made.
+
+    Args:
+        root: folder of all records.
+        given: the name that the user wants; None is the time, made unique: such a run always measures anew.
+
+    Raises:
+        BadInput: the folder cannot be made, or something else has its name.
+    """
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    name, count = stamp, 1
+    name, count = given or stamp, 1
     while True:
         try:
-            (root / name).mkdir(parents=True)
+            (root / name).mkdir(parents=True, exist_ok=given is not None)
             return name
-        except FileExistsError:
+        except FileExistsError as error:
+            if given is not None:
+                raise BadInput(
+                    f"name={given}: {root / given} is not a folder; choose another name"
+                ) from error
             count += 1
             name = f"{stamp}-{count}"
         except OSError as error:

@@ -15,7 +15,7 @@ from minivllm.bench.device_lock import device_lock
 from minivllm.bench.provenance import provenance
 from minivllm.bench.record import portable
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import fresh_name
+from minivllm.tasks.bench import folder_name
 from minivllm.tasks.ending import refuse_unwritable
 from minivllm.threads import pin, thread_count
 
@@ -53,7 +53,7 @@ def run(config: dict[str, Any]) -> int:
     with device_lock(config, lambda: console.print("waiting: another run has the device")):
         setting, synchronise = _setting(config)
         root, task = Path(config.get("runs_dir") or "runs"), config["task"]
-        name = config.get("name") or fresh_name(root)
+        name = folder_name(root, config.get("name"))
         place = root / name / storage.KERNELS
         begin, all_s, own_s = time.monotonic(), busy_seconds(), _own_seconds()
         with console.status("probing the device") as status:

@@ -53,6 +53,16 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return config
 
 
+def test_a_null_that_means_what_older_records_say_is_no_other_cell() -> None:
+    older = changed("workload", {"_target_": "w", "block_tokens": 512})
+    assert identity.cell_id(
+        changed("workload", {"_target_": "w", "block_tokens": None}), "f"
+    ) == identity.cell_id(older, "f")
+    assert identity.cell_id(
+        changed("workload", {"_target_": "w", "block_tokens": 16}), "f"
+    ) != identity.cell_id(older, "f")
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -138,7 +138,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"there is no such file; docs/traces\.md says where"):
+    with pytest.raises(BadInput, match=r"there is no such file; docs/guides/traces\.md says where"):
         read_trace(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="binary:1: not UTF-8, so it cannot be read as text"):

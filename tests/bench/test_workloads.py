@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,27 @@ def test_a_workload_is_stored_once(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda content: b"", lambda content: content[:-9], lambda content: b"x" + content[1:]]
+)
+def test_a_damaged_file_of_a_workload_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = Chat(num_requests=5).generate(encode, 256, 384, seed=0).save(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    work = Chat(num_requests=5).generate(encode, 256, 384, seed=0)
+    assert work.save(tmp_path) == path and stored(path) == [vars_of(request) for request in work.requests]
+    other = Chat(num_requests=5).generate(encode, 256, 384, seed=1).save(tmp_path / "other")
+    path.write_bytes(other.read_bytes())
+    again = Chat(num_requests=5).generate(encode, 256, 384, seed=0)
+    assert stored(again.save(tmp_path)) == [vars_of(request) for request in work.requests]
+
+
+def test_more_prompts_than_memory_holds_are_refused_before_any_is_made() -> None:
+    for generator in (Smoke(10**8), SharedPrefix(10**7), MultiTurn(10**8)):
+        with pytest.raises(BadInput, match=r"workload\.num_(requests|conversations)=1000.*ask for fewer"):
+            generator.check_lengths(4096)
+
+
 def test_a_workload_without_text_is_stored_too(tmp_path: Path) -> None:
     work = Smoke(num_requests=2).generate(None, 256, 384, seed=0)
     assert stored(work.save(tmp_path)) == [vars_of(request) for request in work.requests]
@@ -485,7 +507,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
         File()
     with pytest.raises(BadInput, match="there is no such file"):
         File(str(tmp_path / "none.jsonl")).check_lengths(100)
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="is a folder, not a regular file"):
         File(str(tmp_path)).check_lengths(100)
     with pytest.raises(BadInput, match="holds no prompts"):
         File(str(prompt_file(tmp_path, "", " "))).check_lengths(100)

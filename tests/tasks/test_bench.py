@@ -44,6 +44,19 @@ def test_lone_runs_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["now", "now-2", "workloads"]
 
 
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_no_folder_for_records_is_a_mistake_of_the_users(tmp_path: Path, name: str | None) -> None:
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / "mine").write_text("a file")
+    config = lone(tmp_path) | {"name": name, "runs_dir": str(tmp_path / "locked")}
+    if name is None:
+        config["runs_dir"] += "/mine"
+    with pytest.raises(
+        BadInput, match=r"name=mine: .* is not a folder" if name else "no folder for records can be made"
+    ):
+        bench.run(config)
+
+
 def test_a_failure_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     assert bench.run(lone(tmp_path, "kill") | {"name": "mine"}) == 1
     record = json.loads(next((tmp_path / "runs" / "mine").glob("*/record.json")).read_text())
