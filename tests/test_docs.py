@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -157,6 +158,28 @@ def test_commands_are_found(tmp_path: Path) -> None:
         "```\nHF_HOME=x python run.py task.prompt='a | b' > out\npython run.py --help\n$ python run.py a=b\n```\n"
     )
     assert commands(page) == [["-m", "quant=nf4,int8", "name=x"], ["task.prompt=a | b"]]
+
+
+def test_what_the_docs_install_is_what_the_project_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"])
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"--extra (\w+)", text))
+    for several in re.findall(r"(?:minivllm|'\.)\[([\w,]+)\]", text):
+        named |= {*several.split(",")}
+    assert {"cpu", "cuda", "peers"} <= named <= extras
+    listed = set(
+        re.findall(
+            r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section(DOCS / "install.md", "Extras"), re.M))
+        )
+    )
+    assert listed == extras
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    (torch,) = (line for line in pins if line.startswith("torch=="))
+    assert set(re.findall(r"torch==[\d.]+\d", text)) == {torch}
+    assert {line.partition(" ")[0] for line in pins} >= {*project["tool"]["uv"]["constraint-dependencies"]}
+    (index,) = project["tool"]["uv"]["index"]
+    assert set(re.findall(r"https://download\.pytorch\.org/\S+\w", text)) == {index["url"]}
 
 
 # ---- configuration
