@@ -10,16 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from minivllm.errors import BadInput
+from minivllm.models.names import with_model_names
+from minivllm.untrusted import MAX_JSON, MIB, open_file, read_bytes, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MAX_HEADER = 100_000_000  # the format's own limit
-_TEXT = "language_model."  # where a model that sees images, too, has its text model; the rest is not read
+_MAX_HEADER = 32 * MIB  # a model of 100,000 tensors in one file has 15 MiB
+_MAX_INDEX = 32 * MIB
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 _ITEM_SIZE = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -36,6 +39,7 @@ class StoredTensor:
     """Where a tensor lies: bytes [begin, end) of the file."""
 
     file: Path
+    name: str  # in the file
     dtype: str  # the format's name, e.g. "BF16"
     shape: tuple[int, ...]
     begin: int
@@ -44,24 +48,26 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of one folder, by name."""
+    """The tensors of one folder, by the names that the model has for them."""
 
     folder: Path
     files: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
+    unlisted: frozenset[str] = frozenset()  # names that an index, where there is one, does not have
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Read the index and every header; no weight.
 
-        With an index, the index says which file a tensor is read from. Without one, `model.safetensors` is the
-        whole checkpoint, or else all .safetensors files together.
+        With an index, the index says which file a tensor is read from. Without one, or where it lists other files,
+        `model.safetensors` is the whole checkpoint, as for transformers; or else all .safetensors files together are.
 
         Raises:
             BadInput: a file is missing, unreadable or shorter than its header says, or does not hold what
                 the index says.
         """
-        index = _read_index(folder)
+        index, warnings = _read_index(folder)
         files = tuple(folder / name for name in sorted(set(index.values()))) or _weight_files(folder)
         held: dict[str, dict[str, StoredTensor]] = {}
         for file in files:
@@ -78,21 +84,27 @@ class Checkpoint:
                 raise BadInput(
                     f"{folder}: tensor {name} is in {' and '.join(holders)}: remove the file that is not the model's"
                 )
-        tensors = {name: where[index.get(name, next(iter(where)))] for name, where in held.items()}
-        text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
-        return cls(folder, files, text or tensors)
+        tensors = with_model_names(
+            {name: where[index.get(name, next(iter(where)))] for name, where in held.items()}
+        )
+        unlisted = {name for name, tensor in tensors.items() if index and tensor.name not in index}
+        return cls(folder, files, tensors, frozenset(unlisted), warnings)
+
+    def beside(self, name: str) -> Path | None:
+        """A .safetensors file that the index does not list and that holds the tensor."""
+        others = sorted({*self.folder.glob("*.safetensors")} - {*self.files})
+        return next((file for file in others if name in with_model_names(_read_header(file))), None)
 
     def fingerprint(self) -> str:
         """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor; and over what decides
         prompts and where answers end, if it is there: the tokenizer and the default generation settings."""
-        digest = hashlib.sha256((self.folder / "config.json").read_bytes())
-        for name in ("tokenizer.json", "generation_config.json"):
-            if (file := self.folder / name).is_file():
-                digest.update(file.read_bytes())
+        digest = hashlib.sha256()
+        for name in ("config.json", "tokenizer.json", "generation_config.json"):
+            if (file := self.folder / name).exists() or name == "config.json":
+                digest.update(read_bytes(file, MAX_JSON, str(file)))
         for file in self.files:
-            size = file.stat().st_size
-            digest.update(f"{file.name}:{size}".encode())
-            with file.open("rb") as stream:
+            with open_file(file, str(file)) as stream:
+                digest.update(f"{file.name}:{os.fstat(stream.fileno()).st_size}".encode())
                 start = 8 + int.from_bytes(stream.read(8), "little")
                 stream.seek(0)
                 digest.update(stream.read(start))
@@ -103,23 +115,10 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def read_json(file: Path, what: str) -> dict[str, Any]:
-    """A JSON object. Raises BadInput, naming the file, if it is anything else."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{file} does not exist: {what}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{file} is not readable as JSON ({error}): {what}") from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{file} is not a JSON object: {what}")
-    return value
-
-
 def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
     """Some bytes of a tensor: `pieces` of 256, evenly spread; all of a tensor that has no more."""
     size = tensor.end - tensor.begin
-    with tensor.file.open("rb") as stream:
+    with open_file(tensor.file, str(tensor.file)) as stream:
         if size <= pieces * 256:
             stream.seek(tensor.begin)
             return stream.read(size)
@@ -130,25 +129,29 @@ def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
         return b"".join(found)
 
 
-def _read_index(folder: Path) -> dict[str, str]:
-    """File name by tensor name, every file known to be there; empty without an index."""
+def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """File name by tensor name, every file known to be there; and a warning, where a single file is read in its place.
+    Empty without an index."""
     index = folder / INDEX
     if not index.exists():
-        return {}
-    weight_map = read_json(index, _WHOLE).get("weight_map")
+        return {}, ()
+    weight_map = read_object(index, str(index), _WHOLE, limit=_MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInput(f"{index} has no weight_map: {_WHOLE}")
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
             raise BadInput(f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}")
-    gone = {name: file for name, file in weight_map.items() if not (folder / file).is_file()}
+    if (folder / SINGLE).exists() and SINGLE not in weight_map.values():
+        told = f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is not the model's"
+        return {}, (told,)
+    gone = {name: file for name, file in weight_map.items() if not (folder / file).exists()}
     if gone:
         name, file_name = next(iter(gone.items()))
         raise BadInput(
             f"{index} names {file_name} (for tensor {name}), which {folder} lacks "
             f"({len(set(gone.values()))} missing): {_WHOLE}"
         )
-    return weight_map
+    return weight_map, ()
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -170,12 +173,14 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file, str(file), _AGAIN) as stream:
+            size = os.fstat(stream.fileno()).st_size
             header, start = _parse_header(stream, size)
         header.pop("__metadata__", None)
         found = {name: _stored(file, name, entry, start) for name, entry in header.items()}
         end = _check_layout(found, start)
+    except BadInput:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} is not a readable safetensors file ({error}): {_AGAIN}") from None
     if end != size:
@@ -208,7 +213,7 @@ def _stored(file: Path, name: str, entry: Any, start: int) -> StoredTensor:
     item = _ITEM_SIZE.get(dtype)
     if item is not None and end - begin != math.prod(shape) * item:
         raise ValueError(f"tensor {name} is {dtype}{shape} in {end - begin} bytes")
-    return StoredTensor(file, dtype, tuple(shape), start + begin, start + end)
+    return StoredTensor(file, name, dtype, tuple(shape), start + begin, start + end)
 
 
 def _check_layout(tensors: dict[str, StoredTensor], start: int) -> int:

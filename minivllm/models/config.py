@@ -7,56 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.models.families import BY_MODEL_TYPE, FAMILIES, FLAGS, OWN_KEYS, SCALES, Family
 from minivllm.models.rope_config import RopeConfig, read_rope
+from minivllm.models.schema import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-# What a published config.json may leave out because it is the family's default in transformers.
-_QWEN = {
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
+# Several times the largest published model: beyond them a number is a mistake, or is meant to take all memory.
+_MOST = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 12,
 }
-_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
-_GEMMA = {
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-_GEMMA2 = _GEMMA | {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-_GEMMA3 = _GEMMA2 | {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "Qwen2ForCausalLM": _QWEN,
-    "Qwen3ForCausalLM": _QWEN | {"head_dim": 128},
-    "Qwen3MoeForCausalLM": _QWEN
-    | {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "MistralForCausalLM": _MISTRAL | {"sliding_window": 4096},
-    "MixtralForCausalLM": _MISTRAL
-    | {"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-    "GemmaForCausalLM": _GEMMA,
-    "Gemma2ForCausalLM": _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-    "Phi3ForCausalLM": {
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    },
-}
+_NEVER_SLIDE = ("LlamaForCausalLM", "GemmaForCausalLM")  # unless the file has layer_types
+_MOST_HEAD_DIM, _MOST_EXPERTS, _MOST_MODULES = 1 << 12, 1 << 12, 1 << 17  # modules: experts of all layers
 
 
 @dataclass(frozen=True)
@@ -121,62 +87,56 @@ class ModelConfig:
             where: what to call it in messages.
 
         Raises:
-            BadInput: a key is missing, or a value asks for something that is not built.
+            BadInput: a key is missing, its value has another type or lies out of its range, or asks for something that
+                is not built; names the key.
         """
-        architecture = _architecture(config, where)
-        # A model that sees images, too, has its text model's keys in a dictionary of their own.
-        config = _DEFAULTS.get(architecture, {}) | dict(config.get("text_config") or {}) | dict(config)
-        missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
+        architecture = read_architecture(config, where)
+        values = _family_values(config, architecture, where)
+        sizes = {key: values.integer(key, None, high=most) for key, most in _MOST.items()}
+        missing = [key for key, size in sizes.items() if size is None]
         if missing:
             raise BadInput(
                 f"{where} lacks {', '.join(missing)}: is it a causal language model's config.json?"
             )
-        _check_supported(config, where)
-        heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
-        kv_heads = config.get("num_key_value_heads") or heads
+        vocab, hidden, inner, layers, heads = (size or 0 for size in sizes.values())
+        if values.flag("use_bidirectional_attention", False):
+            values.fail("use_bidirectional_attention", "is not supported: it is no language model's")
+        kv_heads = values.integer("num_key_value_heads", heads, high=heads)
         if heads % kv_heads:
             raise BadInput(
                 f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
             )
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        rope, local_rope, longest = read_rope(config, head_dim, where)
-        window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-        experts = config.get("num_local_experts") or config.get("num_experts") or 0
-        active = config.get("num_experts_per_tok") or 0
-        if experts and not 1 <= active <= experts:
-            raise BadInput(f"{where}: num_experts_per_tok={active} must be between 1 and {experts} experts")
-        step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
-        eos = config.get("eos_token_id")
+        head_dim = values.integer("head_dim", hidden // heads, high=_MOST_HEAD_DIM)
+        if not values.has("head_dim") and hidden % heads:
+            raise BadInput(f"{where}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
+        rope, local_rope, longest = read_rope(values, architecture, head_dim)
+        layer_types, window = _windows(values, architecture, layers)
         return cls(
             architecture=architecture,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=inner,
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=longest,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            activation=_activation(config, where),
+            rms_norm_eps=values.number("rms_norm_eps", 1e-6, high=1.0, required=True),
+            activation=_activation(values, architecture),
             rope=rope,
             local_rope=local_rope,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            layer_types=_layer_types(config, window, where),
+            tie_word_embeddings=values.flag("tie_word_embeddings", False),
+            attention_bias=values.flag("attention_bias", False),
+            mlp_bias=values.flag("mlp_bias", False),
+            layer_types=layer_types,
             sliding_window=window,
-            attention_scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
-            attention_soft_cap=config.get("attn_logit_softcapping"),
-            final_soft_cap=config.get("final_logit_softcapping"),
-            num_experts=experts,
-            num_experts_per_token=active,
-            moe_intermediate_size=config.get("moe_intermediate_size") or config["intermediate_size"],
-            norm_topk_prob=bool(config.get("norm_topk_prob", False)),
-            dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
-            dtype=config.get("dtype") or config.get("torch_dtype"),
-            quantization=config.get("quantization_config") or None,
+            attention_scale=values.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            attention_soft_cap=values.number("attn_logit_softcapping", None),
+            final_soft_cap=values.number("final_logit_softcapping", None),
+            **_experts(values, layers, inner),
+            eos_token_ids=read_eos(values),
+            dtype=values.text("dtype", None) or values.text("torch_dtype", None),
+            quantization=values.mapping("quantization_config") or None,
         )
 
 
@@ -189,53 +149,109 @@ def require_experts(wanted: str, experts: int) -> None:
         )
 
 
-def _architecture(config: Mapping[str, Any], where: str) -> str:
-    architectures = config.get("architectures")
-    if not architectures:
+def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> str:
+    """The architecture that a config.json names, by its model type where that is a base model or none.
+
+    Raises:
+        BadInput: it names none, or not in a list of strings.
+    """
+    values = Values(config, where)
+    found = next(iter(values.texts("architectures") or ()), "")
+    if not found or (found.endswith("Model") and not found.endswith("LMHeadModel")):
+        found = BY_MODEL_TYPE.get(values.text("model_type", ""), found)
+    if not found:
         raise BadInput(f"{where} names no architectures: add e.g. architectures: [LlamaForCausalLM]")
-    return str(architectures[0])
+    return found
 
 
-def _check_supported(config: Mapping[str, Any], where: str) -> None:
-    """Refuse what would otherwise be computed wrongly without a word."""
-    if config.get("use_bidirectional_attention"):
-        raise BadInput(f"{where}: use_bidirectional_attention is not supported: it is no language model's")
+def _family_values(config: Mapping[str, Any], architecture: str, where: str) -> Values:
+    """The keys that the family has, with its defaults.
+
+    A model that sees images, too, has its text model's keys in a dictionary of their own.
+
+    Raises:
+        BadInput: a key that only other families have holds what means nothing in those, either.
+    """
+    family = FAMILIES.get(architecture, Family(OWN_KEYS))
+    text = Values(config, where).mapping("text_config") or {}
+    merged = {**family.defaults, **text, **config}
+    everything = Values(merged, where)
+    for key in FLAGS:
+        everything.flag(key, False)
+    for key in SCALES:
+        everything.number(key, None)
+    return Values({k: v for k, v in merged.items() if k not in OWN_KEYS or k in family.keys}, where)
 
 
-def _activation(config: Mapping[str, Any], where: str) -> str:
+def read_eos(values: Values) -> tuple[int, ...]:
+    """End-of-sequence ids: one, several or none.
+
+    Raises:
+        BadInput: the value is neither an id nor a list of them.
+    """
+    if values.is_list("eos_token_id"):
+        return values.integers("eos_token_id") or ()
+    found = values.integer("eos_token_id", None, low=0)
+    return () if found is None else (found,)
+
+
+def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:
+    """The fields of ModelConfig that a mixture of experts sets."""
+    key = "num_local_experts" if values.has("num_local_experts") else "num_experts"
+    experts = values.integer(key, 0, low=0, high=_MOST_EXPERTS)
+    if experts * layers > _MOST_MODULES:
+        values.fail(
+            key, f"in each of {layers} layers are more experts than the {_MOST_MODULES:,} there can be"
+        )
+    active = values.integer("num_experts_per_tok", 0, high=experts) if experts else 0
+    if experts and not active:
+        values.fail("num_experts_per_tok", f"must be between 1 and {experts} experts")
+    step, dense = values.integer("decoder_sparse_step", 1), values.integers("mlp_only_layers") or ()
+    return {
+        "num_experts": experts,
+        "num_experts_per_token": active,
+        "moe_intermediate_size": values.integer(
+            "moe_intermediate_size", inner, high=_MOST["intermediate_size"]
+        ),
+        "norm_topk_prob": values.flag("norm_topk_prob", False),
+        "dense_layers": tuple(i for i in range(layers) if i in dense or (i + 1) % step),
+    }
+
+
+def _activation(values: Values, architecture: str) -> str:
     """Of the MLP. Gemma's first configs say gelu and mean its tanh form."""
-    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
-    if name == "gelu" and config["architectures"][0] == "GemmaForCausalLM":
+    key = "hidden_activation" if values.has("hidden_activation") else "hidden_act"
+    name = values.text(key, "silu")
+    if name == "gelu" and architecture == "GemmaForCausalLM":
         name = "gelu_pytorch_tanh"
     if name not in _ACTIVATIONS:
-        raise BadInput(f"{where}: hidden_act={name} is not supported, only {', '.join(_ACTIVATIONS)}")
+        values.fail(key, f"is not supported, only {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
-def _layer_types(config: Mapping[str, Any], window: int | None, where: str) -> tuple[str, ...]:
-    """Which layers see a window only: as the file says, or by the family's rule."""
-    layers: int = config["num_hidden_layers"]
-    given = config.get("layer_types")
+def _windows(values: Values, architecture: str, layers: int) -> tuple[tuple[str, ...], int | None]:
+    """The kind of each layer, as the file says, or by the family's rule; and the window of those that have one."""
+    given = values.texts("layer_types") or ()
+    in_use = values.flag("use_sliding_window", True) and (bool(given) or architecture not in _NEVER_SLIDE)
+    window = values.integer("sliding_window", None) if in_use else None
     if given:
-        kinds = tuple(str(kind) for kind in given)
-        if len(kinds) != layers or not {FULL, SLIDING}.issuperset(kinds):
-            raise BadInput(
-                f"{where}: layer_types must give {FULL} or {SLIDING} for each of the {layers} layers"
-            )
-        if SLIDING in kinds and not window:
-            raise BadInput(f"{where}: layer_types has {SLIDING}, but no sliding_window is in use")
-        return kinds
-    match config["architectures"][0]:
+        if len(given) != layers or not {FULL, SLIDING}.issuperset(given):
+            values.fail("layer_types", f"must give {FULL} or {SLIDING} for each of the {layers} layers")
+        if SLIDING in given and not window:
+            raise BadInput(f"{values.where}: layer_types has {SLIDING}, but no sliding_window is in use")
+        return given, window
+    match architecture:
         case "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" | "Qwen3MoeForCausalLM":
             slides = [window is not None] * layers
         case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
-            first = config["max_window_layers"]
+            first = values.integer("max_window_layers", 0, low=0)
             slides = [window is not None and i >= first for i in range(layers)]
         case "Gemma2ForCausalLM":
             slides = [i % 2 == 0 for i in range(layers)]
         case "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
-            period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+            key = "sliding_window_pattern"
+            period = values.integer(key, values.integer(f"_{key}", 6))
             slides = [(i + 1) % period != 0 for i in range(layers)]
         case _:
             slides = [False] * layers
-    return tuple(SLIDING if slide else FULL for slide in slides)
+    return tuple(SLIDING if slide else FULL for slide in slides), window

@@ -185,21 +185,13 @@ class MLP(nn.Module):
         inner: width between.
         activation: of the gate, a key of ACTIVATIONS.
         bias: whether the projections have biases.
-        names: of gate, up and down projection in the checkpoint.
     """
 
-    def __init__(
-        self,
-        hidden: int,
-        inner: int,
-        activation: str,
-        bias: bool = False,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    ) -> None:
+    def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.gate_up_proj = Linear(hidden, dict.fromkeys(names[:2], inner), bias)
-        self.down_proj = Linear(inner, {names[2]: hidden}, bias)
+        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
         self.kernels = active() if activation == "silu" and inner % 16 == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ def load_model(
     stored = before.shapes if before is not None else {}
     reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, device, before)
+    told = reader.warnings
     del reader
     _return_freed_memory()
     model.make_rotary(length, device)
@@ -112,7 +113,7 @@ def load_model(
         fingerprint=source.fingerprint,
         linear_inputs=widths,
         kernels=active(),
-        warnings=[*source.warnings, *([] if before is None else [before.warning])],
+        warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],
         **sizes,
     )
 

@@ -20,26 +20,18 @@ class MoE(nn.Module):
     Args:
         config: sizes, number of experts, experts a token.
         normalize: scale the chosen experts' weights to a sum of one.
-        names: of an expert's gate, up and down projection in the checkpoint.
     """
 
     in_graphs = "waits"  # for the device, as it asks how many tokens each expert got
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        normalize: bool,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    ) -> None:
+    def __init__(self, config: ModelConfig, normalize: bool) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_token
         self.normalize = normalize
         # Another choice of experts is a greater error than any rounding, for less than a thousandth of the weights.
         self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
-        self.experts = nn.ModuleList(
-            MLP(hidden, inner, config.activation, names=names) for _ in range(self.num_experts)
-        )
+        self.experts = nn.ModuleList(MLP(hidden, inner, config.activation) for _ in range(self.num_experts))
         self.experts_run: int | Tensor = (
             0  # by the last call; a tensor where asking would wait for the device
         )

@@ -7,22 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.models.schema import Values
 
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+MOST_POSITIONS = 1 << 26  # several times the longest context that a published model claims
+_MOST_THETA, _MOST_FACTOR = 1e12, 1e6
 _ORIGINAL = "original_max_position_embeddings"
-# kind -> numbers it must have beside theta
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor", _ORIGINAL),
-    "yarn": ("factor", _ORIGINAL),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
-    "longrope": ("factor", _ORIGINAL),
-}
-_OPTIONAL: dict[str, tuple[str, ...]] = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    "longrope": ("attention_factor",),
-}
 _LISTS = ("short_factor", "long_factor")  # longrope's, one number for each pair of dimensions
+_OF_LAYERS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -44,71 +36,102 @@ class RopeConfig:
         return self.kind in ("dynamic", "longrope")
 
 
-def read_rope(
-    config: Mapping[str, Any], head_dim: int, where: str
-) -> tuple[RopeConfig, RopeConfig | None, int]:
+def read_rope(values: Values, architecture: str, head_dim: int) -> tuple[RopeConfig, RopeConfig | None, int]:
     """Read old spellings (rope_theta beside rope_scaling) and new ones (rope_parameters).
 
+    Where a file has both, as one to which a user added a scaling, `rope_scaling` replaces all of `rope_parameters` but
+    theta and the share that is rotated.
+
     Args:
-        config: config.json, with the family's defaults.
+        values: config.json, with the family's defaults.
+        architecture: its name.
         head_dim: width of a head.
-        where: what to call the file in messages.
 
     Returns:
         The rope of all layers, or of those with full attention; that of windowed layers, where they have one of
         their own (Gemma 3), else None; and the longest sequence that the model is made for.
 
     Raises:
-        BadInput: an unknown kind, or a value that the kind needs is missing.
+        BadInput: an unknown kind, a value that the kind needs is missing, or one is out of its range.
     """
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = config.get("rope_theta") or 10000.0
-    local_theta = config.get("rope_local_base_freq")
-    limit = int(config.get("max_position_embeddings") or 2048)
-    if "full_attention" in parameters or "sliding_attention" in parameters:  # one dictionary for each kind
-        full, local = (
-            _read(parameters.get(kind) or {}, default, config, limit, where)
-            for kind, default in (("full_attention", theta), ("sliding_attention", local_theta or theta))
-        )
-    else:
-        full, local = _read(parameters, theta, config, limit, where), None
-        if local_theta:
-            local = RopeConfig(float(local_theta), partial_rotary_factor=full.partial_rotary_factor)
+    theta = values.number("rope_theta", 10000.0, above=1.0, high=_MOST_THETA)
+    local_theta = values.number("rope_local_base_freq", None, above=1.0, high=_MOST_THETA)
+    limit = values.integer("max_position_embeddings", 2048, high=MOST_POSITIONS)
+    parameters, local_parameters = _parameters(values)
+    full = _read(parameters, theta, values, architecture, limit)
+    local = None
+    if local_parameters is not None:
+        local = _read(local_parameters, local_theta or theta, values, architecture, limit)
+    elif local_theta:
+        local = RopeConfig(local_theta, partial_rotary_factor=full.partial_rotary_factor)
     for rope in (full, local):
         if rope is not None:
-            _check_dimensions(rope, head_dim, where)
+            _check_dimensions(rope, head_dim, values.where)
     # A file's limit is often that before scaling. Where layers differ (Gemma 3) it is that after it.
     if local is None and full.kind in ("linear", "dynamic", "yarn"):
         limit = max(limit, int(full.scaling["factor"] * full.scaling.get(_ORIGINAL, limit)))
+        if limit > MOST_POSITIONS:
+            parameters.fail("factor", f"makes a context of {limit:,} tokens; there can be {MOST_POSITIONS:,}")
     return full, local, limit
 
 
-def _read(
-    given: Mapping[str, Any], theta: float, config: Mapping[str, Any], limit: int, where: str
-) -> RopeConfig:
-    parameters = dict(given)
-    theta = float(parameters.get("rope_theta") or theta)
-    partial = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if config["architectures"][0] == "Phi3ForCausalLM" and kind in ("su", "yarn"):
+def _parameters(values: Values) -> tuple[Values, Values | None]:
+    """Those of full attention, or of all layers; and those of windowed layers, where the file has them apart."""
+    parameters, scaling = values.section("rope_parameters"), values.section("rope_scaling")
+    if not parameters:
+        parameters, scaling = scaling, parameters
+    local = None
+    if any(parameters.has(kind) for kind in _OF_LAYERS):
+        parameters, local = (parameters.section(kind) for kind in _OF_LAYERS)
+    if scaling:
+        parameters = scaling.over(parameters, ("rope_theta", "partial_rotary_factor"))
+    return parameters, local
+
+
+def _read(given: Values, theta: float, config: Values, architecture: str, limit: int) -> RopeConfig:
+    """One rope. `theta` is its default, `limit` the sequence length without scaling."""
+    key = "rope_type" if given.has("rope_type") else "type"
+    kind = given.text(key, "default")
+    if architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
         kind = "longrope"  # its name in Phi-3's first configs
-    if kind not in _REQUIRED:
-        raise BadInput(f"{where}: rope type {kind!r} is not supported, only {', '.join(_REQUIRED)}")
+    if kind not in KINDS:
+        given.fail(key, f"is not supported: rope types are {', '.join(KINDS)}")
+    theta = given.number("rope_theta", theta, above=1.0, high=_MOST_THETA)
+    key = "partial_rotary_factor"
+    partial = given.number(key, config.number(key, 1.0, high=1.0), high=1.0)
+    if kind == "default":
+        return RopeConfig(theta, partial_rotary_factor=partial)
+    found: dict[str, Any] = {"factor": given.number("factor", None, least=1.0, high=_MOST_FACTOR)}
     if kind == "dynamic":
-        parameters[_ORIGINAL] = limit
-    elif kind in ("yarn", "llama3", "longrope"):
-        parameters[_ORIGINAL] = config.get(_ORIGINAL) or parameters.get(_ORIGINAL) or limit
-    if kind in ("yarn", "longrope") and parameters.get("factor") is None:
-        parameters["factor"] = limit / parameters[_ORIGINAL]
-    missing = [key for key in _REQUIRED[kind] if not isinstance(parameters.get(key), (int, float))]
-    missing += [key for key in _LISTS if kind == "longrope" and not isinstance(parameters.get(key), list)]
-    if missing:
-        raise BadInput(f"{where}: rope type {kind} lacks {', '.join(missing)}")
-    scaling: dict[str, Any] = {key: float(parameters[key]) for key in _REQUIRED[kind]}
-    scaling |= {k: float(parameters[k]) for k in _OPTIONAL.get(kind, ()) if parameters.get(k) is not None}
+        found[_ORIGINAL] = float(limit)
+    elif kind != "linear":
+        original = config.integer(_ORIGINAL, 0, 2, MOST_POSITIONS)
+        found[_ORIGINAL] = float(original or given.integer(_ORIGINAL, limit, 2, MOST_POSITIONS))
+    if kind in ("yarn", "longrope"):
+        found["factor"] = found["factor"] or limit / found[_ORIGINAL]
+        found["attention_factor"] = given.number("attention_factor", None, high=1e3)
+    if kind == "llama3":
+        found |= {key: given.number(key, None, high=1e6) for key in ("low_freq_factor", "high_freq_factor")}
     if kind == "longrope":
-        scaling |= {key: tuple(float(x) for x in parameters[key]) for key in _LISTS}
-    return RopeConfig(theta, kind, scaling, partial)
+        found |= {key: given.numbers(key, high=_MOST_FACTOR) for key in _LISTS}
+    optional = {"attention_factor"}
+    if missing := [key for key, value in found.items() if value is None and key not in optional]:
+        raise BadInput(f"{config.where}: rope type {kind} lacks {', '.join(missing)}")
+    if kind == "llama3" and not found["low_freq_factor"] < found["high_freq_factor"]:
+        given.fail("low_freq_factor", f"must be below high_freq_factor={found['high_freq_factor']:g}")
+    if kind == "yarn":
+        found |= _yarn(given)
+    return RopeConfig(theta, kind, {k: v for k, v in found.items() if v is not None}, partial)
+
+
+def _yarn(given: Values) -> dict[str, float | None]:
+    """What only yarn has, None where the file does not say it."""
+    fast, slow = (given.number(key, None, high=1e6) for key in ("beta_fast", "beta_slow"))
+    if (fast or 32.0) < (slow or 1.0):
+        given.fail("beta_fast", f"must not be below beta_slow={slow or 1.0:g}")
+    scales = {key: given.number(key, None, least=0.0, high=1e3) for key in ("mscale", "mscale_all_dim")}
+    truncate = float(given.flag("truncate", True)) if given.has("truncate") else None
+    return {"beta_fast": fast, "beta_slow": slow, **scales, "truncate": truncate}
 
 
 def _check_dimensions(rope: RopeConfig, head_dim: int, where: str) -> None:
@@ -118,6 +141,8 @@ def _check_dimensions(rope: RopeConfig, head_dim: int, where: str) -> None:
             f"{where}: head_dim={head_dim} with partial_rotary_factor={rope.partial_rotary_factor} rotates "
             f"{dim} dimensions of a head; rotary embeddings need an even number, and no more than there are"
         )
+    if rope.kind == "dynamic" and dim < 4:
+        raise BadInput(f"{where}: rope type dynamic needs at least 4 rotated dimensions of a head, not {dim}")
     for key in _LISTS:
         if len(rope.scaling.get(key, ())) not in (0, dim // 2):
             raise BadInput(f"{where}: {key} of rope type longrope must have {dim // 2} numbers")

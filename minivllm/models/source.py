@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.checkpoint import Checkpoint, read_json
-from minivllm.models.config import ModelConfig
+from minivllm.models.checkpoint import Checkpoint
+from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.registry import check_architecture
+from minivllm.models.schema import Values
+from minivllm.untrusted import MIB, read_object
 
 EMBEDDED = Path(__file__).parent.parent / "assets" / "tiny"
+_MAX_CONFIG = 4 * MIB  # the longest published config.json has 30 KiB
 HUB_TIMEOUT_S = 4.0  # for the hub's first answer; with no network this is the whole wait
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -93,25 +96,32 @@ def _existing(folder: Path, knob: str) -> Path:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / "config.json", "give a folder saved by save_pretrained")
-    generation = folder / "generation_config.json"
+    file, generation = folder / "config.json", folder / "generation_config.json"
+    config = read_object(file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG)
     if generation.exists():
-        eos = read_json(generation, "repair or remove it").get("eos_token_id")
-        if eos is not None:
+        values = read_object(generation, str(generation), "repair or remove it", limit=_MAX_CONFIG)
+        read_eos(Values(values, str(generation)))
+        if (eos := values.get("eos_token_id")) is not None:
             config["eos_token_id"] = eos
     return config
 
 
 def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
     """The config, once its architecture and every value of it is known to be supported."""
-    check_architecture(str((config.get("architectures") or ["(none)"])[0]), where)
+    architecture = read_architecture(config, where)
+    check_architecture(architecture, where)
     ModelConfig.from_dict(config, where)
-    return config
+    return (
+        config
+        if config.get("architectures") == [architecture]
+        else {**config, "architectures": [architecture]}
+    )
 
 
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
     config = _checked(_config(folder), str(folder / "config.json"))
-    return node, Source(folder, "checkpoint", config, Checkpoint.open(folder).fingerprint(), [])
+    checkpoint = Checkpoint.open(folder)
+    return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), [*checkpoint.warnings])
 
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minivllm.errors import BadInput
-from minivllm.models.checkpoint import Checkpoint, sample
+from minivllm.models.checkpoint import INDEX, Checkpoint, sample
 from minivllm.quant.base import Shapes
 
 # Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
@@ -32,7 +32,9 @@ _PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows 
 
 
 class WeightSource(Protocol):
-    """Gives a model its weights, by their name in the checkpoint."""
+    """Gives a model its weights, by the names that the model has for them."""
+
+    warnings: list[str]  # what `check` found that is no error
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """Raises BadInput unless exactly these tensors are there, in these shapes (None: in any).
@@ -49,6 +51,7 @@ class _Reporting:
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._done, self._total = progress, 0, 0
+        self.warnings: list[str] = []
 
     def _advance(self, count: int) -> None:
         self._done += count
@@ -79,23 +82,29 @@ class CheckpointWeights(_Reporting):
             for name in found
             if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
         ]
+        if unlisted := [name for name in extra if name in self.checkpoint.unlisted]:
+            extra = [name for name in extra if name not in self.checkpoint.unlisted]
+            self.warnings.append(
+                f"{self.checkpoint.folder}: tensor {found[unlisted[0]].name} ({len(unlisted)} such) has no place in the "
+                "architecture and is not listed in the index: not read"
+            )
         if missing := [name for name in shapes if name not in found]:
             raise BadInput(self._lacks(missing, extra))
         for name, shape in shapes.items():
             stored = found[name]
             if shape is not None and stored.shape != shape:
                 raise BadInput(
-                    f"{stored.file}: tensor {name} has shape {list(stored.shape)} where config.json asks for "
+                    f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where config.json asks for "
                     f"{list(shape)}: {_APART}"
                 )
             if stored.dtype not in _DTYPES and name not in as_stored:
                 raise BadInput(
-                    f"{stored.file}: tensor {name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
+                    f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
                     "use the 16-bit checkpoint"
                 )
         if extra:
             raise BadInput(
-                f"{found[extra[0]].file}: tensor {extra[0]} ({len(extra)} such) has no place in the "
+                f"{found[extra[0]].file}: tensor {found[extra[0]].name} ({len(extra)} such) has no place in the "
                 f"architecture of config.json: {_APART}"
             )
         if tied_head and _HEAD in found and not self._same(_HEAD, _EMBEDDING):
@@ -107,12 +116,14 @@ class CheckpointWeights(_Reporting):
 
     def _lacks(self, missing: list[str], extra: list[str]) -> str:
         what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
+        if (other := self.checkpoint.beside(missing[0])) is not None:
+            return f"{what}, which {other.name} holds: {INDEX} does not list that file; add it, or remove the index"
         if missing == [_HEAD]:
             return (
                 f"{what}: if the head is the embedding, set tie_word_embeddings to true in config.json; "
-                "else a file is missing"
+                "else a file is missing, or it is a base model, saved without its head"
             )
-        instead = f" and holds {extra[0]}, which has no place" if extra else ""
+        instead = f" and holds {self.checkpoint.tensors[extra[0]].name}, which has no place" if extra else ""
         return f"{what}{instead}: {_APART}, or a file is missing"
 
     def _same(self, name: str, other: str) -> bool:
@@ -126,7 +137,7 @@ class CheckpointWeights(_Reporting):
         dtype = _STORED[stored.dtype]
         direct = out.device.type == "cpu" and out.dtype == dtype
         try:
-            with stored.file.open("rb", buffering=0) as stream:
+            with stored.file.open("rb", buffering=0) as stream:  # a regular file when its header was read
                 stream.seek(stored.begin)
                 for part in out.view(-1).split(_CHUNK // dtype.itemsize):
                     size = part.numel() * dtype.itemsize
@@ -137,7 +148,7 @@ class CheckpointWeights(_Reporting):
                     self._advance(size)
         except OSError as error:
             raise BadInput(
-                f"{stored.file}: tensor {name} cannot be read ({error}): the file changed, or its disk failed"
+                f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file changed, or its disk failed"
             ) from None
 
     def _staged(self, size: int, device: torch.device) -> Tensor:
@@ -150,7 +161,9 @@ class CheckpointWeights(_Reporting):
         """The tensor as it is stored, also of integers, in host memory. Raises BadInput for an unknown dtype."""
         stored = self.checkpoint.tensors[name]
         if stored.dtype not in _STORED:
-            raise BadInput(f"{stored.file}: tensor {name} is stored as {stored.dtype}, which is not read")
+            raise BadInput(
+                f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which is not read"
+            )
         out = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
         self.fill(name, out)
         return out

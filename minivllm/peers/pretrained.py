@@ -166,25 +166,18 @@ def _random(
     weights = RandomWeights(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            for stored, part in _as_stored(name, parameter, mixtral=architecture == "MixtralForCausalLM"):
+            for stored, part in _as_stored(name, parameter):
                 weights.fill(stored, part)
     return model
 
 
-def _as_stored(name: str, parameter: torch.Tensor, mixtral: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """A parameter under its name in a checkpoint. A mixture's experts are one tensor here and many there."""
-    place, gate, up, down = (
-        ("block_sparse_moe", "w1", "w3", "w2") if mixtral else ("mlp", "gate_proj", "up_proj", "down_proj")
-    )
-    layer, inside, part = name.partition(".mlp.")
-    if not part.startswith("experts."):
-        yield f"{layer}.{place}.{part}" if inside else name, parameter
+def _as_stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A parameter under the names of the models here. A mixture's experts are one tensor there and many here."""
+    mixture, inside, part = name.partition(".mlp.experts.")
+    if not inside:
+        yield name, parameter
         return
     for i, expert in enumerate(parameter):
-        pieces = (
-            {down: expert}
-            if part.endswith("down_proj")
-            else dict(zip((gate, up), expert.chunk(2), strict=True))
-        )
-        for piece, weight in pieces.items():
-            yield f"{layer}.{place}.experts.{i}.{piece}.weight", weight
+        names = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+        for piece, weight in zip(names, expert.chunk(len(names)), strict=True):
+            yield f"{mixture}{inside}{i}.{piece}.weight", weight

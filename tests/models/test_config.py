@@ -158,7 +158,11 @@ def test_both_spellings_of_dtype(key: str) -> None:
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, "'axial'.*yarn"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "yarn lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": "4"}},
+            r"rope_scaling\.factor='4' must be a number",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "linear lacks factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 rotates 3 dimensions"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window"),

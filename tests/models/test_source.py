@@ -222,8 +222,8 @@ def _a_file(folder: Path) -> None:
     [
         (shutil.rmtree, "does not exist"),
         (_a_file, "is not a folder"),
-        (_no_config, r"config\.json does not exist"),
-        (_broken_config, r"config\.json is not readable as JSON"),
+        (_no_config, r"config\.json: there is no such file"),
+        (_broken_config, r"config\.json is not valid JSON"),
         (_unsupported, r"config\.json: architecture GPT2LMHeadModel.*Qwen3ForCausalLM"),
         (
             _truncated,
@@ -240,7 +240,7 @@ def _a_file(folder: Path) -> None:
         ),
         (_nowhere, r"says that model\.safetensors holds tensor model\.norm\.bias, which it does not:"),
         (_twice, r"tensor \S+ is in a\.safetensors and b\.safetensors"),
-        (_dangling, r"other\.safetensors is not a readable safetensors file.*No such file"),
+        (_dangling, r"other\.safetensors: there is no such file"),
         (lambda f: _indexed(f, []), r"index\.json is not a JSON object"),
         (lambda f: _indexed(f, {"weight_map": []}), "has no weight_map"),
         (lambda f: _indexed(f, {"weight_map": {"a": 3}}), "tensor a is in 3, which is no file name"),
@@ -359,7 +359,7 @@ def test_a_hub_id_is_found_in_the_cache_that_the_environment_names(folder: Path,
     assert told.startswith("error: model.path=Org/Model-1B is no local folder, is not in the hub's cache")
     assert "HF_HUB_OFFLINE is set" in told
     (snapshot / SINGLE).resolve().unlink()  # the link stays, as after a blob was deleted
-    assert "model.safetensors is not a readable" in resolve_elsewhere(HF_HOME=str(home))
+    assert "model.safetensors: there is no such file" in resolve_elsewhere(HF_HOME=str(home))
 
 
 def test_a_download_that_was_cut_short_is_completed_or_told(
