@@ -32,7 +32,7 @@ from minivllm.bench.telemetry import Telemetry
 from minivllm.cli import _verbatim
 from minivllm.engine.events import StepTimed
 from minivllm.models.registry import model_class, supported_architectures
-from minivllm.models.rope_config import _REQUIRED as ROPE_KINDS
+from minivllm.models.rope_config import KINDS as ROPE_KINDS
 from minivllm.options import QualityOptions
 from tests.scripts import load_script
 

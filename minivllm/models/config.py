@@ -203,8 +203,8 @@ def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:
         values.fail(
             key, f"in each of {layers} layers are more experts than the {_MOST_MODULES:,} there can be"
         )
-    active = values.integer("num_experts_per_tok", 0, high=experts) if experts else 0
-    if experts and not active:
+    active = values.integer("num_experts_per_tok", 0, low=0) if experts else 0
+    if experts and not 1 <= active <= experts:
         values.fail("num_experts_per_tok", f"must be between 1 and {experts} experts")
     step, dense = values.integer("decoder_sparse_step", 1), values.integers("mlp_only_layers") or ()
     return {
