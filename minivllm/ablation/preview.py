@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minivllm.ablation.schedule import Plan, recorded_status
 from minivllm.bench import storage
 from minivllm.bench.measurement import Measurement
+from minivllm.bench.records import read_record
+from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -172,10 +173,10 @@ def recorded_durations(runs_dir: Path) -> dict[str, float]:
     """Mean wall-clock seconds of a measurement, by cell_id, over all records below `runs_dir`."""
     seconds: dict[str, list[float]] = {}
     for path in runs_dir.glob(f"*/*/{storage.RECORD}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, BadInput):
+            record = read_record(path)
             # The configuration is written when a measurement begins, the record when it ends.
             wall = path.stat().st_mtime - (path.parent / storage.CONFIG).stat().st_mtime
-            window = record["metrics"]["duration_s"] or 0.0
+            window = (record.get("metrics") or {}).get("duration_s") or 0.0
             seconds.setdefault(record["cell_id"], []).append(max(wall, window))
     return {cell: fmean(values) for cell, values in seconds.items()}

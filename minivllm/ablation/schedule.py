@@ -15,6 +15,7 @@ from minivllm.ablation.findings import Planned
 from minivllm.ablation.plan import Arm, Sweep, essential
 from minivllm.bench import identity, storage
 from minivllm.bench.measurement import Measurement
+from minivllm.bench.records import record_in
 from minivllm.errors import BadInput, NotInstalled
 
 
@@ -212,8 +213,5 @@ def standing(measurement: Measurement) -> Measurement:
 
 def recorded_status(measurement: Measurement) -> str | None:
     """Status of the measurement's record; None where there is none (or none that can be read)."""
-    try:
-        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
-        return str(record["status"])
-    except (OSError, ValueError, KeyError):
-        return None
+    record = record_in(measurement.path)
+    return None if record is None else str(record["status"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ from minivllm.ablation.findings import Goal
 from minivllm.ablation.plan import Arm, Sweep, is_setting
 from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan, require_one
 from minivllm.ablation.sweep import Launch, measure
-from minivllm.bench import identity, metrics, storage
+from minivllm.bench import identity, metrics
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.bench.record import Quality, Record
+from minivllm.bench.records import record_in
 from minivllm.config import OPTIONS, quoted
 from minivllm.errors import BadInput
 from minivllm.explain import nearest
@@ -205,10 +205,9 @@ class Search:
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
         """Records of a trial; empty where one is missing, or the trial could not be measured at all."""
-        paths = [measurement.path / storage.RECORD for measurement in self.cells[arm].measurements]
-        if not all(path.exists() for path in paths):
-            return []
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        found = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
+        blocks = [record for record in found if record is not None]
+        return blocks if len(blocks) == len(found) else []
 
 
 def _of_which(name: str, node: dict[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -25,6 +23,7 @@ from minivllm.ablation.schedule import (
 from minivllm.bench import identity, storage
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.record import Failure, Validity
+from minivllm.bench.records import record_in
 from minivllm.config import quoted
 from minivllm.errors import BadInput
 from minivllm.report.format import count
@@ -174,9 +173,9 @@ def _warn_of_old_terms(plan: Plan) -> None:
     for knob in ("slo", "price", "roofline"):
         kept = 0
         for measurement in plan.measurements:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
-                kept += record["config"]["measure"][knob] != measurement.config["measure"][knob]
+            if (record := record_in(measurement.path)) is not None:
+                had = (record.get("config") or {}).get("measure") or {}
+                kept += knob in had and had[knob] != measurement.config["measure"][knob]
         if kept:
             print(
                 f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"

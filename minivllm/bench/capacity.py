@@ -6,7 +6,6 @@ can say what came of it without having been there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,10 @@ from statistics import NormalDist, fmean, variance
 from typing import Any
 
 from minivllm.bench.identity import cell_id, digest
-from minivllm.bench.storage import RECORD, REQUESTS
+from minivllm.bench.record_tables import read_table
+from minivllm.bench.records import record_in
+from minivllm.bench.storage import REQUESTS
+from minivllm.errors import BadInput
 
 TASK = "minivllm.tasks.capacity.run"
 # Knobs of arrival processes in which a rate can be searched for, and what they count.
@@ -287,16 +289,15 @@ def met(
         record: as record.json has it.
         slo: the objectives; None: those that the record was made with.
     """
-    import pyarrow.parquet as pq
-
     if record["status"] == "timeout":
         return [False] * TIMED_OUT if fits(record["config"]) else None
     if record["status"] != "ok":
         return None
     limits = objectives(record["config"]["measure"]["slo"] if slo is None else slo)
+    digest = (record.get("digests") or {}).get(REQUESTS)
     try:
-        rows = pq.read_table(directory / REQUESTS, columns=["status", *limits]).to_pylist()
-    except (OSError, ValueError):  # pyarrow's own are of these
+        rows = read_table(directory, REQUESTS, digest, ["status", *limits]).to_pylist()
+    except BadInput:
         return None
     return [
         row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
@@ -326,7 +327,8 @@ def from_records(directories: Iterable[Path]) -> list[Search]:
     """
     cells: dict[tuple[str, str], list[tuple[Path, dict[str, Any]]]] = {}
     for directory in sorted(directories):
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        if (record := record_in(directory)) is None or not record.get("config"):
+            continue
         config = record["config"]
         knob = rate_knob(config.get("arrival") or {})
         if (config.get("task") or {}).get("_target_") == TASK and knob is not None:

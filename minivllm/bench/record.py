@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+KERNELS_VERSION = 1  # of kernels.json, which is no Record
 STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
+DESIGNS = ("leave_one_out", "add_one_in", "pairs", "factorial")
+# Annotations say more of a type than Python's own can: texts to choose from, or the fields of an object; schema.py reads them.
 
 
 @dataclass
@@ -174,7 +177,7 @@ class Failure:
 class Ablation:
     """Where a measurement stands in an ablation; all that the analysis needs besides the figures."""
 
-    design: str  # "leave_one_out" | "add_one_in" | "pairs" | "factorial"
+    design: Annotated[str, DESIGNS]
     metric: str  # below `metrics`: what the verdicts are about
     optimisations: list[str]  # all of the ablation, in order
     requires: dict[str, list[str]]  # of those that require others
@@ -182,6 +185,36 @@ class Ablation:
     order: int = 0  # of the arm within its block, which is shuffled
     seed: int = 0  # of the shuffling
     lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
+
+
+class Config(TypedDict, total=False):
+    """Those parts of a resolved configuration whose types the readers go by."""
+
+    choices: dict[str, str | None]
+    model: dict[str, Any]
+    quant: dict[str, Any]
+    cache: dict[str, Any]
+    engine: dict[str, Any]
+    runtime: dict[str, Any]
+    workload: dict[str, Any]
+    arrival: dict[str, Any]
+    measure: dict[str, Any]
+    task: dict[str, Any]
+
+
+class Provenance(TypedDict, total=False):
+    """Those facts about code and machine whose types the readers go by; see provenance.py."""
+
+    code_hash: str | None
+    packages: dict[str, str | None]
+    peer_packages: dict[str, str | None] | None
+    device: dict[str, Any]
+    driver: str | None
+    clocks: dict[str, float | None]
+    cpu: dict[str, Any]
+    threads: int | None
+    started_at: str | None
+    host: str | None
 
 
 @dataclass
@@ -193,8 +226,8 @@ class Record:
     sweep: str  # the record folder under runs/
     arm: str  # the cell's name within its sweep
     block: int
-    status: str
-    config: dict[str, Any]
+    status: Annotated[str, STATUSES]
+    config: Annotated[dict[str, Any], Config]
     position: int = 0  # of the arm within its sweep
     ablation: Ablation | None = None
     workload_hash: str | None = None
@@ -202,7 +235,7 @@ class Record:
     attention_backend: str | None = None
     schema_version: int = SCHEMA_VERSION
     error: Failure | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], Provenance] = field(default_factory=dict)
     cold: Cold = field(default_factory=Cold)
     metrics: Metrics = field(default_factory=Metrics)
     memory: Memory = field(default_factory=Memory)
@@ -213,6 +246,7 @@ class Record:
     quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)
+    digests: dict[str, str] | None = None  # SHA-256 of each table beside it, by file name
 
     def __post_init__(self) -> None:
         self.config = portable(self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minivllm.bench.identity import decisive_runtime
+from minivllm.bench.record_tables import read_table
 from minivllm.bench.records import read_records
 from minivllm.bench.roofline import BYTES, PHASES, model_costs
 from minivllm.bench.storage import STEPS
@@ -179,17 +181,20 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
     Raises:
         BadInput: there are none, or too few steps.
     """
-    import pyarrow.parquet
-
     wanted, columns, used = _identity(config), [], 0
     records = [record for record in read_records(place) if record["status"] == "ok"]
     for record in records:
-        path = Path(record["directory"]) / STEPS
-        if _identity(record["config"]) == wanted and path.exists() and _measured(record):
-            table = pyarrow.parquet.read_table(path).to_pydict()
-            if table.get("forward_ms"):
-                columns.append(_features(table))
-                used += 1
+        if _identity(record["config"]) != wanted or not _measured(record):
+            continue
+        try:
+            digest = (record.get("digests") or {}).get(STEPS)
+            table = read_table(Path(record["directory"]), STEPS, digest).to_pydict()
+        except BadInput as damage:
+            warnings.warn(f"{record['directory']}/{STEPS} {damage}: left out", stacklevel=2)
+            continue
+        if table.get("forward_ms"):
+            columns.append(_features(table))
+            used += 1
     steps = sum(len(times) for _, times in columns)
     if steps < LEAST_STEPS:
         raise BadInput(

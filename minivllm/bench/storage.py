@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ HANDOVER = ".record.part"  # a worker's finished record, before the supervisor c
 REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
 TELEMETRY = "telemetry.parquet"
+TABLES = (REQUESTS, STEPS, TELEMETRY)  # whose digests the record has
 CONFIG = "config.yaml"
 LOG = "run.log"
 TRACE = "trace.json.gz"  # of runtime.profile
@@ -183,11 +185,21 @@ def write_record(
 
 
 def finish(directory: Path, record: dict[str, Any]) -> None:
-    """Write record.json, the last of a measurement's files, and remove what it takes the place of."""
-    write_json(directory / RECORD, record)
+    """Write record.json, the last of a measurement's files, with the digests of its tables, and remove what it takes the place
+    of."""
+    write_json(directory / RECORD, {**record, "digests": digests(directory)})
     with suppress(OSError):
         (directory / HANDOVER).unlink()
     remove(_aside(directory))
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each table in a record directory, by file name; of those that are there."""
+    found = {}
+    for name in TABLES:
+        with suppress(FileNotFoundError), (directory / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:

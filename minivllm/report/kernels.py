@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm.bench.record import KERNELS_VERSION
 from minivllm.bench.storage import KERNELS
 from minivllm.bench.validity import OTHERS_PERCENT
 from minivllm.errors import BadInput
@@ -17,6 +17,7 @@ from minivllm.report.format import MISSING, count, sig
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder, write_bytes
+from minivllm.untrusted import read_object
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,12 +55,13 @@ def read(folder: Path) -> dict[str, Any]:
         BadInput: it cannot be read, or is none.
     """
     path = folder / KERNELS
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
-    if not isinstance(record, dict) or record.get("kind") != "kernels":
+    record = read_object(path, str(path))
+    if record.get("kind") != "kernels":
         raise BadInput(f"{path} is no record of task=kernels")
+    if record.get("schema_version") != KERNELS_VERSION:
+        raise BadInput(
+            f"{path} has schema_version {record.get('schema_version')!r:.20}, and {KERNELS_VERSION} is read here"
+        )
     return record
 
 

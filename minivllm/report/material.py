@@ -8,10 +8,11 @@ from pathlib import Path
 
 from minivllm.ablation.findings import Analysis, Goal, Planned
 from minivllm.bench.capacity import Search
+from minivllm.bench.record_tables import damaged_tables
+from minivllm.bench.records import Damaged
 from minivllm.report import capacity, tuning, worth
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import count
-from minivllm.report.parquet import damaged
 from minivllm.report.rows import Row, read_rows
 
 
@@ -27,7 +28,7 @@ class Material:
     """
 
     rows: list[Row]
-    unreadable: list[str]
+    unreadable: list[Damaged]
     planned: Planned | None = None
     goal: Goal | None = None
 
@@ -37,9 +38,9 @@ class Material:
         return gather(self.rows)
 
     @cached_property
-    def damaged(self) -> list[str]:
-        """Tables beside the records that say nothing any more."""
-        return [path for row in self.rows for path in damaged(row)]
+    def damaged(self) -> list[Damaged]:
+        """Tables beside the records that are missing, torn, or not those that were recorded."""
+        return [table for row in self.rows for table in damaged_tables(row)]
 
     @property
     def warning(self) -> str | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import records
+from minivllm.bench.records import Damaged, flat_rows
 from minivllm.errors import BadInput
 
 Row = dict[
@@ -16,24 +15,23 @@ Row = dict[
 ]  # flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key
 
 
-def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[str]]:
+def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
     """Rows of every record at or below the given folders, failed ones included, and the unreadable files.
 
-    Raises BadInput where there is no record at all.
+    Raises BadInput where there is no record at all that can be read.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the page lists the files that could not be read
-        found, unreadable = records.scan(source)
+    found, unreadable = flat_rows(source)
     if not found:
         places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
+        if unreadable:
+            raise BadInput(
+                f"no record at or below {places} can be read, of {len(unreadable)} that are there; the first: "
+                f"{unreadable[0]}: {unreadable[0].reason}"
+            )
         raise BadInput(
             f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
         )
-    return [{k: _plain(v) for k, v in records.flatten(record).items()} for record in found], unreadable
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return found, unreadable
 
 
 def number(value: Any) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from minivllm.bench.capacity import (
 from minivllm.bench.display import Display
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import Measurement
+from minivllm.bench.records import read_record
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
@@ -168,7 +168,7 @@ class _Search:
         """Whether the record says something about its rate: one that timed out not if there is more time now."""
         if (status := recorded_status(measurement)) not in DONE:
             return False
-        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        record = read_record(measurement.path / storage.RECORD)
         if status == "ok":
             return met(measurement.path, record) is not None
         had, has = (c["measure"]["timeout_s"] or math.inf for c in (record["config"], measurement.config))
@@ -190,7 +190,7 @@ class _Search:
         return measurement
 
     def _met(self, rate: float, measurement: Measurement) -> Sequence[bool]:
-        record = json.loads((measurement.path / storage.RECORD).read_text(encoding="utf-8"))
+        record = read_record(measurement.path / storage.RECORD)
         self.latencies.setdefault(rate, record.get("metrics") or {})
         seen = met(measurement.path, record, self.config["measure"]["slo"])
         assert seen is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.bench import identity, storage
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.provenance import provenance
-from minivllm.bench.record import portable
+from minivllm.bench.record import KERNELS_VERSION, portable
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import folder_name
 from minivllm.tasks.ending import refuse_unwritable
@@ -60,7 +60,7 @@ def run(config: dict[str, Any]) -> int:
             limits, notes = _limits(setting)
             rows: list[dict[str, Any]] = []
             record = {
-                "schema_version": SCHEMA_VERSION,
+                "schema_version": KERNELS_VERSION,
                 "kind": "kernels",
                 "status": "error",
                 "config": portable(config),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench import storage
+from minivllm.bench.records import read_record
 from minivllm.errors import BadInput
 from minivllm.tracking.base import Tracker
 
@@ -52,7 +52,7 @@ class MLflowTracker(Tracker):
         """See Tracker."""
         from mlflow.entities import Metric, Param
 
-        record = json.loads((directory / storage.RECORD).read_text(encoding="utf-8"))
+        record = read_record(directory / storage.RECORD)
         now = int(time.time() * 1000)
         numbers = {
             name: value

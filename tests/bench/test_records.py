@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 
 from minivllm.bench import storage
 from minivllm.bench.record import Failure, Record
+from minivllm.bench.record_tables import read_table
 from minivllm.bench.records import load_records, read_records, scan
 from minivllm.errors import BadInput
 
@@ -85,3 +89,62 @@ def test_a_wrong_place_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file or folder"):
         load_records(tmp_path / "nowhere")
     assert len(load_records(tmp_path)) == 0
+
+
+def test_records_of_other_versions_are_migrated_or_left_out_with_the_reason(runs: Path) -> None:
+    path = runs / "s1" / "a-1" / "record.json"
+    record = json.loads(path.read_text())
+    assert record["schema_version"] == 2 and record["digests"] == {}
+    for version, readable in ((1, True), (9, False), ("one", False)):
+        path.write_text(json.dumps({**record, "schema_version": version}))
+        with warnings.catch_warnings(record=True):
+            records, unreadable = scan(runs)
+        assert len(records) == 2 + readable
+        assert {found["schema_version"] for found in records} == {2}
+        if not readable:
+            assert unreadable == [str(path)] and "1 and 2 are read here" in unreadable[0].reason
+
+
+def test_a_deep_record_is_one_of_many(runs: Path) -> None:
+    (runs / "s1" / "a-1" / "record.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.warns(UserWarning, match="nested too deeply"):
+        records, unreadable = scan(runs)
+    assert (len(records), len(unreadable)) == (2, 1)
+
+
+def test_a_pipe_in_place_of_a_record_is_not_waited_for(runs: Path) -> None:
+    path = runs / "s1" / "a-1" / "record.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(UserWarning, match="a pipe or a device"):
+        assert len(scan(runs)[0]) == 2
+
+
+def test_a_table_that_was_swapped_is_found(tmp_path: Path) -> None:
+    places = []
+    for name in ("a", "b"):
+        place = put(tmp_path / "runs" / "s" / name, name)
+        storage.write_record(
+            place,
+            Record(name, "cell", "s", "arm", 0, "ok", {}),
+            [{"request_id": name}],
+            [{"start_s": 1.0}],
+        )
+        places.append(place)
+    assert load_records(tmp_path / "runs").attrs["damaged"] == []
+    shutil.copy(places[0] / "requests.parquet", places[1] / "requests.parquet")
+    steps = places[0] / "steps.parquet"
+    content = bytearray(steps.read_bytes())
+    content[len(content) // 2] ^= 1
+    steps.write_bytes(content)
+    with pytest.warns(UserWarning, match="2 table"):
+        damaged = load_records(tmp_path / "runs").attrs["damaged"]
+    assert damaged == [str(steps), str(places[1] / "requests.parquet")]
+    digests = storage.digests(places[0])
+    assert read_table(places[0], "requests.parquet", digests["requests.parquet"]).num_rows == 1
+    for place, name in ((places[0], "steps.parquet"), (places[1], "requests.parquet")):
+        digest = json.loads((place / "record.json").read_text())["digests"][name]
+        with pytest.raises(BadInput, match="not the table that was recorded"):
+            read_table(place, name, digest)
+    with pytest.raises(BadInput, match="missing"):
+        read_table(places[0], "telemetry.parquet", None)
