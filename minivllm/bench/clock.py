@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
+
+APART_S = 0.05  # by which clocks of one machine may differ that are read one after the other
+APART_SHARE = (
+    1e-3  # and of the time between two readings: a clock that is being set right runs 0.05 % faster or slower
+)
 
 
 class ClockProtocol(Protocol):
@@ -42,3 +48,55 @@ class Clock:
         """Sleep; returns at once if `seconds` is not positive."""
         if seconds > 0:
             time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the clocks of the machine say at one moment, seconds since whenever each began.
+
+    Args:
+        monotonic: the clock of every time stamp.
+        counter: the performance counter.
+        wall: the time of day.
+        boot: as the monotonic clock, and goes on while the machine is suspended; None where there is none.
+    """
+
+    monotonic: float
+    counter: float
+    wall: float
+    boot: float | None
+
+    @classmethod
+    def take(cls) -> Reading:
+        """Read them now; again where something came in between."""
+        for _ in range(10):
+            before = Clock.now()
+            reading = cls(before, time.perf_counter(), time.time(), _boot())
+            if abs(Clock.now() - before) < APART_S / 10:
+                break
+        return reading
+
+    def jumped(self, later: Reading) -> str | None:
+        """Why times between the two readings cannot be trusted; None where the clocks went alike.
+
+        The time of day alone may be set at any moment; it is believed only where no other clock tells a suspended machine.
+        """
+        went = later.monotonic - self.monotonic
+        apart = APART_S + APART_SHARE * abs(went)
+        others = {"performance counter": later.counter - self.counter}
+        if self.boot is not None and later.boot is not None:
+            others["clock since booting"] = later.boot - self.boot
+        else:
+            others["time of day"] = later.wall - self.wall
+        for name, other in others.items():
+            if abs(other - went) > apart:
+                return (
+                    f"the monotonic clock went {went:.2f} s and the {name} {other:.2f} s within the measured window: it jumped, or "
+                    "the machine was suspended"
+                )
+        return None
+
+
+def _boot() -> float | None:
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if clock is None else time.clock_gettime(clock)

@@ -12,6 +12,7 @@ from minivllm.bench.identity import code_hash
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance
 from minivllm.bench.record import Failure, Validity
+from minivllm.bench.schema import impossible
 from minivllm.bench.telemetry import peak
 
 NO_TRACE = "runtime.profile: there is no trace: {}"  # a note
@@ -85,13 +86,16 @@ def complete(
         memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
         interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
         start, end = window
-        seen = check_telemetry(rows, start, end, interval)
+        seen = check_telemetry(rows, start, end, interval, facts.get("clocks"))
         validity["ok"] = validity["ok"] and seen.ok
         validity["reasons"] += seen.reasons
         validity["notes"] += seen.notes
     if no_trace is not None:
         validity["notes"].append(NO_TRACE.format(no_trace))
         storage.discard_trace(measurement.path)
+    if wrong := impossible(record):
+        validity["ok"] = False
+        validity["reasons"] += wrong
     message = "; ".join(validity["reasons"])
     if not validity["ok"]:
         record["status"] = "invalid"

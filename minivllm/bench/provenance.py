@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from minivllm.bench.gpu import device_of, open_gpu
-from minivllm.bench.telemetry import cpu_mhz
+from minivllm.bench.telemetry import cpu_max_mhz, cpu_mhz
 from minivllm.threads import thread_count, usable_cores, usual_threads
 
 PACKAGES = (
@@ -185,6 +185,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
     sha, dirty = git()
     clocks = {
         "cpu_mhz": cpu_mhz(),
+        "cpu_max_mhz": cpu_max_mhz(),
         "gpu_max_sm_mhz": described.get("max_sm_mhz"),
         "gpu_max_memory_mhz": described.get("max_memory_mhz"),
     }

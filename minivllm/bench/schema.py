@@ -20,6 +20,7 @@ DEEPEST = 32  # objects and lists within each other
 LARGEST = 1e30  # of a number; sums of what is larger overflow
 ROUNDING = 1e-6  # by which what cannot be negative may be
 MEASURED = ("metrics", "memory", "energy", "cost", "roofline", "breakdown", "cold", "quality", "liveness")
+COUNTED = {"liveness"}  # by engines and plug-ins, who may count downwards
 SIGNED = {"energy.joules_above_idle"}  # idle power is measured too, and a window may lie below it
 
 
@@ -76,7 +77,7 @@ def impossible(record: dict[str, Any]) -> list[str]:
         f"{name} is {value:.4g}: no measurement gives that"
         for part in MEASURED
         for name, value in _numbers(record.get(part), part)
-        if not math.isfinite(value) or (value < -ROUNDING and name not in SIGNED)
+        if not math.isfinite(value) or (value < -ROUNDING and part not in COUNTED and name not in SIGNED)
     ]
 
 

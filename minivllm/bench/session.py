@@ -11,7 +11,7 @@ from typing import Any
 
 from minivllm.bench import metrics, profile, validity
 from minivllm.bench.arrivals import Arrival
-from minivllm.bench.clock import Clock
+from minivllm.bench.clock import Clock, Reading
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
@@ -86,6 +86,7 @@ class Session:
         self._tell_s = 0.0  # when to speak of loading again
         self._load_peak: int | None = None
         self._cold = True
+        self._jumped: str | None = None  # what is wrong with the clocks of the last window
         self._probed = False
         self._judge = Judge(emit)
         self._maker = WorkloadMaker()
@@ -238,7 +239,9 @@ class Session:
             # The mark is the kernel's and keeps what earlier measurements of this worker reached.
             reset_own_peak_rss()
             self._meter.begin_window()
+            before = Reading.take()
             traces = drive.run()
+            self._jumped = before.jumped(Reading.take())
         finally:
             gc.enable()
         if clock is not None:
@@ -284,6 +287,10 @@ class Session:
         record.validity = validity.check(
             traces, load.workload, figures, energy=energy, roofline=record.roofline, liveness=liveness
         )
+        if info.clock is None:
+            record.validity.ok &= self._jumped is None
+            record.validity.reasons += [self._jumped] if self._jumped else []
+            record.validity.notes += validity.one_token_answers(traces, served="stream" in liveness)
         record.validity.notes += [
             *info.warnings,
             *self._notes,

@@ -184,6 +184,11 @@ def write_record(
     finish(directory, record.to_dict())
 
 
+def hand_over(directory: Path, record: Record) -> None:
+    """Write a worker's record for the supervisor, numbers that are not finite as they are: it judges them."""
+    write_text(directory / HANDOVER, json.dumps(record.to_dict(), default=str))
+
+
 def finish(directory: Path, record: dict[str, Any]) -> None:
     """Write record.json, the last of a measurement's files, with the digests of its tables, and remove what it takes the place
     of."""

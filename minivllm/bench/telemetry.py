@@ -25,7 +25,7 @@ class Telemetry:
 
     Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's own
     timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water mark),
-    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, and `gpu_*` readings. Memory and
+    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, `cpu_fastest_mhz`, and `gpu_*` readings. Memory and
     CPU are the worker's and its descendants' together: some engines compute in a process of their own.
 
     Args:
@@ -50,7 +50,8 @@ class Telemetry:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._family = Family(pid)
         self._last: tuple[float, float, float] | None = None  # time, worker's CPU seconds, everybody's
-        self._frequency: tuple[float, float | None] = (float("-inf"), None)
+        self._clocks: dict[str, float | None] = {}
+        self._clocks_s = float("-inf")
 
     def start(self) -> Telemetry:
         """Begin sampling."""
@@ -97,14 +98,19 @@ class Telemetry:
             "rss_peak": usage.rss_peak,
             "cpu_worker_percent": worker_percent,
             "cpu_other_percent": other_percent,
-            "cpu_mhz": self._cpu_mhz(now),
+            **self._cpu_clocks(now),
             **self._gpu.sample({self._pid, *usage.pids}),
         }
 
-    def _cpu_mhz(self, now: float) -> float | None:
-        if now - self._frequency[0] >= FREQUENCY_EVERY_S:
-            self._frequency = (now, cpu_mhz())
-        return self._frequency[1]
+    def _cpu_clocks(self, now: float) -> dict[str, float | None]:
+        if now - self._clocks_s >= FREQUENCY_EVERY_S:
+            clocks = cpu_clocks()
+            self._clocks_s = now
+            self._clocks = {
+                "cpu_mhz": sum(clocks) / len(clocks) if clocks else None,
+                "cpu_fastest_mhz": max(clocks, default=None),
+            }
+        return self._clocks
 
     def rows(self, since: float, until: float | None = None) -> list[Row]:
         """Rows taken from `since` to `until` (monotonic seconds)."""
@@ -114,11 +120,23 @@ class Telemetry:
             ]
 
 
-def cpu_mhz() -> float | None:
-    """The CPU's clock as the system tells it; None where it does not."""
+def cpu_clocks() -> list[float]:
+    """The clock of each core as the system tells it, MHz; of some systems one for all, or none."""
     with suppress(Exception):  # psutil raises what the platform's files happen to cause
-        if frequency := psutil.cpu_freq():
-            return float(frequency.current)
+        return [float(core.current) for core in psutil.cpu_freq(percpu=True)]
+    return []
+
+
+def cpu_mhz() -> float | None:
+    """The mean clock of the cores; None where the system does not tell it."""
+    clocks = cpu_clocks()
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def cpu_max_mhz() -> float | None:
+    """The greatest clock that any core can run at; None where the system does not tell it."""
+    with suppress(Exception):
+        return max(float(core.max) for core in psutil.cpu_freq(percpu=True)) or None
     return None
 
 

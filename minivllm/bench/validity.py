@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from minivllm.bench.driver import RequestTrace
+from minivllm.bench.engine import UNKNOWN_TOKEN
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.roofline import exceeds
 from minivllm.bench.stream_validity import check_stream
@@ -28,6 +29,8 @@ SLOWDOWNS = {
     0x80: "hardware power brake",
 }
 POWER_CAP = 0x04
+LONG_ANSWER = 8  # tokens, of which all are alike by accident in no text
+SLOW_CLOCK = 0.5  # of the greatest clock that the hardware can run at
 NAMED = 3  # examples named in a sentence
 
 
@@ -71,7 +74,11 @@ def check(
 
 
 def check_telemetry(
-    rows: Sequence[Mapping[str, Any]], start_s: float, end_s: float, interval_s: float = 0.2
+    rows: Sequence[Mapping[str, Any]],
+    start_s: float,
+    end_s: float,
+    interval_s: float = 0.2,
+    clocks: Mapping[str, float | None] | None = None,
 ) -> Validity:
     """Judge the samples of a measured window.
 
@@ -81,11 +88,14 @@ def check_telemetry(
         start_s: the window's start.
         end_s: the window's end.
         interval_s: seconds between samples, as set.
+        clocks: the provenance's, with the greatest that the hardware can run at.
     """
     reasons, notes = [], []
     inside = [row for row in rows if start_s <= row["t_s"] <= end_s]
     times = [start_s, *(row["t_s"] for row in inside), end_s]
     gap = max(b - a for a, b in pairwise(times))
+    if any(b < a for a, b in pairwise(row["t_s"] for row in rows)):
+        reasons.append("the times of telemetry run backwards: the monotonic clock jumped")
     allowed = max(MAX_GAP_S, MAX_GAP_INTERVALS * interval_s)
     if gap > allowed:
         reasons.append(
@@ -107,7 +117,12 @@ def check_telemetry(
             f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"
         )
     reasons += _slowdowns(inside)
-    notes += [*_power_cap(inside), *_neighbours(inside), *_clocks(inside)]
+    notes += [
+        *_power_cap(inside),
+        *_neighbours(inside),
+        *_clocks(inside),
+        *_slow_clocks(inside, clocks or {}),
+    ]
     return Validity(not reasons, reasons, notes)
 
 
@@ -149,6 +164,21 @@ def _clocks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         clocks = _readings(rows, column)
         if clocks and max(clocks) - min(clocks) > CLOCK_RANGE * max(clocks):
             yield f"the {name} clock changed within the window, from {min(clocks):.0f} to {max(clocks):.0f} MHz"
+
+
+def _slow_clocks(rows: Sequence[Mapping[str, Any]], clocks: Mapping[str, float | None]) -> Iterator[str]:
+    """A machine that saves power, or is throttled by what it does not tell, is not the one that its name promises."""
+    for column, limit, name in (
+        ("cpu_fastest_mhz", "cpu_max_mhz", "CPU's fastest core"),
+        ("gpu_sm_mhz", "gpu_max_sm_mhz", "GPU"),
+        ("gpu_memory_mhz", "gpu_max_memory_mhz", "GPU's memory"),
+    ):
+        greatest, most = max(_readings(rows, column), default=None), clocks.get(limit)
+        if greatest is not None and most and greatest < SLOW_CLOCK * most:
+            yield (
+                f"the {name} ran at {greatest:.0f} MHz at most, {100 * greatest / most:.0f} % of its own maximum of "
+                f"{most:.0f} MHz, for the whole window"
+            )
 
 
 def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
@@ -210,6 +240,25 @@ def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:
         yield f"{len(backwards)} requests have token times missing or out of order ({_examples(backwards)})"
     if early:
         yield f"{len(early)} requests have times that cannot be ({_examples(early)}): the clocks disagree"
+
+
+def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]:
+    """A note on answers that are one token from beginning to end, as of a model or a kernel that is broken.
+
+    Args:
+        traces: of an engine that computes.
+        served: whether a server answers, which may not tell the ids.
+    """
+    said = [
+        t for t in traces if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
+    ]
+    alike = [f"{t.request_id}: token {t.token_ids[0]}" for t in said if len(set(t.token_ids)) == 1]
+    if not alike:
+        return []
+    return [
+        f"{len(alike)} of {len(said)} answers of at least {LONG_ANSWER} tokens are one token throughout "
+        f"({_examples(alike)})"
+    ]
 
 
 def _littles_law(traces: Sequence[RequestTrace], metrics: Metrics) -> Iterator[str]:

@@ -91,7 +91,7 @@ class Worker:
         result = session.measure(measurement)
         storage.write_parquet(measurement.path / storage.REQUESTS, result.requests)
         storage.write_parquet(measurement.path / storage.STEPS, result.steps)
-        storage.write_json(measurement.path / storage.HANDOVER, result.record.to_dict())
+        storage.hand_over(measurement.path, result.record)
         if profile_wanted(measurement.config):
             self.pipe("profiling", window_s=result.window_s)
             self._profile(session, measurement, result.record)
@@ -105,7 +105,7 @@ class Worker:
             traceback.print_exception(error)
             sys.stderr.flush()
             record.validity.notes.append(NO_TRACE.format(first_line(error)))
-            storage.write_json(measurement.path / storage.HANDOVER, record.to_dict())
+            storage.hand_over(measurement.path, record)
 
     def _report(self, error: Exception, going_on: bool) -> int:
         """Put a failure into the log and tell the supervisor; returns the exit code."""

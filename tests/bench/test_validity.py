@@ -14,7 +14,7 @@ from minivllm.bench.driver import RequestTrace, drive
 from minivllm.bench.gpu import Gpu
 from minivllm.bench.metrics import compute
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
-from minivllm.bench.validity import check, check_telemetry, shared
+from minivllm.bench.validity import check, check_telemetry, one_token_answers, shared
 from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.fake_nvml import FakeNVML
@@ -270,3 +270,35 @@ def test_clock_changes_are_noted() -> None:
     assert check_telemetry(cpu, 1.0, 3.5).notes == [
         "the CPU clock changed within the window, from 1900 to 2600 MHz"
     ]
+
+
+def test_answers_of_one_token_throughout_are_noted() -> None:
+    def answer(name: str, *ids: int) -> RequestTrace:
+        trace = RequestTrace(name, 3, 0.0)
+        trace.token_ids = list(ids)
+        return trace
+
+    traces = [answer("a", *[0] * 8), answer("b", *[7] * 20), answer("c", *range(8)), answer("d", 5, 5)]
+    assert one_token_answers(traces, served=False) == [
+        "2 of 3 answers of at least 8 tokens are one token throughout (a: token 0; b: token 7)"
+    ]
+    assert one_token_answers(traces[2:], served=False) == []
+    # A server may not tell the ids, for which 0 stands.
+    assert one_token_answers(traces, served=True) == [
+        "1 of 1 answers of at least 8 tokens are one token throughout (b: token 7)"
+    ]
+
+
+def test_telemetry_that_runs_backwards() -> None:
+    rows = [{"t_s": t} for t in (1.0, 2.0, 1.5, 3.0)]
+    assert only_reason(check_telemetry(rows, 0.9, 3.1)).startswith("the times of telemetry run backwards")
+
+
+def test_a_clock_far_under_its_maximum_is_noted_where_that_is_known() -> None:
+    rows = [{"t_s": 1.0 + i, "gpu_sm_mhz": mhz, "cpu_fastest_mhz": 800.0} for i, mhz in enumerate((900, 940))]
+    notes = check_telemetry(rows, 0.5, 2.5, clocks={"gpu_max_sm_mhz": 1980.0, "cpu_max_mhz": None}).notes
+    assert notes == [
+        "the GPU ran at 940 MHz at most, 47 % of its own maximum of 1980 MHz, for the whole window"
+    ]
+    assert not check_telemetry(rows, 0.5, 2.5, clocks={"gpu_max_sm_mhz": 1000.0}).notes
+    assert not check_telemetry(rows, 0.5, 2.5).notes
