@@ -124,6 +124,7 @@ def warm_up(
     clock: ClockProtocol,
     num_requests: int | None = None,
     seed: int = 0,
+    others: bool = False,
 ) -> float | None:
     """Run requests of the workload with short outputs, as many at a time as the measurement will.
 
@@ -132,6 +133,7 @@ def warm_up(
 
     Args:
         num_requests: how many; None is one full batch, 0 none.
+        others: with the prompts' tokens in reverse order, which no prefix cache takes for theirs.
 
     Returns:
         Seconds that it took, or None where nothing was run.
@@ -145,6 +147,8 @@ def warm_up(
         replace(request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
         for i, request in enumerate(islice(cycle(openings), count))
     )
+    if others:
+        requests = tuple(replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1]) for r in requests)
     params = replace(params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests)))
     start = clock.now()
     drive(engine, Workload(requests), Concurrency(batch), params, clock, seed=seed)

@@ -50,6 +50,7 @@ class EngineInfo:
     model: dict[str, Any] = field(default_factory=dict)  # what the roofline needs, see roofline.py
     attention_backend: str | None = None
     warnings: list[str] = field(default_factory=list)
+    keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
     clock: ClockProtocol | None = None  # of an engine whose time is simulated; None is the machine's
 
 

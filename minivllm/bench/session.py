@@ -214,10 +214,12 @@ class Session:
         wanted = measure.get("warmup_requests", "auto")
         clock = self.engine.info.clock
         warmed = 0 if clock is not None else None if wanted == "auto" else int(wanted)
-        if measure.get("prefix_cache") == "warm":  # every prompt has been seen
+        warm = measure.get("prefix_cache") == "warm"
+        if warm:  # every prompt has been seen
             warmed = max(warmed or 0, load.workload.num_talks)
+        others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
         first_batch = warm_up(
-            self.engine, load.workload, load.arrival, load.params, clock or Clock(), warmed, load.seed
+            self.engine, load.workload, arrival, load.params, clock or Clock(), warmed, load.seed, others
         )
         self.engine.reset()
         gc.collect()
@@ -285,7 +287,11 @@ class Session:
         price = measure.get("price") or {}
         record.cost = cost(price, figures, energy)
         record.validity = validity.check(
-            traces, load.workload, figures, energy=energy, roofline=record.roofline, liveness=liveness
+            *(traces, load.workload, figures),
+            energy=energy,
+            roofline=record.roofline,
+            liveness=liveness,
+            cold=measure.get("prefix_cache") != "warm",
         )
         if info.clock is None:
             record.validity.ok &= self._jumped is None

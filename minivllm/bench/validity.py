@@ -8,6 +8,7 @@ from typing import Any
 
 from minivllm.bench.driver import RequestTrace
 from minivllm.bench.engine import UNKNOWN_TOKEN
+from minivllm.bench.prefix_sharing import check_cold
 from minivllm.bench.record import Energy, Metrics, Roofline, Validity
 from minivllm.bench.roofline import exceeds
 from minivllm.bench.stream_validity import check_stream
@@ -42,6 +43,7 @@ def check(
     energy: Energy | None = None,
     roofline: Roofline | None = None,
     liveness: Mapping[str, Mapping[str, float | str]] | None = None,
+    cold: bool = False,
 ) -> Validity:
     """Judge one measurement, but for what was seen from outside (`check_telemetry`).
 
@@ -52,6 +54,7 @@ def check(
         energy: the window's energy.
         roofline: with MBU and MFU.
         liveness: what the engine counted within the window.
+        cold: whether the prefix cache should have been empty before.
     """
     stream_reasons, stream_notes = check_stream(liveness or {}, metrics.e2e_ms.mean)
     reasons = [
@@ -69,6 +72,7 @@ def check(
         *_recordings(liveness or {}),
         *_overlaps(liveness or {}),
         *stream_notes,
+        *(check_cold(workload, liveness or {}, sum(trace.input_tokens for trace in traces)) if cold else ()),
     ]
     return Validity(not reasons, reasons, notes)
 

@@ -39,8 +39,8 @@ NOTES = (
     "first tokens include the way over HTTP",
 )
 KEEPS = (
-    "the server's prefix cache was not emptied, and the warm-up has shown it the prompts: start it without one, or "
-    "set engine.cache_reset"
+    "the server's prefix cache was not emptied, and has what earlier measurements have shown it of these prompts (the warm-up "
+    "shows it others): start it without one, or set engine.cache_reset"
 )
 
 
@@ -89,6 +89,7 @@ class OpenAIEngine(Adapter):
         self._extra = TOKEN_IDS if extra is None else dict(extra)
         self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
         self._reset_path, self._idle_s = cache_reset, idle_timeout_s
+        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
         self._heard_s = 0.0  # when a token or an end last came, or else the first of the requests under way
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
@@ -109,8 +110,11 @@ class OpenAIEngine(Adapter):
                 eos_token_ids=sizes.eos_token_ids,
                 max_num_seqs=max_connections,
                 load_s=time.monotonic() - begin,
-                warnings=[*source.warnings, *NOTES, *([KEEPS] if cache_reset is None else [])],
+                warnings=[*source.warnings, *NOTES],
+                keeps_prefixes=cache_reset is None,
             )
+            if cache_reset is None and not self._keep_prefixes:
+                self.info.warnings.append(KEEPS)
             self._probe(prompt)
             if cache_reset is not None:
                 self._empty_cache()
@@ -302,7 +306,7 @@ class OpenAIEngine(Adapter):
         self._tasks.clear()
         while not self._results.empty():
             self._results.get()
-        if self._reset_path is not None and hasattr(self, "info"):
+        if self._reset_path is not None and hasattr(self, "info") and not self._keep_prefixes:
             self._empty_cache()
         self._clear()
 

@@ -136,8 +136,8 @@ class Worker:
             self.unfinished.clear()
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        if clear:
-            self.engine.reset_prefix_cache()
+        if clear and self.engine.reset_prefix_cache() is False:  # older versions say nothing
+            raise RuntimeError("vLLM did not empty its prefix cache, though no request is left")
         self.say(reset=True)
 
     def main(self) -> None:
