@@ -47,6 +47,7 @@ NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured win
 UNASKED: dict[str, dict[str, Any]] = {
     "decoding": {"bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True},
     "runtime": {"cores": None},
+    "model": {"rope_scaling": None},
 }
 # Knobs whose null stands for what older records have as a number.
 MEANT: dict[str, dict[str, Any]] = {"workload": {"block_tokens": 512}}

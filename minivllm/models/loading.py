@@ -54,6 +54,7 @@ def load_model(
     weights: str = "auto",
     max_model_len: int | None = None,
     seed: int = 0,
+    rope_scaling: dict[str, Any] | None = None,
     architecture: dict[str, Any] | None = None,
     *,
     quant: QuantMethod,
@@ -68,6 +69,7 @@ def load_model(
         weights: "auto", "hub", "random", or a folder.
         max_model_len: longest sequence in tokens; None takes the model's own limit.
         seed: of random weights.
+        rope_scaling: in place of the checkpoint's own, as `rope_parameters` of transformers 5.
         architecture: the published config.json, used for random weights.
         quant: how linear layers are stored; also sets the compute dtype.
         device: where the model runs.
@@ -78,7 +80,10 @@ def load_model(
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the checkpoint is
             quantised in another way than `quant`, or experts are missing.
     """
-    node = {"path": path, "weights": weights, "seed": seed, "architecture": architecture}
+    node = {
+        **{"path": path, "weights": weights, "seed": seed},
+        **{"rope_scaling": rope_scaling, "architecture": architecture},
+    }
     _, source = resolve(node, allow_random=False)
     config = ModelConfig.from_dict(source.config)
     length = config.context(max_model_len)

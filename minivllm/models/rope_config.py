@@ -15,6 +15,11 @@ _MOST_THETA, _MOST_FACTOR = 1e12, 1e6
 _ORIGINAL = "original_max_position_embeddings"
 _LISTS = ("short_factor", "long_factor")  # longrope's, one number for each pair of dimensions
 _OF_LAYERS = ("full_attention", "sliding_attention")
+_KEYS = (
+    *("rope_type", "rope_theta", "partial_rotary_factor", "factor", _ORIGINAL, "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("low_freq_factor", "high_freq_factor", *_LISTS),
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,20 @@ class RopeConfig:
     def rotary_dim(self, head_dim: int) -> int:
         """How many of a head's first dimensions are rotated."""
         return int(head_dim * self.partial_rotary_factor)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """As transformers 5 writes it: one value of `rope_parameters`."""
+        known = {_ORIGINAL: int, "truncate": bool, "short_factor": list, "long_factor": list}
+        scaling = {key: known.get(key, float)(value) for key, value in self.scaling.items()}
+        if self.kind == "dynamic":
+            del scaling[_ORIGINAL]
+        partial = {"partial_rotary_factor": self.partial_rotary_factor}
+        return {
+            **{"rope_type": self.kind, "rope_theta": self.theta},
+            **(partial if self.partial_rotary_factor != 1.0 else {}),
+            **scaling,
+        }
 
     @property
     def depends_on_length(self) -> bool:
@@ -73,6 +92,20 @@ def read_rope(values: Values, architecture: str, head_dim: int) -> tuple[RopeCon
         if limit > MOST_POSITIONS:
             parameters.fail("factor", f"makes a context of {limit:,} tokens; there can be {MOST_POSITIONS:,}")
     return full, local, limit
+
+
+def with_scaling(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json whose rope is scaled as the user says (`model.rope_scaling`).
+
+    Raises:
+        BadInput: it names no kind, or has a key that no kind has.
+    """
+    if not scaling.get("rope_type"):
+        raise BadInput(f"model.rope_scaling lacks rope_type, which is one of {', '.join(KINDS)}")
+    if unknown := [str(key) for key in scaling if key not in _KEYS]:
+        raise BadInput(f"model.rope_scaling has no {unknown[0][:40]}; its keys are {', '.join(_KEYS)}")
+    original = {_ORIGINAL: scaling[_ORIGINAL]} if _ORIGINAL in scaling else {}
+    return {**config, **original, "rope_scaling": dict(scaling)}
 
 
 def _parameters(values: Values) -> tuple[Values, Values | None]:

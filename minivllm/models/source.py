@@ -16,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.registry import check_architecture
+from minivllm.models.rope_config import with_scaling
 from minivllm.models.schema import Values
 from minivllm.untrusted import MIB, read_object
 
@@ -106,20 +107,25 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """The config, once its architecture and every value of it is known to be supported."""
+def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[str, Any]:
+    """The config with `model.rope_scaling`, once its architecture and every value of it is known to be supported."""
     architecture = read_architecture(config, where)
     check_architecture(architecture, where)
     ModelConfig.from_dict(config, where)
-    return (
-        config
-        if config.get("architectures") == [architecture]
-        else {**config, "architectures": [architecture]}
-    )
+    if config.get("architectures") != [architecture]:
+        config = {**config, "architectures": [architecture]}
+    if not (scaling := node.get("rope_scaling")):
+        return config
+    scaled = with_scaling(config, scaling)
+    read = ModelConfig.from_dict(scaled, f"model.rope_scaling over {where}")
+    del scaled["rope_scaling"]
+    parts = {"full_attention": read.rope, "sliding_attention": read.local_rope}
+    both = {kind: rope.parameters for kind, rope in parts.items() if rope is not None}
+    return {**scaled, "rope_parameters": both if len(both) > 1 else read.rope.parameters}
 
 
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
-    config = _checked(_config(folder), str(folder / "config.json"))
+    config = _checked(_config(folder), str(folder / "config.json"), node)
     checkpoint = Checkpoint.open(folder)
     return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), [*checkpoint.warnings])
 
@@ -134,9 +140,9 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
         folder = _cached(path)
     architecture = node.get("architecture")
     if architecture:
-        config = _checked(dict(architecture), "model.architecture")
+        config = _checked(dict(architecture), "model.architecture", node)
     elif folder is not None:
-        config = _checked(_config(folder), str(folder / "config.json"))
+        config = _checked(_config(folder), str(folder / "config.json"), node)
     else:
         raise BadInput(f"model.weights=random needs model.architecture, or config.json in model.path={path}")
     identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)

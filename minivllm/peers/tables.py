@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from minivllm.peers.honoured import ALL, Honoured, Knobs
+from minivllm.peers.honoured import Honoured, Knobs
 
+_MODEL = Knobs(
+    ("path", "weights", "max_model_len", "seed", "architecture"), says="model.* but model.rope_scaling"
+)
 _PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")
 _SAMPLING = Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"))
 _RUNTIME = Knobs(("device", "threads"))
 
 TRANSFORMERS = Honoured(
     "engine=transformers",
-    {"model": Knobs(ALL), "quant": _PRECISION, "decoding": _SAMPLING, "runtime": _RUNTIME},
+    {"model": _MODEL, "quant": _PRECISION, "decoding": _SAMPLING, "runtime": _RUNTIME},
 )
 TRANSFORMERS_CONTINUOUS = Honoured(
     "engine=transformers_continuous",
     {
-        "model": Knobs(ALL),
+        "model": _MODEL,
         "quant": _PRECISION,
         "batching": Knobs(("max_num_seqs", "max_num_batched_tokens")),
         "cache": Knobs(("block_size", "num_blocks", "memory_fraction", "prefix_caching")),
@@ -29,7 +33,7 @@ TRANSFORMERS_CONTINUOUS = Honoured(
 VLLM = Honoured(
     "engine=vllm",
     {
-        "model": Knobs(ALL),
+        "model": _MODEL,
         "quant": _PRECISION,
         "batching": Knobs(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill")),
         "cache": Knobs(("block_size", "prefix_caching")),
@@ -44,7 +48,7 @@ VLLM = Honoured(
     },
 )
 _SERVED = {
-    "model": Knobs(ALL, says="model.* (its tokenizer, vocabulary and context)"),
+    "model": replace(_MODEL, says="model.* but rope_scaling (its tokenizer, vocabulary and context)"),
     "decoding": Knobs(
         (
             *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),

@@ -10,8 +10,10 @@ import pytest
 import torch
 import yaml
 
+from minivllm.models.checkpoint import StoredTensor
 from minivllm.models.config import ModelConfig
 from minivllm.models.loading import _expected_shapes
+from minivllm.models.names import with_model_names
 from minivllm.models.registry import model_class
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -76,4 +78,9 @@ def test_the_tensors_are_those_that_transformers_saves(option: str) -> None:
     saved = revert_weight_conversion(model, model.state_dict())  # experts are fused in memory, not in files
     if config.tie_word_embeddings:
         saved.pop("lm_head.weight", None)
-    assert {name: tuple(value.shape) for name, value in saved.items()} == tensors(architecture)
+    stored = {
+        name: StoredTensor(Path(), name, "BF16", tuple(value.shape), 0, 2 * value.numel())
+        for name, value in saved.items()
+    }
+    found = {name: tensor.shape for name, tensor in with_model_names(stored).items()}
+    assert found == tensors(architecture)
