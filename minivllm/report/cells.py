@@ -195,7 +195,7 @@ class Cell:
 
 
 def gather(rows: list[Row]) -> list[Cell]:
-    """Cells in the order of their sweep's arms, labelled; the first is the baseline.
+    """Cells in the order of the sweeps and of each sweep's arms, labelled; the first is the baseline.
 
     Records of different code, devices, packages or threads are never averaged: they are cells of their own. Of a block
     that was measured again, with a trace say, the newest record counts.
@@ -217,7 +217,8 @@ def gather(rows: list[Row]) -> list[Cell]:
         return tuple(parts)
 
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in sorted(rows, key=_order):
+    sweeps = {sweep: place for place, sweep in enumerate(dict.fromkeys(str(row.get("sweep")) for row in rows))}
+    for row in sorted(rows, key=lambda row: (sweeps[str(row.get("sweep"))], *_order(row))):
         groups.setdefault(group(row), []).append(row)
     cells = [Cell(key[0], key[1], key[2], _newest(members)) for key, members in groups.items()]
     cells.sort(key=lambda cell: cell.arm != "baseline")  # stable: a named baseline comes first
@@ -287,7 +288,7 @@ def _alone(row: Row) -> bool:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    """As the arms were given, not as they happened to be measured: a cell tried again keeps its place.
+    """As the arms of a sweep were given, not as they happened to be measured: a cell tried again keeps its place.
 
     The rates of a search for capacity ascend, however it came to them.
     """
@@ -295,7 +296,7 @@ def _order(row: Row) -> tuple[Any, ...]:
     rates = (number(row.get(f"config.arrival.{knob}")) for knob in RATES if searched)
     rate = next((rate for rate in rates if rate is not None), 0.0)
     begun = started(row) or "~"
-    return str(row.get("sweep")), rate, number(row.get("position")) or 0, begun, str(row.get("arm"))
+    return rate, number(row.get("position")) or 0, begun, str(row.get("arm"))
 
 
 def _identity(row: Row) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.ablation.comparison import Comparison, Verdict
 from minivllm.report.format import MISSING, cut, interval, p_value, sig
+from minivllm.report.spreadsheet import markdown_table, markdown_text
 from minivllm.report.style import (
     BLUE,
     FAINT,
@@ -79,19 +80,16 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The whole comparison; `names` are the runs'."""
-    lines = [f"# {names[1]} against {names[0]}", "", comparison.conclusion, ""]
+    old, new = map(markdown_text, names)
+    lines = [f"# {new} against {old}", "", markdown_text(comparison.conclusion), ""]
     lines += [
         f"`{comparison.metric}`, {comparison.direction} is better; means are geometric, ratios after / before.",
         "",
     ]
     if comparison.cells:
-        lines += [f"| {' | '.join(HEADINGS)} |", "| :-- |" + " --: |" * 5 + " :-- |" * 3]
-        lines += [
-            f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in table_rows(comparison)
-        ]
-        lines.append("")
-    for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
-        lines += [f"Only in {name}: {label}" for label in labels]
+        lines.append(markdown_table(HEADINGS[:1], HEADINGS[1:], table_rows(comparison), HEADINGS[6:]))
+    for name, labels in zip((old, new), (comparison.only_before, comparison.only_after), strict=True):
+        lines += [f"Only in {name}: {markdown_text(label)}" for label in labels]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.ablation.findings import Analysis, Effect
 from minivllm.report.format import MISSING, interval, p_value, ratio, sig, whole_percent
-from minivllm.report.tables import markdown_table
+from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from minivllm.bench.validity import OTHERS_PERCENT
 from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, sig
+from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.style import INK, MARKERS, PALETTE, Plot
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder, write_bytes
@@ -222,19 +221,17 @@ def markdown(record: dict[str, Any]) -> str:
     """Limits, what the rows come to, and the table."""
     limits = record["limits"]
     bandwidth, rate = limits.get("bandwidth_bytes_per_s"), limits.get("matrix_flops_per_s")
-    lines = [f"# {_title(record)}", ""]
+    lines = [f"# {markdown_text(_title(record))}", ""]
     lines += [
         f"Measured limits: {sig(bandwidth and bandwidth * GIGA)} GB/s, {sig(rate and rate * GIGA)} GFLOP/s in "
         f"{limits.get('matrix_dtype')}. Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB. Medians with 95 % intervals.",
         "",
-        *(f"* {line}" for line in findings(record)),
-        *(f"* note: {note}" for note in limits.get("notes", ())),
+        *(f"* {markdown_text(line)}" for line in findings(record)),
+        *(f"* note: {markdown_text(str(note))}" for note in limits.get("notes", ())),
         "",
-        f"| {' | '.join(HEADINGS)} |",
-        "| " + " | ".join(":--" if heading in LEFT else "--:" for heading in HEADINGS) + " |",
-        *(f"| {' | '.join(text.replace('|', '/') for text in cells(row))} |" for row in record["rows"]),
+        markdown_table((), HEADINGS, map(cells, record["rows"]), LEFT),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def csv_text(record: dict[str, Any]) -> str:
@@ -246,15 +243,13 @@ def csv_text(record: dict[str, Any]) -> str:
             [f"{field}.{end}" for end in ("median", "low", "high")] if field in ESTIMATES else [field]
         )
     ]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+    rows = []
     for row in record["rows"]:
         flat = dict(row)
         for field in ESTIMATES:
             flat.update({f"{field}.{key}": value for key, value in (row.get(field) or {}).items()})
-        writer.writerow(flat)
-    return out.getvalue()
+        rows.append([flat.get(name) for name in columns])
+    return csv_table(columns, rows)
 
 
 def plot(record: dict[str, Any]) -> Plot | None:

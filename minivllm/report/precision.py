@@ -12,8 +12,9 @@ from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
+from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.style import LIGHT, Plot, short
-from minivllm.report.tables import Column, entries, markdown_table, summary_table, text
+from minivllm.report.tables import Column, entries, summary_table, text
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:

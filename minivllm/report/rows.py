@@ -9,10 +9,10 @@ from typing import Any
 
 from minivllm.bench.records import Damaged, flat_rows
 from minivllm.errors import BadInput
+from minivllm.untrusted import printable
 
-Row = dict[
-    str, Any
-]  # flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key
+# A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
+Row = dict[str, Any]
 
 
 def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
@@ -20,18 +20,42 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
 
     Raises BadInput where there is no record at all that can be read.
     """
-    found, unreadable = flat_rows(source)
+    found: dict[str, Row] = {}
+    unreadable: dict[str, Damaged] = {}
+    for place in source if isinstance(source, list) else [source]:  # in the order in which they are given
+        rows, damaged = flat_rows(place)
+        for row in rows:
+            found.setdefault(row["directory"], row)
+        unreadable.update((str(path), path) for path in damaged)
     if not found:
         places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
         if unreadable:
+            first = next(iter(unreadable.values()))
             raise BadInput(
-                f"no record at or below {places} can be read, of {len(unreadable)} that are there; the first: "
-                f"{unreadable[0]}: {unreadable[0].reason}"
+                f"no record at or below {places} can be read, of {len(unreadable)} that are there; the first: {first}: "
+                f"{first.reason}"
             )
         raise BadInput(
             f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
         )
-    return found, unreadable
+    for row in found.values():
+        _show(row)
+    return list(found.values()), list(unreadable.values())
+
+
+def _show(row: Row) -> None:
+    """Leave of a row's words what any page, table or terminal can show; the place of its files stays."""
+    for key, value in row.items():
+        if type(value) is str and not value.isprintable() and key != "directory":
+            row[key] = _shown(value)
+        elif type(value) is list:
+            row[key] = [_shown(item) if isinstance(item, str) else item for item in value]
+    for key in [key for key in row if not key.isprintable()]:
+        row[_shown(key)] = row.pop(key)
+
+
+def _shown(text: str) -> str:
+    return printable(text).encode("utf-8", "replace").decode()  # half of a surrogate pair is no UTF-8
 
 
 def number(value: Any) -> float | None:

@@ -12,8 +12,8 @@ from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, listing, ratio, sig
 from minivllm.report.parquet import frames
 from minivllm.report.rows import number
+from minivllm.report.spreadsheet import markdown_table, markdown_text as escaped
 from minivllm.report.style import FAINT, PALETTE, Plot, short
-from minivllm.report.tables import markdown_table
 from minivllm.report.verdict import Verdict, remarks
 
 PRESET = "scaling"
@@ -226,8 +226,8 @@ def markdown_text(found: Sequence[Ladder]) -> str:
     """Statements and tables; empty where there is no ladder."""
     if not found:
         return ""
-    parts = ["\n".join(f"* {line}" for line in statements(found)) + "\n"]
-    parts += [f"{_title(ladder)}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found]
+    parts = ["\n".join(f"* {escaped(line)}" for line in statements(found)) + "\n"]
+    parts += [f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found]
     return "\n".join(parts)
 
 

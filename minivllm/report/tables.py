@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
+from minivllm.report.spreadsheet import csv_table, markdown_table
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
@@ -179,9 +178,7 @@ def csv_text(cells: list[Cell]) -> str:
     head += ["energy.reason", "error.type", "error.message"]
     for key in keys:
         head += [key, f"{key}.min", f"{key}.max"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
+    rows = []
     for cell in cells:
         line: list[object] = [
             cell.label,
@@ -198,8 +195,8 @@ def csv_text(cells: list[Cell]) -> str:
         for key in keys:
             stat = cell.stat(key)
             line += [stat.mean, stat.low, stat.high] if stat else [None, None, None]
-        writer.writerow(["" if value is None else value for value in line])
-    return out.getvalue()
+        rows.append(line)
+    return csv_table(head, rows)
 
 
 def markdown_text(cells: list[Cell]) -> str:
@@ -217,19 +214,6 @@ def markdown_text(cells: list[Cell]) -> str:
             figures.insert(1, sig(ratios[index]))
         lines.append([*names_of(cell, names), cell.marked_status, cell.blocks, *figures])
     return markdown_table([*names, "status"], head, lines)
-
-
-def markdown_table(names: list[str], figures: list[str], lines: list[list[str]]) -> str:
-    """A Markdown table whose first columns are words and whose others are figures."""
-    align = [":--"] * len(names) + ["--:"] * len(figures)
-    return "".join(
-        "| " + " | ".join(_escaped(part) for part in line) + " |\n"
-        for line in ([*names, *figures], align, *lines)
-    )
-
-
-def _escaped(part: str) -> str:
-    return " ".join(part.replace("|", "\\|").split())
 
 
 def summary_table(cells: list[Cell]) -> Table:

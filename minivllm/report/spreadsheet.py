@@ -1,0 +1,55 @@
+"""Tables as text that other programs open: nothing that a record says is run or breaks a row there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from minivllm.untrusted import printable
+
+FORMULA = tuple("=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}")
+FORMULA += ("\N{FULLWIDTH COMMERCIAL AT}",)
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# A backslash, a code span and a column's edge; what begins a tag; what makes a link of [words].
+_MARKDOWN = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|\](?=[(\[])")
+
+
+def csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; None is an empty cell.
+
+    Text that a spreadsheet would compute (it begins with =, +, -, @ or a tab) has an apostrophe before it, as OWASP
+    advises; numbers are written as they are.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_cell(name) for name in head])
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        text = printable(str(value))
+        runs = text.lstrip(" ").startswith(FORMULA) and not _NUMBER.fullmatch(text)
+        return f"'{text}" if runs else text
+    return value
+
+
+def markdown_table(
+    names: Sequence[str], figures: Sequence[str], lines: Iterable[Sequence[str]], left: Collection[str] = ()
+) -> str:
+    """A Markdown table whose first columns are words and whose others are figures, but for those of `left`."""
+    align = [":--"] * len(names) + [":--" if name in left else "--:" for name in figures]
+    head = [markdown_text(part) for part in (*names, *figures)]
+    body = [[markdown_text(part) for part in line] for line in lines]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (head, align, *body))
+
+
+def markdown_text(text: str) -> str:
+    """Text in one line that Markdown shows as it is: no code, no tag, no link, no further column."""
+    shown = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", printable(text))
+    return " ".join(shown.split())
