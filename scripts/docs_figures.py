@@ -18,23 +18,8 @@ import pandas as pd
 
 from minivllm.bench import storage
 from minivllm.bench.records import load_records
-from minivllm.report.style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    canvas,
-    heading,
-    legend_below,
-    mark,
-    patch,
-    png,
-)
+from minivllm.report.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
+from minivllm.report.style import canvas, heading, legend_below, mark, patch, png
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "reports" / "examples" / "cpu"
@@ -287,10 +272,19 @@ def planning() -> bytes:
     return png(figure)
 
 
+def effects() -> bytes:
+    """What each optimisation of the example ablation is worth, as its report draws it."""
+    from minivllm.report.material import read
+    from minivllm.report.worth import figures
+
+    return figures(read(EXAMPLES / "runs" / "ablation").analysis)[0].png
+
+
 PICTURES: dict[str, Callable[[], bytes]] = {
     function.__name__: function
     for function in (
         *(paging, kv_dtype, prefix_caching, preemption, eviction, offload, decoding, simulation, planning),
+        effects,
     )
 }
 

@@ -24,7 +24,7 @@ from minivllm.bench.provenance import provenance
 from minivllm.config import build, compose
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
-from minivllm.report import style
+from minivllm.report import palette, style
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("int8", {}),
@@ -151,20 +151,20 @@ def picture(record: dict[str, Any]) -> bytes:
     first, second, third = axes
     centres = [-1 + (2 * i + 1) / BINS for i in range(BINS)]
     spread = record["deviation_in_block"]
-    first.fill_between(centres, record["by_value"]["nf4"]["density"], color=style.LIGHT, step="mid", lw=0)
+    first.fill_between(centres, record["by_value"]["nf4"]["density"], color=palette.LIGHT, step="mid", lw=0)
     normal = [math.exp(-((x / spread) ** 2) / 2) / spread / math.sqrt(2 * math.pi) for x in centres]
-    first.plot(centres, normal, color=style.GREY, lw=1.2, ls="--")
+    first.plot(centres, normal, color=palette.GREY, lw=1.2, ls="--")
     top = 1.12 * max(normal)
-    first.vlines(record["codebook"], 0, top, color=style.BLUE, lw=1.1)
-    first.vlines([-1 + 2 * i / 15 for i in range(16)], -0.16 * top, -0.02 * top, color=style.ORANGE, lw=1.1)
+    first.vlines(record["codebook"], 0, top, color=palette.BLUE, lw=1.1)
+    first.vlines([-1 + 2 * i / 15 for i in range(16)], -0.16 * top, -0.02 * top, color=palette.ORANGE, lw=1.1)
     first.set(xlabel="weight / largest of its block", yticks=[], ylim=(-0.18 * top, top))
     style.heading(first, "The 16 levels")
-    for name, colour in (("nf4", style.BLUE), ("int4", style.ORANGE)):
+    for name, colour in (("nf4", palette.BLUE), ("int4", palette.ORANGE)):
         second.plot(centres, [100 * e for e in record["by_value"][name]["mean_error"]], color=colour, lw=1.4)
     second.set(xlabel="weight / largest of its block", ylabel="mean error, % of the largest", ylim=(0, None))
     second.grid(axis="y")
     style.heading(second, "Error by value")
-    colours = {"nf4": style.BLUE, "int4": style.ORANGE, "int8": style.GREEN, "fp8": style.PURPLE}
+    colours = {"nf4": palette.BLUE, "int4": palette.ORANGE, "int8": palette.GREEN, "fp8": palette.PURPLE}
     for row in record["methods"]:
         colour = colours[row["quant"].removesuffix("_mixed")]
         marker = "D" if row["knobs"].get("double_quant") else "o"

@@ -9,12 +9,13 @@ from minivllm.bench.capacity import TASK, Capacity, Search, from_records
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
+from minivllm.report.palette import BETTER, FAINT, INK, SLATE, UNDECIDED, WORSE
 from minivllm.report.rows import Row, record_folder
-from minivllm.report.style import BLUE, FAINT, GREEN, INK, ORANGE, VERMILION, Plot
+from minivllm.report.style import Plot
 from minivllm.report.verdict import Verdict, remarks
 
 TONES = {"holds": "ok", "fails": "failed", "undecided": "mixed"}
-COLOURS = {"holds": GREEN, "fails": VERMILION, "undecided": ORANGE}
+COLOURS = {"holds": BETTER, "fails": WORSE, "undecided": UNDECIDED}
 
 
 def find(rows: list[Row]) -> list[Search]:
@@ -111,7 +112,7 @@ def figure(searches: list[Search]) -> Plot | None:
     rates = sum(len(search.found.probes) for search in searches)
     alt = f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: {'; '.join(said)}."
     caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
-    return finish(Chart("capacity", "Objectives met by rate", alt, caption, panels))
+    return finish(Chart("capacity", "At which rates are the objectives met?", alt, caption, panels))
 
 
 def _panel(found: Capacity, several: bool) -> Panel:
@@ -121,7 +122,7 @@ def _panel(found: Capacity, several: bool) -> Panel:
     wanted = 100 * found.criterion.attainment
     series = [
         Series("wanted", INK, [0.0, max(rates)], [wanted, wanted], "line", dashed=True),
-        Series("share", BLUE, rates, [100 * probe.share for probe in found.probes], "line"),
+        Series("share", SLATE, rates, [100 * probe.share for probe in found.probes], "line"),
     ]
     for label, side in (("interval", 0), ("", 1)):
         series.append(Series(label, FAINT, rates, [100 * end[side] for end in ends], "line"))

@@ -217,7 +217,9 @@ def gather(rows: list[Row]) -> list[Cell]:
         return tuple(parts)
 
     groups: dict[tuple[str, ...], list[Row]] = {}
-    sweeps = {sweep: place for place, sweep in enumerate(dict.fromkeys(str(row.get("sweep")) for row in rows))}
+    sweeps = {
+        sweep: place for place, sweep in enumerate(dict.fromkeys(str(row.get("sweep")) for row in rows))
+    }
     for row in sorted(rows, key=lambda row: (sweeps[str(row.get("sweep"))], *_order(row))):
         groups.setdefault(group(row), []).append(row)
     cells = [Cell(key[0], key[1], key[2], _newest(members)) for key, members in groups.items()]

@@ -6,24 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from minivllm.report.style import (
-    BLUE,
-    FAINT,
-    GRID,
-    PALETTE,
-    Plot,
-    canvas,
-    colours,
-    heading,
-    legend_below,
-    plain_ticks,
-    png,
-)
+from minivllm.report.palette import FAINT, GRID
+from minivllm.report.style import Plot, canvas, heading, legend_below, plain_ticks, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from minivllm.report.cells import Cell
 
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 ROW_HEIGHT = 1.45  # of each row of several
@@ -38,7 +25,6 @@ GLYPHS = {
     "P": "✚✚",
     "X": "✖✖",
 }  # of a legend's keys: full, hollow
-MAX_CURVES = 2 * len(PALETTE)  # lines that can be told apart: each colour whole and dashed
 
 
 @dataclass(frozen=True)
@@ -111,35 +97,8 @@ def finish(chart: Chart) -> Plot:
     """The chart as a file and for the page."""
     from minivllm.report.live import items
 
-    return Plot(
-        chart.name,
-        chart.title,
-        chart.alt,
-        chart.caption,
-        _drawn(chart),
-        live=items(chart),
-        legend=_keys(chart),
-    )
-
-
-def curve_styles(cells: Sequence[Cell]) -> list[tuple[Cell, str, bool]]:
-    """A colour and whether dashed, for the first MAX_CURVES cells; a lone one is blue.
-
-    Where two things vary and the second has two values, the first has the colours that it has among points.
-    """
-    if len(cells) == 1:
-        return [(cells[0], BLUE, False)]
-    tints, legend, title = colours(list(cells))
-    others = [column for column in cells[0].varying if column != title]
-    if legend and len(others) == 1 and len(cells) <= MAX_CURVES:
-        values = list(dict.fromkeys(cell.varying[others[0]] for cell in cells))
-        styles = [
-            (tint, cell.varying[others[0]] != values[0]) for cell, tint in zip(cells, tints, strict=True)
-        ]
-        if len(set(styles)) == len(cells):
-            return [(cell, *style) for cell, style in zip(cells, styles, strict=True)]
-    n = len(PALETTE)
-    return [(cell, PALETTE[i % n], i >= n) for i, cell in enumerate(cells[:MAX_CURVES])]
+    words = (chart.name, chart.title, chart.alt, chart.caption)
+    return Plot(*words, _drawn(chart), live=items(chart), legend=_keys(chart))
 
 
 def _keys(chart: Chart) -> list[dict[str, str | bool]]:

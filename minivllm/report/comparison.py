@@ -6,26 +6,23 @@ from typing import TYPE_CHECKING
 
 from minivllm.ablation.comparison import Comparison, Verdict
 from minivllm.report.format import MISSING, cut, interval, p_value, sig
+from minivllm.report.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
 from minivllm.report.spreadsheet import markdown_table, markdown_text
 from minivllm.report.style import (
-    BLUE,
-    FAINT,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
+    MAX_BARS,
     Plot,
-    bar_height,
+    Sheet,
     canvas,
     legend_below,
     mark,
     plain_ticks,
-    png,
-    row_labels,
+    plot,
+    rows_axis,
 )
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 HEADINGS = (
@@ -40,12 +37,12 @@ HEADINGS = (
     "verdict",
 )
 COLOURS: dict[Verdict, str] = {
-    "slower": VERMILION,
-    "failed": VERMILION,
-    "faster": BLUE,
-    "none": GREY,
-    "undecided": ORANGE,
-    "not comparable": PURPLE,
+    "slower": WORSE,
+    "failed": WORSE,
+    "faster": BETTER,
+    "none": NEUTRAL,
+    "undecided": UNDECIDED,
+    "not comparable": SLATE,
 }
 
 
@@ -93,33 +90,34 @@ def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def plot(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
+def figure(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
     """Ratios with their intervals on a logarithmic axis, a row a cell; None where no cell has one."""
-    cells = [cell for cell in comparison.cells if cell.ratio is not None]
-    if not cells:
+    known = [cell for cell in comparison.cells if cell.ratio is not None]
+    if not known:
         return None
-    figure, axes = canvas(height=bar_height(len(cells), extra=1.2))
-    threshold = comparison.threshold
-    axes.set_xscale("log")
-    plain_ticks(axes.xaxis)
-    axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color="#eeeeee", lw=0)
-    axes.axvline(1, color=FAINT, lw=1)
-    for row, cell in enumerate(cells):
-        colour = COLOURS[cell.verdict]
-        if cell.low is not None and cell.high is not None:
-            axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
-        axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
-    axes.set_yticks(range(len(cells)), row_labels([cell.label for cell in cells]))
-    axes.set_ylim(len(cells) - 0.4, -0.6)
-    axes.set_xlabel(
-        f"{comparison.metric}: {names[1]} / {names[0]} ({comparison.direction} is better, log scale)"
-    )
-    axes.grid(axis="x")
+    cells, threshold = known[:MAX_BARS], comparison.threshold
     met = {cell.verdict for cell in cells}
-    legend_below(figure, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
-    title = f"{names[1]} against {names[0]}"
+
+    def draw(sheet: Sheet) -> Figure:
+        drawn, axes = canvas(height=sheet.height(len(cells), 1.2), sheet=sheet)
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis)
+        axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color=GRID, lw=0)
+        axes.axvline(1, color=FAINT, lw=1)
+        for row, cell in enumerate(cells):
+            colour = COLOURS[cell.verdict]
+            if cell.low is not None and cell.high is not None:
+                axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
+            axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
+        rows_axis(axes, [cell.label for cell in cells], sheet)
+        axes.set_xlabel(f"{comparison.metric}, after / before ({comparison.direction} is better, log scale)")
+        legend_below(drawn, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
+        return drawn
+
     caption = (
-        "Ratios of geometric means with 95 % bootstrap intervals, in the colour of the verdict; "
-        "the grey band is what the threshold lets pass."
+        f"Before: {names[0]}; after: {names[1]}. Ratios of geometric means with 95 % bootstrap intervals, in the colour of "
+        "the verdict; the grey band is what the threshold lets pass."
     )
-    return Plot("compare", title, comparison.conclusion, caption, png(figure))
+    if len(known) > MAX_BARS:
+        caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."
+    return plot("compare", "Which cells changed?", comparison.conclusion, caption, draw)

@@ -12,8 +12,9 @@ from minivllm.bench.validity import OTHERS_PERCENT
 from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, sig
+from minivllm.report.palette import INK, MARKERS, PALETTE
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
-from minivllm.report.style import INK, MARKERS, PALETTE, Plot
+from minivllm.report.style import Plot
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder, write_bytes
 from minivllm.untrusted import read_object
@@ -284,4 +285,4 @@ def plot(record: dict[str, Any]) -> Plot | None:
         "Full: this project's kernels; hollow: the reference. The limit of a case is the longer of bytes / bandwidth and "
         "operations / matrix rate. Steps without a matrix product stand at the left end."
     )
-    return finish(Chart("kernels", "Kernels under the measured limit", alt, caption, [("", [panel])]))
+    return finish(Chart("kernels", "How far is each kernel from the limit?", alt, caption, [("", [panel])]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.report.chart import BEYOND_X, BEYOND_Y, Chart, Panel, Series
-from minivllm.report.style import GRID, INK, PAPER
+from minivllm.report.palette import GRID, INK, PAPER
 
 MARKERS = {
     "o": "circle",

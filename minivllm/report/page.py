@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minivllm.report import capacity, precision, results, scaling, tuning, worth
 from minivllm.report import sections as words
 from minivllm.report.banner import banners
 from minivllm.report.cells import Cell
 from minivllm.report.distributions import distributions
-from minivllm.report.format import sig
+from minivllm.report.html import Front, Section, page
 from minivllm.report.liveness import liveness
+from minivllm.report.looks import Looks
 from minivllm.report.material import Material, read
-from minivllm.report.plots import comparison_plots
+from minivllm.report.parts import breakdown, memory
+from minivllm.report.plots import latency, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.scatter import trade_off
 from minivllm.report.simulation import simulation_check
-from minivllm.report.style import ON_DARK, Plot
+from minivllm.report.style import Plot
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.timelines import timeline_plots
 from minivllm.report.verdict import Verdict, verdict
@@ -44,19 +42,6 @@ FIGURES = (
     "steps",
     "telemetry",
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the page: what its template shows as `data`. A section of no data is left out."""
-
-    id: str
-    title: str
-    data: Any
-    template: str = ""  # name of its file in templates/sections; the id if it is empty
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "template", self.template or self.id)
 
 
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
@@ -107,15 +92,18 @@ def write_report(material: Material, out_dir: Path) -> Path:
         else:
             (out_dir / name).unlink(missing_ok=True)
     index = out_dir / "index.html"
-    write_bytes(index, page(material, plots, sections(material, plots, out_dir)).encode())
+    title, names = words.heading(material.rows, cells)
+    front = Front(title, names, _verdict(material), words.newest(material.rows), banners(cells))
+    write_bytes(index, page(front, sections(material, plots, out_dir), plots).encode())
     return index
 
 
 def figures(cells: list[Cell]) -> list[Plot]:
     """Every figure for which the records hold data."""
-    single = (precision.pareto, trade_off, distributions, roofline)
-    found = [plot for draw in single if (plot := draw(cells)) is not None]
-    return found + comparison_plots(cells) + timeline_plots(cells)
+    looks = Looks(cells)
+    single = (precision.pareto, trade_off, distributions, roofline, throughput, latency, memory, breakdown)
+    found = [plot for draw in single if (plot := draw(cells, looks)) is not None]
+    return found + timeline_plots(cells, looks)
 
 
 def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[Section]:
@@ -129,51 +117,56 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
 
     failures, unshown = words.failures(cells, out_dir)
     remarks, knobs = words.validity(cells), liveness(cells)
-    found = [
+    each = "each" if len(cells) > 1 else "it"
+    return [
         Section(
             "worth",
-            "What each optimisation is worth",
+            "What is each optimisation worth?",
             worth.section(material.analysis, cells, some("forest", "waterfall"), out_dir),
         ),
         Section(
             "tuning",
-            "What the search found",
+            "What did the search find?",
             tuning.section(material.tuning, some("tuning", "tuning_values"), out_dir),
         ),
         Section(
             "capacity",
-            "What rate it can serve",
+            "What rate can it serve?",
             capacity.section(material.searches, some("capacity")),
         ),
         Section(
-            "scaling", "Cost as the work grows", scaling.section(scaling.ladders(cells), some("scaling"))
+            "scaling",
+            "How does the cost grow with the work?",
+            scaling.section(scaling.ladders(cells), some("scaling")),
         ),
         Section(
-            "asked", "What was asked", {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
+            "asked",
+            "What was measured?",
+            {"facts": words.asked(rows, cells), "commands": words.commands(rows)},
         ),
-        Section("results", "Results", results.section(cells, out_dir)),
+        Section("results", f"Results: how fast is {each}?", results.section(cells, out_dir)),
         Section(
-            "precision", "What each cell costs in quality", precision.section(cells, plots.get("precision"))
+            "precision", "What does each cost in quality?", precision.section(cells, plots.get("precision"))
         ),
-        Section("simulation", "Simulation against measurement", simulation_check(cells)),
+        Section("simulation", "How well does the simulation predict?", simulation_check(cells)),
         Section(
             "speed",
-            "Throughput and latency",
+            "What is the price of speed?",
             some("latency_throughput", "throughput", "latency", "distributions"),
             "figures",
         ),
-        Section("time", "Over time", some("steps", "telemetry"), "figures"),
+        Section("time", "What happened over time?", some("steps", "telemetry"), "figures"),
         Section(
             "limits",
-            "Where the time goes, and the hardware's limit",
+            "Where does the time go, and what is the limit?",
             some("breakdown", "roofline"),
             "figures",
         ),
-        Section("memory", "Memory", some("memory"), "figures"),
-        Section("failures", "Failures", {"failures": failures, "unshown": unshown}),
+        Section("memory", f"How much memory does {each} take?", some("memory"), "figures"),
+        Section("failures", "What failed?", {"failures": failures, "unshown": unshown}),
         Section(
             "validity",
-            "Validity",
+            "Validity: can the figures be trusted?",
             {"remarks": remarks, "unreadable": material.unreadable, "damaged": material.damaged},
         ),
         Section(
@@ -181,49 +174,9 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
             "Did each knob do its work?",
             {"knobs": knobs, "baseline": cells[0].label} if knobs else None,
         ),
-        Section("provenance", "Provenance", words.provenance(rows, cells, out_dir)),
-        Section("glossary", "Glossary", glossary()),
+        Section("provenance", "Where do the figures come from?", words.provenance(rows, cells, out_dir)),
+        Section("glossary", "Glossary: what does each metric mean?", glossary()),
     ]
-    return [section for section in found if section.data]
-
-
-def page(material: Material, plots: dict[str, Plot], parts: list[Section]) -> str:
-    """The page as HTML, of parts that know where it will lie, for their links to the records."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup, escape
-
-    from minivllm.report.live import library, packed
-
-    environment = Environment(
-        loader=PackageLoader("minivllm.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["sig"] = sig
-    environment.filters["code"] = lambda text: Markup(
-        re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))
-    )
-    environment.filters["foldable"] = lambda name: Markup(str(escape(name)).replace(".", ".<wbr>"))
-    environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
-    environment.filters["svg_uri"] = lambda data: (
-        "data:image/svg+xml;base64," + base64.b64encode(data).decode()
-    )
-    title, names = words.heading(material.rows, material.cells)
-    live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
-    context: dict[str, Any] = {
-        "title": title,
-        "names": names,
-        "banners": banners(material.cells),
-        "verdict": _verdict(material),
-        "sections": parts,
-        "on_dark": ON_DARK,
-        "charts": packed(live) if live else "",
-        "library": library() if live else "",
-    }
-    return environment.get_template("index.html.j2").render(context)
 
 
 def _verdict(material: Material) -> Verdict:

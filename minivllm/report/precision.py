@@ -8,12 +8,14 @@ from minivllm.bench.identity import quality_wanted
 from minivllm.report.cells import Cell, name_columns, names_of, show
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
+from minivllm.report.looks import Looks
+from minivllm.report.palette import LIGHT
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct
 from minivllm.report.scatter import chosen, frontier, point_series
 from minivllm.report.sections import anchor
 from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.style import LIGHT, Plot, short
+from minivllm.report.style import Plot, short
 from minivllm.report.tables import Column, entries, summary_table, text
 from minivllm.report.terminal import rich_table
 
@@ -147,7 +149,7 @@ def _quality_table(shown: list[Cell]) -> Table:
     return table
 
 
-def pareto(cells: list[Cell]) -> Plot | None:
+def pareto(cells: list[Cell], looks: Looks) -> Plot | None:
     """Quality against throughput, a point a cell; None unless two cells have both."""
     drawn = [
         cell for cell in judged(cells) if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
@@ -159,7 +161,13 @@ def pareto(cells: list[Cell]) -> Plot | None:
         points = [(cell.mean(THROUGHPUT) or 0.0, _loss(cell, key, logarithmic)) for cell in drawn]
         edge = frontier(points)
         place = dict(zip(map(id, drawn), points, strict=True))
-        series = point_series(drawn, lambda cell, at=place: at[id(cell)], _words, chosen(drawn, edge))  # type: ignore[misc]
+        series = point_series(
+            drawn,
+            looks,
+            lambda cell, at=place: at[id(cell)],  # type: ignore[misc]
+            _words,
+            chosen(drawn, edge),
+        )
         line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
         panels.append(
             Panel(
@@ -180,11 +188,11 @@ def pareto(cells: list[Cell]) -> Plot | None:
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in speed and quality at "
-        "once, drawn full: the choice is among these."
+        f"once, drawn full: the choice is among these.{looks.note}"
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."
-    return finish(Chart("precision", "Quality against speed", alt, caption, [("", panels)]))
+    return finish(Chart("precision", "What does speed cost in quality?", alt, caption, [("", panels)]))
 
 
 def _loss(cell: Cell, key: str, logarithmic: bool) -> float:

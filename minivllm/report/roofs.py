@@ -7,16 +7,18 @@ import math
 from minivllm.report.cells import DEVICE, Cell, show
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing, sig
+from minivllm.report.looks import Looks
+from minivllm.report.palette import GREY, INK
 from minivllm.report.rows import number
 from minivllm.report.scatter import point_series
-from minivllm.report.style import GREY, INK, Plot, short
+from minivllm.report.style import Plot, short
 
 ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))  # a colour, and whether dashed
 GIGA = 1e-9
 KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
 
-def roofline(cells: list[Cell]) -> Plot | None:
+def roofline(cells: list[Cell], looks: Looks) -> Plot | None:
     """Operations a second against operations a byte, under the measured roofs; None where nothing was counted."""
     drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
     roofs = _roofs([cell for found in drawn.values() for cell in found])
@@ -35,7 +37,12 @@ def roofline(cells: list[Cell]) -> Plot | None:
     panels = []
     for kind, title in KINDS:
         if drawn[kind]:
-            points = point_series(drawn[kind], lambda c, k=kind: _place(c, k), lambda c, k=kind: _words(c, k))  # type: ignore[misc]
+            points = point_series(
+                drawn[kind],
+                looks,
+                lambda cell, k=kind: _place(cell, k),  # type: ignore[misc]
+                lambda cell, k=kind: _words(cell, k),  # type: ignore[misc]
+            )
             panels.append(
                 Panel(title, "FLOP a byte (log scale)", "GFLOP/s (log scale)", [*lines, *points], True, True)
             )
@@ -50,13 +57,13 @@ def roofline(cells: list[Cell]) -> Plot | None:
     alt = f"Rooflines with points for {count(len({id(cell) for found in drawn.values() for cell in found}), 'cell')}: {listing(uses)}."
     caption = (
         "The slope is the measured bandwidth, the flat part the measured matrix rate. A point on the slope is limited "
-        "by memory, one on the flat part by arithmetic; the distance below the roof is what is left to gain."
+        f"by memory, one on the flat part by arithmetic; the distance below the roof is what is left to gain.{looks.note}"
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
         caption += " Where the streamed bytes fit the last-level cache, points may lie above the slope."
     if len(roofs) > len(ROOF_STYLES):
         caption += f" Roofs of {len(ROOF_STYLES)} of {len(roofs)} machines and dtypes are drawn."
-    return finish(Chart("roofline", "Roofline", alt, caption, [("", panels)]))
+    return finish(Chart("roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)]))
 
 
 def _place(cell: Cell, kind: str) -> tuple[float, float] | None:

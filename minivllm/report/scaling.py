@@ -10,10 +10,12 @@ from minivllm.bench import roofline
 from minivllm.report.cells import Cell, Stat
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, listing, ratio, sig
+from minivllm.report.palette import FAINT, MIST, SAND, SLATE, TAUPE
 from minivllm.report.parquet import frames
 from minivllm.report.rows import number
-from minivllm.report.spreadsheet import markdown_table, markdown_text as escaped
-from minivllm.report.style import FAINT, PALETTE, Plot, short
+from minivllm.report.spreadsheet import markdown_table
+from minivllm.report.spreadsheet import markdown_text as escaped
+from minivllm.report.style import Plot, short
 from minivllm.report.verdict import Verdict, remarks
 
 PRESET = "scaling"
@@ -227,7 +229,9 @@ def markdown_text(found: Sequence[Ladder]) -> str:
     if not found:
         return ""
     parts = ["\n".join(f"* {escaped(line)}" for line in statements(found)) + "\n"]
-    parts += [f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found]
+    parts += [
+        f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found
+    ]
     return "\n".join(parts)
 
 
@@ -236,7 +240,7 @@ def figure(found: Sequence[Ladder]) -> Plot | None:
     if not found:
         return None
     names = dict.fromkeys(ladder.series for ladder in found)
-    colours = dict(zip(names, PALETTE, strict=False))  # further ones are in the tables
+    colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))  # further ones are in the tables
     panels = []
     for kind, (title, x_label) in KINDS.items():
         series = []
@@ -250,7 +254,13 @@ def figure(found: Sequence[Ladder]) -> Plot | None:
         "whichever takes longer. Parallel lines are a constant share of the limit; a line that is steeper loses it."
     )
     return finish(
-        Chart("scaling", "Cost as the work grows", " ".join(statements(found)), caption, [("", panels)])
+        Chart(
+            "scaling",
+            "How does the cost grow with the work?",
+            " ".join(statements(found)),
+            caption,
+            [("", panels)],
+        )
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minivllm.report.cells import Cell, name_columns, spoken
-from minivllm.report.chart import MAX_CURVES, Chart, Panel, Series, finish
-from minivllm.report.format import MISSING, count, listing, sig
+from minivllm.report.cells import Cell
+from minivllm.report.chart import Chart, Panel, Series, finish
+from minivllm.report.format import count, listing, sig
+from minivllm.report.looks import Looks
+from minivllm.report.palette import LIGHT
 from minivllm.report.plots import THROUGHPUT, latency_unit
-from minivllm.report.style import LIGHT, MARKERS, PALETTE, Plot, colours, short
+from minivllm.report.style import Plot, short
 
 TTFT, ITL = "metrics.ttft_ms.p50", "metrics.itl_ms.p50"
 WIDE = 30  # a logarithmic axis where the greatest is so many times the least
@@ -26,54 +28,27 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def point_series(
     cells: Sequence[Cell],
+    looks: Looks,
     place: Callable[[Cell], tuple[float, float] | None],
     name: Callable[[Cell], str],
     full: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Series]:
-    """A point a cell: coloured by the first column that varies, shaped by the second, hollow where not `full`.
-
-    Arms of an ablation, which are known by their names alone, have a colour and a shape each.
-    """
-    if name_columns(list(cells)) == ["arm"] and len(cells) <= MAX_CURVES:
-        n = len(PALETTE)
-        return [
-            Series(
-                cell.label,
-                PALETTE[i % n],
-                [at[0]],
-                [at[1]],
-                marker=MARKERS[i // n],
-                hollow=not full(cell),
-                names=[name(cell)],
-            )
-            for i, cell in enumerate(cells)
-            if (at := place(cell)) is not None
-        ]
-    tints, legend, title = colours(list(cells))
-    shapes: dict[str, str] = {}
-    second = next((column for column in cells[0].varying if column != title), "") if legend else ""
-    if second:
-        values = list(dict.fromkeys(cell.varying[second] for cell in cells))
-        if len(values) <= len(MARKERS) and len(values) * len(legend) <= MAX_CURVES:
-            shapes = dict(zip(values, MARKERS, strict=False))
-    groups: dict[tuple[str, str, str, bool], list[Cell]] = {}
-    for cell, tint in zip(cells, tints, strict=True):
-        label = f"{title}={cell.varying[title]}" if legend else ""
-        marker = shapes.get(cell.varying.get(second, ""), "o")
-        if shapes and cell.varying[second] != MISSING:
-            label += f" · {spoken(second, cell.varying[second])}"
-        groups.setdefault((label, tint, marker, not full(cell)), []).append(cell)
+    """A point a cell in its look, hollow where not `full`; cells that look alike are one series."""
+    groups: dict[tuple[str, str, str, bool], list[tuple[Cell, tuple[float, float]]]] = {}
+    for cell in cells:
+        if (at := place(cell)) is not None:
+            look = looks[cell.label]
+            key = look.legend, look.colour, look.marker, not full(cell)
+            groups.setdefault(key, []).append((cell, at))
     found = []
     for (label, tint, marker, hollow), members in groups.items():
-        placed = [(cell, at) for cell in members if (at := place(cell)) is not None]
-        if placed:
-            xs, ys = zip(*(at for _, at in placed), strict=True)
-            names = [name(cell) for cell, _ in placed]
-            found.append(Series(label, tint, xs, ys, marker=marker, hollow=hollow, names=names))
+        xs, ys = zip(*(at for _, at in members), strict=True)
+        names = [name(cell) for cell, _ in members]
+        found.append(Series(label, tint, xs, ys, marker=marker, hollow=hollow, names=names))
     return found
 
 
-def trade_off(cells: list[Cell]) -> Plot | None:
+def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
     """Throughput against latency, with the cells that no other beats in both."""
     drawn = [c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))]
     if len(drawn) < 2:
@@ -96,7 +71,7 @@ def trade_off(cells: list[Cell]) -> Plot | None:
             latency = cell.mean(key)
             return (latency * scale, cell.mean(THROUGHPUT) or 0.0) if latency else None
 
-        drawn_points = point_series(known, place, _words, chosen(known, edge))
+        drawn_points = point_series(known, looks, place, _words, chosen(known, edge))
         logarithmic = max(latencies) > WIDE * min(latencies)
         panels.append(
             Panel(
@@ -114,9 +89,10 @@ def trade_off(cells: list[Cell]) -> Plot | None:
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in throughput and latency "
-        "at once, drawn full."
+        f"at once, drawn full.{looks.note}"
     )
-    return finish(Chart("latency_throughput", "Latency against throughput", alt, caption, [("", panels)]))
+    title = "What does throughput cost in latency?"
+    return finish(Chart("latency_throughput", title, alt, caption, [("", panels)]))
 
 
 def chosen(cells: Sequence[Cell], indices: Sequence[int]) -> Callable[[Cell], bool]:

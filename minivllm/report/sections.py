@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from minivllm.report.rows import Row, below, distinct, number, record_folder, st
 
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
+STARTS = ("minivllm", "minivllm.exe", "run.py", "__main__.py")  # what starts the command line
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -129,14 +131,24 @@ def _when(stamp: str) -> str:
 
 
 def commands(rows: list[Row]) -> list[str]:
-    """The different command lines, without the interpreter's path."""
-    found = []
-    for command in distinct(rows, "provenance.command"):
-        words = str(command).split()
-        if words and Path(words[0]).name.startswith("python"):
-            words[0] = "python"
-        found.append(" ".join(words))
-    return list(dict.fromkeys(found))
+    """The different command lines, in the form that runs in a checkout and where the package is installed."""
+    return list(dict.fromkeys(map(_runnable, map(str, distinct(rows, "provenance.command")))))
+
+
+def _runnable(command: str) -> str:
+    """A command line without the places of the interpreter and of what it started."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # of a record that was written by hand
+        return command
+    if words and Path(words[0]).name.startswith("python"):
+        words[0] = "python"
+        script = next((i for i, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
+        if script and Path(words[script]).name in STARTS:
+            words[1 : script + 1] = ["-m", "minivllm"]
+    elif words and Path(words[0]).name in STARTS:
+        words[:1] = ["python", "-m", "minivllm"]
+    return shlex.join(words)
 
 
 def constants(cells: list[Cell]) -> list[tuple[str, str]]:
@@ -204,17 +216,28 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
 
 
 def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
-    """The page's title, such as `qwen3: quant × batching`, and the names of the record folders."""
+    """The page's question, such as `What do quant and batching change in qwen3?`, and the names of the record folders."""
     models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
-    design, studied = cells[0].first("ablation.design"), cells[0].first("ablation.optimisations")
-    varied = list(studied) if studied else [title for title in _titles(cells) if title != "model"]
+    studied = cells[0].first("ablation.optimisations")
+    varied = [title for title in _titles(cells) if title != "model"]
     constant = dict(constants(cells))
-    options = [constant[group] for group in ("quant", "batching") if group in constant] if not varied else []
-    title = f"{models}: {' × '.join(varied)}" if varied else " · ".join([models, *options])
-    if studied and design != "factorial":  # of which not every combination is there
-        title = f"{models}, {design}: {listing(varied)}"
+    options = [constant[group] for group in ("quant", "batching") if group in constant]
+    if studied:
+        together = ", alone and together," if cells[0].first("ablation.design") == "factorial" else ""
+        title = f"What is each of {listing(strings(studied))} worth{together} in {models}?"
+    elif varied:
+        title = f"What {'does' if len(varied) == 1 else 'do'} {listing(varied)} change in {models}?"
+    elif len(cells) > 1:
+        title = f"How do {models} compare?"
+    else:
+        title = f"How fast is {' · '.join([models, *options])}?"
     names = [str(name) for name in distinct(rows, "sweep")]
     return title, " + ".join(names[:3]) + (f" + {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def newest(rows: list[Row]) -> str:
+    """When the last of the records was begun."""
+    return _when(max((str(v) for v in distinct(rows, "provenance.started_at")), default=""))
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:

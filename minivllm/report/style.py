@@ -1,52 +1,29 @@
-"""How figures look: one palette, one canvas, safe for colour-blind readers, light and dark."""
+"""How figures look: two sizes of one canvas, what stands beside and below its axes, and the files of it."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minivllm.report.cells import Cell
+from minivllm.report.palette import EDGE, GRID, INK, ON_DARK, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008), without yellow (too faint on white) and with a grey.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#999999",
-    "#222222",
-)
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, BLACK)
-MARKERS = "osD^vPX"
-INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"
 DPI = 144
-WIDTH = 8.6  # inches; shown at about 830 CSS pixels
-PAPER = "#fefefe"  # not quite white, which Bokeh takes for its default and leaves out
-# Colours that are not data, and what they become on a dark page.
-ON_DARK = {
-    "#ffffff": "#14171a",
-    PAPER: "#14171a",
-    INK: "#dde1e5",
-    FAINT: "#98a1aa",
-    LIGHT: "#4a525a",
-    GRID: "#2c3238",
-    BLACK: "#e8eaec",
-    "#bbbbbb": "#59616a",
-    "#b5b5b5": "#59616a",
-}
-LEGEND_CHARACTERS = 110  # in a line below a figure
+LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
 MAX_FOLDED = 16  # rows that are high enough for two lines
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
+TINTS = 32  # of a static picture, whose page is small for it
 
 
 @dataclass(frozen=True)
@@ -59,22 +36,85 @@ class Plot:
     caption: str
     png: bytes
     svg: bytes = b""  # what the page shows, unless it shows `live`
+    narrow: bytes = b""  # the same for a phone
     live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
     legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
 
+    @property
+    def static(self) -> bytes:
+        """What stands in the place of `live` until it is drawn, and on paper: a small WebP of few colours."""
+        from PIL import Image
 
-def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any) -> tuple[Figure, Any]:
-    """A white figure with plain axes; no pyplot, so nothing global is kept open."""
-    import matplotlib
+        out = io.BytesIO()
+        with Image.open(io.BytesIO(self.png)) as opened:
+            opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
+        return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The size of a figure.
+
+    Args:
+        width: inches.
+        narrow: whether names stand above their bars, and panels below one another.
+    """
+
+    width: float
+    narrow: bool = False
+
+    @property
+    def bar(self) -> float:
+        """Height of a bar, as a share of its row."""
+        return 0.4 if self.narrow else 0.62
+
+    def margin(self, share: float) -> float:
+        """How far an axis goes on after its greatest value, so that words beside a bar have room."""
+        return 1 + share * (2.2 if self.narrow else 1)
+
+    def height(self, n: int, extra: float = 1.0) -> float:
+        """Inches of one panel with `n` horizontal rows."""
+        each = 0.5 if self.narrow else 0.34 if n <= MAX_FOLDED else 0.24
+        return extra + max(2, n) * each
+
+
+WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360 CSS pixels
+
+
+def canvas(
+    rows: int = 1, columns: int = 1, height: float = 3.0, sheet: Sheet = WIDE, **options: Any
+) -> tuple[Figure, Any]:
+    """A white figure with plain axes; no pyplot, so nothing global is kept open.
+
+    On a narrow sheet the panels of a single row stand below one another, each of the whole height.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    if sheet.narrow and rows == 1:
+        rows, columns, height = columns, 1, height * columns
+    with _plain():
+        figure = Figure(figsize=(sheet.width, height), dpi=DPI, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, **options)
+    for ax in figure.axes:
+        _separate_thousands(ax.xaxis)
+        _separate_thousands(ax.yaxis)
+    return figure, axes
+
+
+@contextmanager
+def _plain(**more: Any) -> Iterator[None]:
+    """Settings of every figure; a name with dollar signs is a name, and one in a script without glyphs no warning."""
+    import matplotlib
 
     style: dict[Any, Any] = {
         "font.size": 9.5,
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
+        "text.parse_math": False,
         "axes.labelcolor": INK,
-        "axes.edgecolor": "#bbbbbb",
+        "axes.edgecolor": EDGE,
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -83,14 +123,9 @@ def canvas(rows: int = 1, columns: int = 1, height: float = 3.0, **options: Any)
         "ytick.color": INK,
         "text.color": INK,
     }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, **options)
-    for ax in figure.axes:
-        _separate_thousands(ax.xaxis)
-        _separate_thousands(ax.yaxis)
-    return figure, axes
+    with matplotlib.rc_context(style | more), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def _separate_thousands(axis: Axis) -> None:
@@ -106,9 +141,10 @@ def _separate_thousands(axis: Axis) -> None:
     axis.set_major_formatter(Separated())
 
 
-def plot(name: str, title: str, alt: str, caption: str, figure: Figure) -> Plot:
-    """A figure that the page shows as it is drawn."""
-    return Plot(name, title, alt, caption, png(figure), svg(figure, name))
+def plot(name: str, title: str, alt: str, caption: str, draw: Callable[[Sheet], Figure]) -> Plot:
+    """A figure that the page shows as it is drawn, for a wide and for a narrow one."""
+    wide = draw(WIDE)
+    return Plot(name, title, alt, caption, png(wide), svg(wide, name), svg(draw(NARROW), f"{name}-narrow"))
 
 
 def svg(figure: Figure, name: str) -> bytes:
@@ -116,49 +152,68 @@ def svg(figure: Figure, name: str) -> bytes:
 
     Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
     """
-    import matplotlib
-
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(
-            out,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
-    text = out.getvalue()
-    text = re.sub("|".join(ON_DARK), lambda found: f"var(--c{found[0][1:]})", text)
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with _plain(**{"svg.fonttype": "none", "svg.hashsalt": name}):
+        _without_math(figure)
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
+    text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
     text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
+    text = re.sub(r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL)
+    styles: dict[str, str] = {}  # the same few stand at every line and word
+
+    def classed(found: re.Match[str]) -> str:
+        return f'class="{styles.setdefault(found[1], f"s{len(styles)}")}"'
+
+    text = re.sub(r'(?<= )style="([^"]*)"', classed, text)
+    used = [key for key in ON_DARK if key == INK or any(key[1:] in rule for rule in styles)]
 
     def scheme(colours: dict[str, str]) -> str:
-        return ":root {" + " ".join(f"--c{key[1:]}: {value};" for key, value in colours.items()) + "}"
+        return ":root {" + " ".join(f"--c{key[1:]}: {colours.get(key, key)};" for key in used) + "}"
 
-    style = (
-        f"{scheme({key: key for key in ON_DARK})} @media (prefers-color-scheme: dark) {{ {scheme(ON_DARK)} }}"
-    )
-    style += f" text {{ fill: var(--c{INK[1:]}); }}"
+    rules = "".join(f".{name} {{{rule}}}" for rule, name in styles.items())
+    dark = f"@media screen and (prefers-color-scheme: dark) {{ {scheme(ON_DARK)} }}"
+    style = f"{scheme({})} {dark} text {{ fill: var(--c{INK[1:]}); }} {rules}"
     return re.sub(r"(<svg[^>]*>)", rf"\1<style>{style}</style>", text, count=1).encode()
+
+
+def _rounded(tag: str) -> str:
+    """A tag whose coordinates have two decimals, which are more than are seen."""
+    tag = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
 
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": "minivllm"})
+    with _plain():
+        _without_math(figure)
+        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": "minivllm"})
     return out.getvalue()
 
 
-def bar_height(n: int, extra: float = 1.0) -> float:
-    """Height in inches of a plot with `n` horizontal rows."""
-    return extra + max(2, n) * (0.34 if n <= MAX_FOLDED else 0.24)
+def _without_math(figure: Figure) -> None:
+    """Show words as they are; axes write those of their ticks under the settings of `_plain`."""
+    from matplotlib.text import Text
+
+    for words in figure.findobj(Text):
+        words.set_parse_math(False)
 
 
-def rows_axis(ax: Axes, cells: list[Cell], *, labels: bool = True) -> None:
-    """Put the cells on the y axis, first on top."""
-    if labels:
-        ax.set_yticks(range(len(cells)), row_labels([cell.label for cell in cells]))
+def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bool = True) -> None:
+    """Put the rows on the y axis, the first on top; on a narrow sheet each name above its row."""
+    above = sheet.narrow
+    if above:
+        ax.set_yticks([])
+        for y, name in enumerate(names):
+            place = ax.get_yaxis_transform()
+            ax.text(0, y - 0.26, f" {short(name, 46)}", transform=place, va="bottom", fontsize=8.5)
+    elif labels:
+        ax.set_yticks(range(len(names)), row_labels(names))
     else:
         ax.tick_params(labelleft=False)
-    ax.set_ylim(len(cells) - 0.4, -0.6)
+    ax.set_ylim(len(names) - 0.4, -0.75 if above else -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
 
@@ -173,8 +228,8 @@ def short(label: str, limit: int = 44) -> str:
     return f"{label[: limit - 1 - tail]}…{label[-tail:]}"
 
 
-def row_labels(labels: list[str]) -> list[str]:
-    """What stands beside the rows of a plot of `bar_height`: long ones in two lines where there is room for them."""
+def row_labels(labels: Sequence[str]) -> list[str]:
+    """What stands beside the rows of a plot: long ones in two lines where there is room for them."""
     return [_folded(label) if len(labels) <= MAX_FOLDED else short(label) for label in labels]
 
 
@@ -193,20 +248,12 @@ def beside(ax: Axes, x: float, y: float, text: str) -> None:
     ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
 
 
-def mark_failure(ax: Axes, y: float, cell: Cell, *, right: float) -> None:
+def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) -> None:
     """A hatched stub with the status: a failed cell is a row like any other."""
-    ax.barh(y, right * 0.06, height=0.62, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8)
+    ax.barh(
+        y, right * 0.06, height=sheet.bar, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8
+    )
     ax.text(right * 0.07, y, cell.status_text, va="center", ha="left", color=VERMILION, fontsize=9)
-
-
-def colours(cells: list[Cell]) -> tuple[list[str], dict[str, str], str]:
-    """A colour for each cell by the first column of 2 to 7 values; the legend; the column's name."""
-    for title in cells[0].varying if cells else ():
-        values = list(dict.fromkeys(cell.varying[title] for cell in cells if cell.configured))
-        if 2 <= len(values) <= len(PALETTE):
-            legend = dict(zip(values, PALETTE, strict=False))
-            return [legend.get(cell.varying[title], GREY) for cell in cells], legend, title
-    return [BLUE] * len(cells), {}, ""
 
 
 def plain_ticks(axis: Axis) -> None:
@@ -246,7 +293,8 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
     if not entries:
         return
     longest = max(len(name) for _, name in entries)
-    lines = math.ceil(len(entries) / max(1, min(7, LEGEND_CHARACTERS // (4 + longest))))
+    room = LEGEND_CHARACTERS * figure.get_figwidth()
+    lines = math.ceil(len(entries) / max(1, min(7, int(room // (4 + longest)))))
     columns = math.ceil(len(entries) / lines)
     # matplotlib fills column after column, and people read line after line.
     handles, names = zip(*(entry for i in range(columns) for entry in entries[i::columns]), strict=True)

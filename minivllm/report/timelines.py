@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing
+from minivllm.report.looks import Looks
+from minivllm.report.palette import FAINT, LIGHT, SLATE, TAUPE
 from minivllm.report.parquet import frames
-from minivllm.report.style import BLUE, FAINT, GREEN, LIGHT, ORANGE, PURPLE, SKY, VERMILION, Plot, short
+from minivllm.report.style import Plot, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,52 +34,56 @@ STEPS = (
         "tokens",
         "tokens a step",
         (
-            ("num_prefill_tokens", "prompt tokens", ORANGE, 1.0),
-            ("num_decode_tokens", "decode tokens", BLUE, 1.0),
+            ("num_prefill_tokens", "prompt tokens", TAUPE, 1.0),
+            ("num_decode_tokens", "decode tokens", SLATE, 1.0),
         ),
     ),
     Track(
         "requests",
         "requests",
-        (("num_requests", "requests in the batch", SKY, 1.0), ("waiting", "waiting", VERMILION, 1.0)),
+        (("num_requests", "requests in the batch", SLATE, 1.0), ("waiting", "waiting", TAUPE, 1.0)),
     ),
     Track(
         "KV blocks",
         "KV blocks",
         (
-            ("kv_blocks_used", "KV blocks used", GREEN, 1.0),
+            ("kv_blocks_used", "KV blocks used", SLATE, 1.0),
             ("kv_blocks_total", "KV blocks in the pool", FAINT, 1.0),
         ),
     ),
 )
 TELEMETRY = (
-    Track("power", "GPU W", (("gpu_power_w", "GPU power", VERMILION, 1.0),)),
+    Track("power", "GPU W", (("gpu_power_w", "GPU power", SLATE, 1.0),)),
     Track(
         "memory",
         "GB",
         (
-            ("rss", "memory of the worker", BLUE, 1e-9),
-            ("gpu_process_memory", "GPU memory of the worker", GREEN, 1e-9),
+            ("rss", "memory of the worker", SLATE, 1e-9),
+            ("rss_besides", "outside loading and window", FAINT, 1e-9),
+            ("gpu_process_memory", "GPU memory of the worker", TAUPE, 1e-9),
         ),
     ),
     Track(
         "CPU use",
         "CPU % of a core",
         (
-            ("cpu_worker_percent", "CPU of the worker", SKY, 1.0),
-            ("cpu_other_percent", "CPU of others", ORANGE, 1.0),
+            ("cpu_worker_percent", "CPU of the worker", SLATE, 1.0),
+            ("cpu_other_percent", "CPU of others", TAUPE, 1.0),
         ),
     ),
-    Track("clock", "GPU MHz", (("gpu_sm_mhz", "GPU clock", PURPLE, 1.0),)),
+    Track("clock", "GPU MHz", (("gpu_sm_mhz", "GPU clock", SLATE, 1.0),)),
 )
+COUNTED = ("loading", "measuring")  # phases of which memory.host_rss_peak is the greatest
+GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no value
 CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
 
 
-def timeline_plots(cells: list[Cell]) -> list[Plot]:
+def timeline_plots(cells: list[Cell], looks: Looks) -> list[Plot]:
     """Steps and telemetry of the first cells that have them; cells without the files are passed over."""
     plots = (
         _timeline(
             cells,
+            looks,
             STEPS,
             "steps.parquet",
             "start_s",
@@ -86,12 +92,14 @@ def timeline_plots(cells: list[Cell]) -> list[Plot]:
         ),
         _timeline(
             cells,
+            looks,
             TELEMETRY,
             "telemetry.parquet",
             "t_s",
             name="telemetry",
             caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
-            "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written.",
+            "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written. The host's "
+            "peak of a record is that of loading and of the window; memory at other times is drawn faint.",
         ),
     )
     return [plot for plot in plots if plot is not None]
@@ -105,12 +113,21 @@ def _frame(cell: Cell, file: str, clock: str) -> pd.DataFrame | None:
         frame = frame.sort_values(clock)
         if {"num_tokens", "num_prefill_tokens"} <= set(frame):
             frame = frame.assign(num_decode_tokens=frame["num_tokens"] - frame["num_prefill_tokens"])
+        if {"rss", "phase"} <= set(frame):
+            frame = _split_memory(frame)
         return frame.assign(seconds=frame[clock] - frame[clock].iloc[0])
     return None
 
 
+def _split_memory(frame: pd.DataFrame) -> pd.DataFrame:
+    """What counts in the record's peak, and the rest."""
+    counts = frame["phase"].isin(COUNTED)
+    return frame.assign(rss=frame["rss"].where(counts), rss_besides=frame["rss"].where(~counts))
+
+
 def _timeline(
     cells: list[Cell],
+    looks: Looks,
     tracks: tuple[Track, ...],
     file: str,
     clock: str,
@@ -142,7 +159,7 @@ def _timeline(
         return None
     rows = [
         (
-            short(cell.label, 60),
+            short(looks[cell.label].name, 60),
             [
                 Panel(
                     track.unit,
@@ -161,11 +178,10 @@ def _timeline(
         if missing
         else " First block of each cell."
     )
-    nouns = listing([track.noun for track, _ in shown])
-    title = f"{nouns[0].upper()}{nouns[1:]} over time"
+    title = f"How did {listing([track.noun for track, _ in shown])} change over time?"
     labels = listing([line[1] for _, lines in shown for line in lines], 8)
     alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
-    return finish(Chart(name, title, alt, caption + note, rows))
+    return finish(Chart(name, title, alt, caption + note + looks.note, rows))
 
 
 def _has(frame: pd.DataFrame, key: str) -> bool:
@@ -183,7 +199,9 @@ def _window(frame: pd.DataFrame) -> list[Series]:
 def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) -> Series:
     if not _has(frame, key):
         return Series(label, colour, [], [], "steps")
-    points = frame[["seconds", key]].dropna()
+    points = frame[["seconds", key]]
+    if key not in GAPS:
+        points = points.dropna()
     if len(points) > MAX_POINTS:
         # The greatest of each bin: a peak must not vanish by thinning.
         bins = (points["seconds"] * MAX_POINTS / (points["seconds"].iloc[-1] or 1.0)).astype(int)

@@ -14,9 +14,10 @@ from minivllm.report import precision, tables
 from minivllm.report.cells import Cell, name_columns, names_of, started, varying_columns
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import count, listing
+from minivllm.report.palette import BETTER, INK, WORSE
 from minivllm.report.rows import Row, below, number
 from minivllm.report.sections import place_of
-from minivllm.report.style import GREEN, INK, VERMILION, Plot, short
+from minivllm.report.style import Plot, short
 from minivllm.report.tables import Column, entries, searched, text
 from minivllm.report.terminal import rich_table
 from minivllm.report.verdict import Verdict, remarks
@@ -297,7 +298,7 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
         caption += " Only those within the limits can be the best."
     caption += _left_out(tuning, drawn)
     panel = Panel("", "trial", objective.heading, series)
-    return finish(Chart("tuning", "How the search went", alt, caption, [("", [panel])]))
+    return finish(Chart("tuning", "How did the search go?", alt, caption, [("", [panel])]))
 
 
 def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
@@ -327,7 +328,7 @@ def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
     if missing:
         caption += f" Not drawn: {listing(missing)}, of too many values or beyond {MOST_KNOBS} knobs."
     caption += _left_out(tuning, drawn)
-    return finish(Chart("tuning_values", "By the value of each knob", alt, caption, [("", panels)]))
+    return finish(Chart("tuning_values", "Which values of each knob did well?", alt, caption, [("", panels)]))
 
 
 def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:
@@ -342,7 +343,7 @@ def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:
 def _points(tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]) -> list[Series]:
     """Trials within the limits full, the others hollow."""
     found = []
-    for kept, label, colour in ((True, "within the limits", GREEN), (False, "outside", VERMILION)):
+    for kept, label, colour in ((True, "within the limits", BETTER), (False, "outside", WORSE)):
         chosen = [(t, at) for t, at in zip(drawn, places, strict=True) if t.within is kept]
         if chosen:
             names = [_words(tuning, trial) for trial, _ in chosen]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
 from minivllm.report.cells import Cell
@@ -20,26 +20,23 @@ from minivllm.report.format import (
     spanned,
     whole_percent,
 )
+from minivllm.report.palette import BETTER, FAINT, INK, LIGHT, NEUTRAL, SLATE, UNDECIDED, WORSE
 from minivllm.report.rows import Row
 from minivllm.report.sections import place_of
 from minivllm.report.style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    VERMILION,
     Plot,
-    bar_height,
+    Sheet,
+    beside,
     canvas,
-    heading,
     plain_ticks,
     plot,
+    rows_axis,
     short,
 )
 from minivllm.report.verdict import Verdict, remarks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMES = {
     "output_tokens_per_s": "output tokens/s",
@@ -53,8 +50,9 @@ TONES = {
     "more together": "ok",
     "less together": "failed",
     "failed": "failed",
+    "none": "neutral",
 }
-COLOURS = {"faster": GREEN, "slower": VERMILION, "none": GREY}
+COLOURS = {"faster": BETTER, "slower": WORSE, "none": NEUTRAL, "failed": WORSE}
 DESIGNS = {
     "leave_one_out": "each optimisation taken out of all of them",
     "add_one_in": "each optimisation added to none of them",
@@ -225,7 +223,7 @@ def forest(analysis: Analysis) -> Plot | None:
         series.append(
             Series(
                 state,
-                COLOURS.get(members[0].verdict, ORANGE),
+                COLOURS.get(members[0].verdict, UNDECIDED),
                 xs,
                 ys,
                 names=[
@@ -244,7 +242,7 @@ def forest(analysis: Analysis) -> Plot | None:
         "Geometric means over blocks with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
         "effect. The verdict is that of the test, after correction for the number of optimisations."
     )
-    return finish(Chart("forest", "Effects with their intervals", alt, caption, [("", [panel])]))
+    return finish(Chart("forest", "Which effects are real?", alt, caption, [("", [panel])]))
 
 
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
@@ -256,50 +254,37 @@ def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
 
 def waterfall(whole: Attribution) -> Plot:
     """The whole change as a product of factors, one bar from where the last one ended."""
-    figure, ax = canvas(height=bar_height(len(whole.factors) + 2))
-    labels, reached = ["none of them"], 1.0
-    ax.plot([1.0, 1.0], [-0.31, 0.31], color=INK, lw=2)
-    for y, factor in enumerate(whole.factors, 1):
-        until = reached * factor.ratio
-        tint = GREEN if factor.ratio > 1 else VERMILION if factor.ratio < 1 else GREY
-        ax.barh(y, until - reached, left=reached, height=0.62, color=tint)
-        ax.plot([until, until], [y - 0.31, y + 1.31], color=FAINT, lw=0.8)
-        ax.annotate(
-            spanned(factor.ratio, factor.low, factor.high),
-            (max(reached, until), y),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
-        labels.append(short(factor.name, 30))
-        reached = until
-    last = len(whole.factors) + 1
-    ax.barh(last, whole.total - 1, left=1.0, height=0.62, color=BLUE)
-    ax.annotate(
-        spanned(whole.total, whole.low, whole.high),
-        (max(1.0, whole.total), last),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-    )
-    ax.set_xscale("log")
-    plain_ticks(ax.xaxis)
-    left, right = ax.get_xlim()
-    ax.set_xlim(left, right * (right / left) ** 0.35)  # room for the labels
-    ax.set_yticks(range(last + 1), [*labels, "all of them"])
-    ax.set_ylim(last + 0.6, -0.6)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x")
-    ax.set_xlabel(f"{metric_name(whole.metric)} against none of them (log scale)")
-    heading(ax, "The factors multiply to the whole")
+    names = ["none of them", *(short(factor.name, 30) for factor in whole.factors), "all of them"]
+
+    def draw(sheet: Sheet) -> Figure:
+        figure, ax = canvas(height=sheet.height(len(names)), sheet=sheet)
+        half, reached = sheet.bar / 2, 1.0
+        ax.plot([1.0, 1.0], [-half, half], color=INK, lw=2)
+        for y, factor in enumerate(whole.factors, 1):
+            until = reached * factor.ratio
+            tint = BETTER if factor.ratio > 1 else WORSE if factor.ratio < 1 else NEUTRAL
+            ax.barh(y, until - reached, left=reached, height=sheet.bar, color=tint)
+            ax.plot([until, until], [y - half, y + 1 + half], color=FAINT, lw=0.8)
+            beside(ax, max(reached, until), y, spanned(factor.ratio, factor.low, factor.high))
+            reached = until
+        last = len(names) - 1
+        ax.barh(last, whole.total - 1, left=1.0, height=sheet.bar, color=SLATE)
+        beside(ax, max(1.0, whole.total), last, spanned(whole.total, whole.low, whole.high))
+        ax.set_xscale("log")
+        plain_ticks(ax.xaxis)
+        left, right = ax.get_xlim()
+        ax.set_xlim(left, right * (right / left) ** (sheet.margin(0.35) - 1))  # room for the labels
+        rows_axis(ax, names, sheet)
+        ax.set_xlabel(f"{metric_name(whole.metric)} against none of them (log scale)")
+        return figure
+
     said = [f"{f.name} {spanned(f.ratio, f.low, f.high)}" for f in whole.factors]
     alt = (
         f"Waterfall of {listing(said, 12)}, which multiply to {spanned(whole.total, whole.low, whole.high)}."
     )
     caption = (
-        "Each factor is the geometric mean of what the optimisation gives over every order of switching them on "
-        "(Shapley values of the logarithm), so that none is favoured by coming first and nothing is counted twice."
+        "The factors multiply to the whole. Each is the geometric mean of what the optimisation gives over every order of "
+        "switching them on (Shapley values of the logarithm), so that none is favoured by coming first and nothing is "
+        "counted twice."
     )
-    return plot("waterfall", "What the whole is made of", alt, caption, figure)
+    return plot("waterfall", "What is the whole made of?", alt, caption, draw)

@@ -32,7 +32,7 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.ablation.comparison import compare
     from minivllm.report.cells import gather
-    from minivllm.report.comparison import comparison_table, markdown, plot
+    from minivllm.report.comparison import comparison_table, figure, markdown
     from minivllm.report.rows import read_rows
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy
@@ -49,11 +49,11 @@ def run(config: dict[str, Any]) -> int:
     make_folder(out_dir)
     comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
     write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
-    figure = plot(comparison, names)
-    if figure is None:
+    drawn = figure(comparison, names)
+    if drawn is None:
         (out_dir / "compare.png").unlink(missing_ok=True)
     else:
-        write_bytes(out_dir / "compare.png", figure.png)
+        write_bytes(out_dir / "compare.png", drawn.png)
     if comparison.cells:
         print_table(comparison_table(comparison))
         print("Means are geometric, over blocks.")

@@ -14,7 +14,7 @@ from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
 from minivllm.report import comparison
 from minivllm.report.rows import Row
-from minivllm.report.style import GREY
+from minivllm.report.palette import NEUTRAL
 from tests.ablation.synthetic import ablation_rows
 
 TWO = Design("add_one_in", {"a": (), "b": ()})
@@ -336,24 +336,24 @@ def test_a_cell_that_is_missing_now_is_not_passed_over() -> None:
 def test_ratios_are_drawn_on_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half as much lies as far from 1 as twice as much, and an end that says nothing is cut."""
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.comparison.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("minivllm.report.style.png", lambda figure: drawn.append(figure) or b"")
     found = compared(quiet(run_rows()), quiet(run_rows(0.5, day=2)))
     endless = replace(found, cells=tuple(replace(cell, low=1e-9, high=1e9) for cell in found.cells))
-    assert comparison.plot(endless, ("before", "after")) is not None
+    assert comparison.figure(endless, ("before", "after")) is not None
     (axes,) = drawn[0].axes
     assert axes.get_xscale() == "log" and axes.get_xlim()[0] > 1e-4 and axes.get_xlim()[1] < 1e4
 
 
 def test_only_what_passed_is_drawn_in_grey(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.comparison.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("minivllm.report.style.png", lambda figure: drawn.append(figure) or b"")
     found = compared(quiet(run_rows()), quiet(run_rows(day=2)))
     every: tuple[Verdict, ...] = get_args(Verdict)
     cells = tuple(replace(found.cells[0], label=verdict, verdict=verdict) for verdict in every)
-    assert comparison.plot(replace(found, cells=cells), ("before", "after")) is not None
+    assert comparison.figure(replace(found, cells=cells), ("before", "after")) is not None
     (axes,), (legend,) = drawn[0].axes, drawn[0].legends
     dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    assert [verdict for verdict, dot in zip(every, dots, strict=True) if dot == GREY] == ["none"]
+    assert [verdict for verdict, dot in zip(every, dots, strict=True) if dot == NEUTRAL] == ["none"]
     assert {text.get_text() for text in legend.get_texts()} == {*every}
 
 

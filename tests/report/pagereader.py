@@ -11,7 +11,7 @@ from minivllm.bench.record import Record
 from minivllm.report import build_report
 from tests.report.synthetic import write
 
-VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
+VOID = {"meta", "link", "img", "br", "wbr", "hr", "input", "source"}
 
 
 class Page(HTMLParser):

@@ -23,15 +23,16 @@ from minivllm.bench.storage import write_record
 from minivllm.report import chart as chart_module
 from minivllm.report import live
 from minivllm.report.cells import Cell, gather
-from minivllm.report.chart import Chart, Panel, Series, curve_styles, finish
+from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.distributions import distributions, token_gaps
-from minivllm.report.plots import breakdown, latency, memory, throughput
+from minivllm.report.looks import Looks
+from minivllm.report.palette import BETTER, INK, NEUTRAL, ON_DARK, PALETTE, UNDECIDED, WORSE
+from minivllm.report.parts import breakdown, memory
+from minivllm.report.plots import latency, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
 from minivllm.report.scatter import point_series
 from minivllm.report.style import (
-    INK,
-    ON_DARK,
     canvas,
     legend_below,
     patch,
@@ -155,6 +156,15 @@ def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:
     return gather(read_rows(write(tmp_path / "runs", list(records), parquet=False))[0])
 
 
+def figure_of(draw: Any, cells: list[Cell]) -> Any:
+    """What the page of these cells shows."""
+    return draw(cells, Looks(cells))
+
+
+def points_of(cells: list[Cell], looks: Looks) -> list[Series]:
+    return point_series(cells, looks, lambda cell: (1.0, 2.0), lambda cell: cell.label)
+
+
 def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
     record = make_record()
     record.metrics.ttft_ms.p50 = 60.0  # so that milliseconds are the unit
@@ -162,13 +172,13 @@ def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
         {"ttft_ms": None, "token_times_s": [5.0]}
     ]
     write_record(tmp_path / "runs" / "s" / "r", record, requests=rows)
-    plot = distributions(gather(read_rows(tmp_path / "runs")[0]))
+    plot = figure_of(distributions, gather(read_rows(tmp_path / "runs")[0]))
     assert plot is not None
     ttft, itl = sources(plot)
     assert (ttft["x"][0], ttft["x"][5], ttft["x"][-1]) == (10, 60, 110)  # least, median, greatest of 11
     assert (ttft["y"][0], ttft["y"][5], ttft["y"][-1]) == (0, 50, 100)
     assert itl["x"][0] == pytest.approx(100, rel=1e-3) and itl["x"][-1] == pytest.approx(200, rel=1e-3)
-    assert distributions(cells_of(tmp_path / "none", make_record())) is None
+    assert figure_of(distributions, cells_of(tmp_path / "none", make_record())) is None
 
 
 @pytest.mark.parametrize("blocks", [5, 7])
@@ -177,14 +187,14 @@ def test_distributions_say_how_many_blocks_they_are_of(blocks: int, tmp_path: Pa
     for block in range(blocks):
         record = make_record(block=block, run_id=f"r{block}")
         write_record(tmp_path / "runs" / "s" / record.run_id, record, requests=rows)
-    plot = distributions(gather(read_rows(tmp_path / "runs")[0]))
+    plot = figure_of(distributions, gather(read_rows(tmp_path / "runs")[0]))
     assert plot is not None
     assert ("Of 7 blocks the first 5." in plot.caption) == (blocks == 7)
 
 
 def test_roofline_by_hand(tmp_path: Path) -> None:
     """20 GB/s and 1 TFLOP/s: the ridge is at 50 FLOP a byte. Decode: 10 GFLOP over 10 GB in 1 s."""
-    plot = roofline(cells_of(tmp_path, make_record(roofline=counted())))
+    plot = figure_of(roofline, cells_of(tmp_path, make_record(roofline=counted())))
     assert plot is not None
     roof, decode, again, prefill = sources(plot)
     assert (decode["x"], decode["y"]) == ([1], [10]) and "50.0 % of the bandwidth" in decode["name"][0]
@@ -193,14 +203,15 @@ def test_roofline_by_hand(tmp_path: Path) -> None:
     ]
     assert roof == again and 50 in roof["x"] and roof["y"][roof["x"].index(50)] == 1000
     assert roof["y"][0] == pytest.approx(20 * roof["x"][0], rel=1e-3)
-    assert roofline(cells_of(tmp_path / "none", make_record())) is None  # an older record counts fewer things
+    assert (
+        figure_of(roofline, cells_of(tmp_path / "none", make_record())) is None
+    )  # an older record counts fewer things
 
 
 def test_roofs_of_two_dtypes_can_be_told_apart(tmp_path: Path) -> None:
     other = replace(counted(), matrix_dtype="float32", matrix_flops_per_s=2e11)
-    plot = roofline(
-        cells_of(tmp_path, make_record(roofline=counted()), make_record("int8", index=1, roofline=other))
-    )
+    records = make_record(roofline=counted()), make_record("int8", index=1, roofline=other)
+    plot = figure_of(roofline, cells_of(tmp_path, *records))
     assert plot is not None
     roofs = [entry for entry in plot.legend if entry["label"].startswith("measured roof")]
     assert len({(entry["colour"], entry["dashed"]) for entry in roofs}) == 2
@@ -250,10 +261,10 @@ def test_a_long_label_beside_a_row_has_two_lines_where_rows_are_high_enough() ->
 
 
 def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
-    plot = breakdown(cells_of(tmp_path, make_record()))
+    plot = figure_of(breakdown, cells_of(tmp_path, make_record()))
     assert plot is not None
     text = plot.svg.decode()
-    body = text[text.index("</style>") :]
+    body = re.sub(r":root \{[^}]*\}", "", text)
     assert "prefers-color-scheme: dark" in text and f"var(--c{INK[1:]})" in body
     assert not any(colour in body for colour in ON_DARK)
 
@@ -262,7 +273,7 @@ def test_on_a_gpu_the_breakdown_says_what_forward_is(tmp_path: Path) -> None:
     record = make_record()
     for device, said in ((None, False), (10**9, True)):
         record.memory.device_peak_allocated = device
-        plot = breakdown(cells_of(tmp_path / str(said), record))
+        plot = figure_of(breakdown, cells_of(tmp_path / str(said), record))
         assert plot is not None and ("forward is the time to launch" in plot.caption) is said
 
 
@@ -270,30 +281,33 @@ def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> Non
     records = [make_record("fp16"), make_record("int8", index=1), make_record("nf4", index=2)]
     records[1].breakdown = Breakdown(10, forward_ms=300.0)
     records[2].breakdown = Breakdown()
-    plot = breakdown(cells_of(tmp_path, *records))
+    plot = figure_of(breakdown, cells_of(tmp_path, *records))
     assert plot is not None and plot.svg.count(b">not told apart<") == 1
     assert "2 of 3 cells: the others failed or show no steps" in plot.caption
 
 
 def test_a_lone_bar_is_not_drawn(tmp_path: Path) -> None:
-    assert throughput(cells_of(tmp_path / "one", make_record())) is None
-    assert throughput(cells_of(tmp_path / "two", make_record(), make_record("int8", index=1))) is not None
+    assert figure_of(throughput, cells_of(tmp_path / "one", make_record())) is None
+    assert (
+        figure_of(throughput, cells_of(tmp_path / "two", make_record(), make_record("int8", index=1)))
+        is not None
+    )
 
 
 def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> None:
     on_host = make_record("fp16")
     on_host.memory = Memory(weights=10**9, kv_pool=11 * 10**9, host_rss_peak=25 * 10**8)
     unknown = make_record("int8", index=1, memory=Memory(host_rss_peak=4 * 10**9))
-    plot = memory(cells_of(tmp_path / "host", on_host, unknown))
+    plot = figure_of(memory, cells_of(tmp_path / "host", on_host, unknown))
     assert plot is not None and "KV pool, set aside" in plot.svg.decode()
     assert b">1.00 of 2.50<" in plot.svg and ">– of 4.00<" in plot.svg.decode()
     assert "Outline: the pool" in plot.caption
     nothing = make_record("nf4", index=2, memory=Memory())
-    plot = memory(cells_of(tmp_path / "simulated", on_host, nothing))
+    plot = figure_of(memory, cells_of(tmp_path / "simulated", on_host, nothing))
     assert plot is not None and b">not recorded<" in plot.svg and ">– of 0<" not in plot.svg.decode()
     on_device = make_record("fp16")
     on_device.memory = Memory(weights=10**9, kv_pool=11 * 10**9, device_process=13 * 10**9)
-    plot = memory(cells_of(tmp_path / "device", on_device))
+    plot = figure_of(memory, cells_of(tmp_path / "device", on_device))
     assert plot is not None and b">1.00 of 13.0<" in plot.svg and "Outline" not in plot.caption
 
 
@@ -301,24 +315,58 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
     records = [
         make_record(q, b, run_id=f"{q}{b}") for q in ("fp16", "nf4") for b in ("sequential", "continuous")
     ]
-    series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
+    cells = cells_of(tmp_path, *records)
+    series = points_of(cells, Looks(cells))
     assert "quant=fp16 · sequential" in [s.label for s in series]
     assert len({(s.colour, s.marker) for s in series}) == 4
 
 
-def test_curves_have_the_colours_of_the_points(tmp_path: Path) -> None:
-    """Where dashes can tell the second thing that varies; else each cell has a style of its own."""
-    records = [
-        make_record(q, b, run_id=f"{q}{b}") for q in ("fp16", "nf4") for b in ("sequential", "continuous")
-    ]
+def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
+    """Whichever cells a figure has; and none that says better, worse or undecided."""
+    names = ("fp16", "int8", "nf4")
+    records = [make_record(q, b, run_id=f"{q}{b}") for q in names for b in ("sequential", "continuous")]
+    for record in records:
+        record.roofline = counted()
     cells = cells_of(tmp_path, *records)
-    tints = {s.colour for s in point_series(cells, lambda cell: (1.0, 2.0), lambda cell: cell.label)}
-    styles = [style for _, *style in curve_styles(cells)]
-    assert {colour for colour, _ in styles} == tints and len(tints) == 2
-    assert [dashed for _, dashed in styles] == [False, True, False, True]
-    assert len({colour for _, colour, _ in curve_styles(cells[:3])}) == 2
-    one = cells_of(tmp_path / "one", *(make_record(q, run_id=q) for q in ("fp16", "int8", "nf4")))
-    assert len({colour for _, colour, _ in curve_styles(one)}) == 3
+    looks = Looks(cells)
+    assert [looks[cell.label].colour for cell in cells] == [c for c in PALETTE[:3] for _ in range(2)]
+    assert [looks[cell.label].dashed for cell in cells] == [False, True] * 3
+    for some in (cells, cells[2:], cells[4:]):
+        expected = {looks[cell.label].colour for cell in some}
+        assert {series.colour for series in points_of(some, looks)} == expected
+        plot = roofline(some, looks)
+        assert plot is not None and {key["colour"] for key in plot.legend} - {INK} == expected
+    assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
+    plot = throughput(cells, looks)
+    assert plot is not None and all(colour.lower() in plot.svg.decode() for colour in PALETTE[:3])
+
+
+def test_cells_that_no_two_columns_tell_apart_have_a_look_each(tmp_path: Path) -> None:
+    records = [make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in range(4)]
+    for index, record in enumerate(records):
+        record.config["batching"]["max_num_seqs"] = 8 << index % 2
+        record.config["cache"]["block_size"] = 16 << index // 2 % 2
+    cells = cells_of(tmp_path, *records)
+    looks = Looks(cells)
+    assert len({(look.colour, look.marker) for look in looks.values()}) == len(cells) == 8
+
+
+def test_long_names_of_the_same_knobs_are_told_by_their_values(tmp_path: Path) -> None:
+    """Cut in their middle they would be alike."""
+    records = [make_record(run_id=f"r{n}", cell_id=f"r{n}") for n in range(8)]
+    for index, record in enumerate(records):
+        record.config["batching"] |= {
+            "max_num_seqs": 8 << index % 2,
+            "max_num_batched_tokens": 64 << index // 4,
+        }
+        record.config["cache"]["block_size"] = 16 << index // 2 % 2
+    cells = cells_of(tmp_path, *records)
+    plot = figure_of(throughput, cells)
+    names = [look.name for look in Looks(cells).values()]
+    assert names[:2] == ["64 · 8 · 16", "64 · 16 · 16"] and len(set(names)) == 8
+    knobs = "batching.max_num_batched_tokens · batching.max_num_seqs · cache.block_size"
+    assert f"Cells are named by {knobs}." in plot.caption
+    assert all(f">{name}<" in plot.svg.decode() for name in names)
 
 
 def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
@@ -328,12 +376,12 @@ def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
     requests = [{"ttft_ms": 900.0 * (i + 1), "token_times_s": [1.0, 1.1]} for i in range(20)]
     write_record(tmp_path / "runs" / "s" / "r", record, requests=requests)
     cells = gather(read_rows(tmp_path / "runs")[0])
-    drawn = (latency(cells), distributions(cells))
+    drawn = (figure_of(latency, cells), figure_of(distributions, cells))
     assert drawn[0] is not None and b">ms (shorter is better)<" in drawn[0].svg
     assert drawn[1] is not None and "TTFT, ms" in json.dumps(drawn[1].live)
     record.metrics.ttft_ms.p50 = 12_000.0
     write_record(tmp_path / "slow" / "s" / "r", record, requests=requests)
-    slow = distributions(gather(read_rows(tmp_path / "slow")[0]))
+    slow = figure_of(distributions, gather(read_rows(tmp_path / "slow")[0]))
     assert slow is not None and "TTFT, s" in json.dumps(slow.live)
 
 
@@ -341,7 +389,8 @@ def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
     records = [make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in (1, 2)]
     for index, record in enumerate(records):
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
-    series = point_series(cells_of(tmp_path, *records), lambda cell: (1.0, 2.0), lambda cell: cell.label)
+    cells = cells_of(tmp_path, *records)
+    series = points_of(cells, Looks(cells))
     assert [s.label for s in series][:2] == ["quant=fp16 · max_num_seqs=8", "quant=fp16 · max_num_seqs=16"]
 
 
@@ -409,9 +458,11 @@ def test_figures_over_time_are_named_by_what_they_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minivllm.report.timelines.finish", lambda chart: chart)
-    steps, telemetry = timeline_plots(gather(read_rows(write(tmp_path, [make_record()]))[0]))
-    assert steps.title == "Tokens, requests and KV blocks over time"
-    assert telemetry.title == "Memory and CPU use over time"  # a CPU has no power and no clock here
+    steps, telemetry = figure_of(timeline_plots, gather(read_rows(write(tmp_path, [make_record()]))[0]))
+    assert steps.title == "How did tokens, requests and KV blocks change over time?"
+    assert (
+        telemetry.title == "How did memory and CPU use change over time?"
+    )  # a CPU has no power and no clock here
     assert telemetry.alt.endswith(
         "a row a cell for 1 cell: memory of the worker, CPU of the worker and CPU of others."
     )
@@ -424,7 +475,7 @@ def test_the_measured_window_is_marked_where_the_machine_was_sampled(
     phases = ["loading", "probing", "measuring", "measuring", "done"]
     samples = [{"t_s": 7.0 + i, "rss": 1e9, "phase": phase} for i, phase in enumerate(phases)]
     write_record(tmp_path / "s" / "r", make_record(), telemetry=samples)
-    (telemetry,) = timeline_plots(gather(read_rows(tmp_path)[0]))
+    (telemetry,) = figure_of(timeline_plots, gather(read_rows(tmp_path)[0]))
     bands = [s for _, panels in telemetry.rows for p in panels for s in p.series if s.kind == "band"]
     assert [(list(band.x), band.label) for band in bands] == [([2.0, 3.0], "measured window")]
 

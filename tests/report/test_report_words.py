@@ -17,6 +17,7 @@ from minivllm.bench.record import Percentiles, Validity
 from minivllm.bench.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.report import build_report, read
+from minivllm.report.sections import commands
 from minivllm.tasks.ending import conclude
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
@@ -398,3 +399,27 @@ def test_a_knob_is_judged_by_its_own_counter(tmp_path: Path) -> None:
     arm.liveness["cache"]["prefix_tokens_reused"] = 512.0
     page, _ = build(tmp_path, [base, arm])
     assert "Not live" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        ("python run.py -m quant=bf16,int8", "python -m minivllm -m quant=bf16,int8"),
+        ("python3.11 /opt/bin/minivllm preset=tune", "python -m minivllm preset=tune"),
+        ("python -m minivllm 'runs=[a, b]'", "python -m minivllm 'runs=[a, b]'"),
+        ("/opt/bin/minivllm task=quality", "python -m minivllm task=quality"),
+        ("python study.py --fast", "python study.py --fast"),
+        ("an 'open quote", "an 'open quote"),
+    ],
+)
+def test_the_command_that_is_shown_runs(recorded: str, shown: str) -> None:
+    assert commands([{"provenance.command": recorded}]) == [shown]
+
+
+def test_runs_keep_the_order_in_which_they_are_given(tmp_path: Path) -> None:
+    for name in ("a-after", "z-before"):
+        write(tmp_path / "runs", [make_record(sweep=name, run_id=name)], parquet=False)
+    folders = [tmp_path / "runs" / name for name in ("z-before", "a-after")]
+    for given in (folders, folders[::-1]):
+        build_report(given, tmp_path / "out")
+        assert [row["sweep"] for row in table(tmp_path / "out").values()] == [folder.name for folder in given]

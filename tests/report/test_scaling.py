@@ -160,7 +160,7 @@ def test_page_plot_and_markdown(tmp_path: Path) -> None:
     for batch, ms in ((1, 110.0), (4, 115.0), (16, 2200.0)):
         rung(tmp_path / "runs", batch, 128, ms)
     page = build_report(tmp_path / "runs", tmp_path / "report").read_text()
-    assert "Cost as the work grows" in page and "A decode step by its requests" in page
+    assert "How does the cost grow with the work?" in page and "A decode step by its requests" in page
     assert "Super-linear beyond the limits: A decode step by its requests." in page and "Fastest" not in page
     assert (tmp_path / "report" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "scaling.md").read_text()

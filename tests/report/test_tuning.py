@@ -142,15 +142,15 @@ def test_every_number_of_a_record_has_a_heading(name: str, title: str, unit: str
 def test_the_page_leads_with_the_search(tmp_path: Path) -> None:
     records = [trial(*one) for one in THREE]
     page, out = build(tmp_path, records, parquet=False)
-    assert page.text.index("Best within the limits") < page.text.index("What the search found")
-    body = page.source[page.source.index("What the search found</h2>") :]
+    assert page.text.index("Best within the limits") < page.text.index("What did the search find?")
+    body = page.source[page.source.index("What did the search find?</h2>") :]
     rows = body[body.index("<tbody>") : body.index("</tbody>")].split("</tr>")[:-1]
     assert [row.partition("<td>")[2].partition("</td>")[0] for row in rows] == ["3", "1", "2"]
     assert "× first" not in page.text  # the first guess is no baseline
     assert {"tuning.png", "tuning_values.png"} <= {path.name for path in out.iterdir()}
     assert len(table(out)) == 3
     again, out = build(tmp_path / "plain", [trial(*one, objective=None) for one in THREE], parquet=False)
-    assert isinstance(again, Page) and "What the search found" not in again.text
+    assert isinstance(again, Page) and "What did the search find?" not in again.text
     assert not (out / "tuning.png").exists()
 
 
@@ -180,7 +180,7 @@ def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Pat
 def test_a_search_without_limits_has_no_words_about_them(tmp_path: Path) -> None:
     records = [trial(*one, limits={}) for one in THREE]
     page, _ = build(tmp_path, records, parquet=False)
-    section = page.text[page.text.index("What the search found") : page.text.index("What was asked")]
+    section = page.text[page.text.index("What did the search find?") : page.text.index("What was measured?")]
     assert "imit" not in section and "within" not in section
 
 

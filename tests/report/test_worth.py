@@ -14,6 +14,7 @@ from minivllm.ablation.design import Design
 from minivllm.report import worth
 from minivllm.report.cells import gather
 from minivllm.report.format import cut, interval, spanned
+from minivllm.report.looks import Looks
 from minivllm.report.page import build_report
 from minivllm.report.scatter import trade_off
 from minivllm.report.sections import heading, place_of
@@ -92,7 +93,7 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("minivllm.report.material.read_rows", lambda source: (rows, []))
     monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
-    assert page.text.index("What each optimisation is worth in") < page.text.index("What was asked")
+    assert page.text.index("What each optimisation is worth in") < page.text.index("What was measured?")
     assert "prefix caching with nf4" in page.text and "no effect found" not in page.text
     effects = (tmp_path / "out" / "effects.md").read_text().splitlines()
     assert effects[0].startswith("| optimisation | output_tokens_per_s, with / without |")
@@ -126,7 +127,7 @@ def test_arms_are_linked_to_the_records_of_their_own_sweep(tmp_path: Path) -> No
 def test_each_arm_has_a_key_of_its_own() -> None:
     """They are known by their names alone, whatever options differ among them."""
     cells = gather(rows_of("pairs"))
-    plot = trade_off(cells)
+    plot = trade_off(cells, Looks(cells))
     assert plot is not None
     assert [item["label"] for item in plot.legend] == [cell.label for cell in cells]
     assert len({(item["colour"], item["glyph"]) for item in plot.legend}) == len(cells) == 8
@@ -135,11 +136,14 @@ def test_each_arm_has_a_key_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("kind", "title"),
     [
-        ("leave_one_out", "minivllm, leave_one_out: prefix caching, nf4 and graphs"),
-        ("factorial", "minivllm: prefix caching × nf4 × graphs"),
+        ("leave_one_out", "What is each of prefix caching, nf4 and graphs worth in minivllm?"),
+        (
+            "factorial",
+            "What is each of prefix caching, nf4 and graphs worth, alone and together, in minivllm?",
+        ),
     ],
 )
-def test_the_title_is_a_product_where_one_was_measured(kind: str, title: str) -> None:
+def test_the_title_says_whether_all_combinations_were_measured(kind: str, title: str) -> None:
     rows = rows_of(kind)
     assert heading(rows, gather(rows))[0] == title
 
@@ -158,7 +162,7 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
     assert remarks(gather(rows))[0].endswith("in the arm without nf4.")
     for row in rows:
         row["memory.weights"] = 2e9 + (row["arm"] == "without nf4")
-    assert remarks(gather(rows)) == ["Weights: 2.00 GB, 100 % of their 16-bit size (2.00 GB)."]
+    assert remarks(gather(rows)) == []  # all of their 16-bit size: nothing was varied
 
 
 def test_ends_that_say_nothing_are_cut() -> None:

@@ -19,13 +19,13 @@
   const figures = (model) => model.renderers ? [model] : (model.children ?? []).flatMap((child) => figures(child));
   const draw = async (place) => {
     const drawn = [];
+    place.classList.add("drawing-now"); // has its width, and is not seen
     const items = (await charts()).get(place.dataset.chart);
     for (const [i, slot] of place.querySelectorAll(".plot").entries()) {
       const manager = await Bokeh.embed.embed_item(items[i], slot);
       for (const view of manager.roots) drawn.push(...figures(view.model));
     }
-    const legend = document.querySelector(`[data-legend="${place.dataset.chart}"]`);
-    for (const key of legend?.querySelectorAll("button") ?? []) {
+    for (const key of place.querySelectorAll(".legend button")) {
       key.addEventListener("click", () => {
         const shown = key.getAttribute("aria-pressed") !== "true";
         key.setAttribute("aria-pressed", shown);
@@ -34,17 +34,16 @@
             if (renderer.name === key.dataset.series) renderer.visible = shown;
       });
     }
-    place.dataset.drawn = "";
+    place.classList.replace("drawing-now", "drawn");
   };
   const watch = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
       if (!isIntersecting) continue;
       watch.unobserve(target);
-      draw(target).catch((error) => {
-        target.textContent = `This browser cannot draw the figure (${error.message}): the PNG below shows it.`;
-      });
+      // The static picture stays where a browser cannot draw.
+      draw(target).catch((error) => { target.classList.remove("drawing-now"); console.warn(error.message); });
     }
   }, { rootMargin: "800px" });
-  for (const place of document.querySelectorAll(".live")) watch.observe(place);
+  for (const place of document.querySelectorAll(".drawing")) watch.observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
 }

@@ -65,6 +65,19 @@ for (const details of document.querySelectorAll("details[data-printed]")) {
     addEventListener("afterprint", closed, { once: true });
   });
 }
+for (const { firstElementChild: text, lastElementChild: button } of document.querySelectorAll(".command")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "Copied";
+    } catch { // not allowed to: what is selected can be copied by hand
+      getSelection().selectAllChildren(text);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+}
 // What is wider than its box says so in words, too: a shadow is easily missed.
 const boxes = new ResizeObserver((entries) => {
   for (const { target } of entries) target.classList.toggle("cut", target.scrollWidth > target.clientWidth + 1);

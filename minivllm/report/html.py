@@ -1,0 +1,89 @@
+"""A page: a verdict, then sections, each shown by a template; self-contained, with every script that it needs."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.report.banner import Banner
+from minivllm.report.format import sig
+from minivllm.report.palette import ON_DARK
+from minivllm.report.style import Plot
+from minivllm.report.verdict import Verdict
+
+MAKER = "minivllm"  # in the head of every page
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page: what its template shows as `data`. A section of no data is left out."""
+
+    id: str
+    title: str
+    data: Any
+    template: str = ""  # name of its file in templates/sections; the id if it is empty
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template", self.template or self.id)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What stands above the sections of a page.
+
+    Args:
+        title: of the whole page.
+        names: of the runs.
+        verdict: what was found.
+        date: of the newest record, e.g. "2026-11-25 00:33"; "" where none says.
+        banners: what is to be known before any figure.
+    """
+
+    title: str
+    names: str
+    verdict: Verdict
+    date: str = ""
+    banners: Sequence[Banner] = ()
+
+
+def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> str:
+    """The page as HTML, of parts that know where it will lie, for their links to the records."""
+    from minivllm.report.live import library, packed
+
+    live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
+    return render(
+        "report.html.j2",
+        front=front,
+        sections=[part for part in parts if part.data],
+        charts=packed(live) if live else "",
+        library=library() if live else "",
+    )
+
+
+def render(template: str, **context: Any) -> str:
+    """A template of this package; everything that is put into it is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    environment = Environment(
+        loader=PackageLoader("minivllm.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sig"] = sig
+    environment.filters["code"] = lambda text: Markup(
+        re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))
+    )
+    environment.filters["foldable"] = lambda name: Markup(str(escape(name)).replace(".", ".<wbr>"))
+    environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
+    environment.filters["data_uri"] = lambda data, kind: (
+        f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    )
+    environment.globals.update(on_dark=ON_DARK, maker=MAKER)
+    return environment.get_template(template).render(context)
