@@ -13,7 +13,7 @@ from minivllm.bench.records import Damaged
 from minivllm.report import capacity, tuning, worth
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import count
-from minivllm.report.rows import Row, read_rows
+from minivllm.report.rows import Row, read_rows, record_folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Material:
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Tables beside the records that are missing, torn, or not those that were recorded."""
-        return [table for row in self.rows for table in damaged_tables(row)]
+        return [table for row in self.rows if record_folder(row) for table in damaged_tables(row)]
 
     @property
     def warning(self) -> str | None:

@@ -13,8 +13,8 @@ from minivllm.ablation.design import Design
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
 from minivllm.report import comparison
-from minivllm.report.rows import Row
 from minivllm.report.palette import NEUTRAL
+from minivllm.report.rows import Row
 from tests.ablation.synthetic import ablation_rows
 
 TWO = Design("add_one_in", {"a": (), "b": ()})

@@ -89,7 +89,7 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
         again(tmp_path, record, f"cell-rate{rate:g}")
     page = Page(build_report(tmp_path, tmp_path / "out"))
     begins = "Capacity: 2 requests/s is the highest rate tried that holds"
-    assert page.text.index(begins) < page.text.index("What rate it can serve") and "Fastest" not in page.text
+    assert page.text.index(begins) < page.text.index("What rate can it serve?") and "Fastest" not in page.text
     cells = gather(read_rows(tmp_path)[0])
     assert [cell.first("config.arrival.rate") for cell in cells] == [1.0, 2.0, 4.0]
 
