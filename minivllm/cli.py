@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import signal
 import sys
-import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from minivllm import __version__, config
@@ -123,8 +119,7 @@ def note_exit_code(code: int) -> None:
 
 def _run() -> int:
     note_exit_code(0)
-    _groups.cache_clear()  # of a command before this one, with other folders of options
-    OmegaConf.register_new_resolver("minivllm_groups", _groups, replace=True)
+    OmegaConf.register_new_resolver("minivllm_help", _help, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
         hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
@@ -191,33 +186,16 @@ def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
     return explain(error, arguments.overrides, lambda chosen: config.load(chosen, arguments.config_dir))
 
 
+def _help(header: str, footer: str) -> str:
+    """What --help prints; whatever reads a whole configuration, as composing an arm does, asks, too."""
+    if not {"--help", "-h"} & {*sys.argv}:
+        return ""
+    from minivllm.option_help import text
+
+    return text(header, footer, [*sys.argv[1:], *_withheld])
+
+
 def _program() -> str:
     """How this program was called, for --help."""
     name = os.path.basename(sys.argv[0])
     return {"run.py": "python run.py", "__main__.py": "python -m minivllm"}.get(name, name)
-
-
-@functools.cache
-def _groups() -> str:
-    """Every group with its options, for --help; whatever reads a whole configuration, as composing an arm does, asks."""
-    defaults = OmegaConf.load(config.conf_dir() / "config.yaml").defaults
-    first = {name: option for item in defaults if OmegaConf.is_dict(item) for name, option in item.items()}
-    about = {
-        **config.GROUPS,
-        "preset": "overrides that go together",
-        "ablation": "what is each optimisation worth? added with a plus: +ablation=leave_one_out",
-        "optimisations": "the list that an ablation is about",
-    }
-    # The loader's own get_group_options copies all that it has read, for each group.
-    loader = GlobalHydra.instance().config_loader()
-    files = cast(Any, loader).repository
-    names = list(about) + [n for n in loader.list_groups("") if n not in about and n != "hydra"]
-    lines = []
-    for name in names:
-        options = sorted(
-            files.get_group_options(name), key=lambda option: (option != first.get(name), option)
-        )
-        indent = " " * 14
-        lines.append(f"  {name + ' ':<12}{about.get(name, '')}".rstrip())
-        lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(lines)

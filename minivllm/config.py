@@ -44,9 +44,11 @@ __all__ = [
     "build",
     "compose",
     "conf_dir",
+    "convert",
     "finish",
     "load",
     "locate",
+    "nearest",
     "option",
     "validate",
 ]
@@ -226,7 +228,7 @@ def _check(
             values[name] = nested(**_check(nested, value, f"{prefix}{name}", f"{prefix}{name}"))
         else:
             try:
-                values[name] = _convert(value, hints[name])
+                values[name] = convert(value, hints[name])
             except TypeError as error:
                 hint = _hint(cls, str(name), value)
                 raise BadInput(f"{prefix}{name}={value!r} must be {error}{hint}") from None
@@ -243,20 +245,20 @@ def _hint(cls: type, name: str, value: Any) -> str:
     return f"; {rules['infinite']}" if infinite and rules.get("infinite") else ""
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    """`value` as the type that `hint` names, without guessing; TypeError says what is wanted."""
+def convert(value: Any, hint: Any) -> Any:
+    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is wanted."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         for arm in args:
             with contextlib.suppress(TypeError):
-                return _convert(value, arm)
+                return convert(value, arm)
     elif origin is Literal:
         if any(value == choice and type(value) is type(choice) for choice in args):
             return value
     elif origin in (list, tuple):
         items = value if isinstance(value, list | tuple) else [value]
         with contextlib.suppress(TypeError):
-            return origin(_convert(item, args[0]) for item in items)
+            return origin(convert(item, args[0]) for item in items)
     elif origin is dict or hint is dict:
         if isinstance(value, dict):
             return value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class BadInput(ValueError):
     """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
@@ -16,6 +18,12 @@ class BadInput(ValueError):
 def first_line(error: BaseException) -> str:
     """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs the first line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def last_frame(error: BaseException) -> str:
+    """Where an error was raised: "file.py:12 in function"; empty for one that was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 class NotInstalled(BadInput):

@@ -23,6 +23,45 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from minivllm.errors import BadInput
 from minivllm.options import GROUPS
 
+# What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
+VLLM = {
+    "attention_backend": "attention=...",
+    "cpu_offload_gb": "",
+    "data_parallel_size": "",
+    "dtype": "quant=bf16, quant=fp16 or quant=fp32",
+    "enable_chunked_prefill": "batching.chunked_prefill",
+    "enable_lora": "",
+    "enable_prefix_caching": "cache.prefix_caching",
+    "enforce_eager": "runtime.cuda_graphs=false",
+    "gpu_memory_utilization": "cache.memory_fraction",
+    "hf_overrides": "",
+    "kv_cache_dtype": "cache.kv_dtype",
+    "load_format": "model.weights (random is vLLM's dummy)",
+    "max_model_len": "model.max_model_len",
+    "max_num_batched_tokens": "batching.max_num_batched_tokens",
+    "num_gpu_blocks_override": "cache.num_blocks",
+    "num_prompts": "workload.num_requests",
+    "pipeline_parallel_size": "",
+    "quantization": "quant=nf4, quant=int8, ...",
+    "random_input_len": "workload.input_len",
+    "random_output_len": "workload.output_len",
+    "request_rate": "arrival.rate",
+    "max_concurrency": "arrival=concurrency arrival.concurrency",
+    "scheduling_policy": "batching=continuous, static, ... and decoding.priority",
+    "speculative_config": "",
+    "swap_space": "cache.swap_space_gb",
+    "tensor_parallel_size": "",
+    "tokenizer": "",
+}
+
+
+def from_vllm(name: str) -> str | None:
+    """What to write in place of an argument of vLLM's, as the end of an error; None where it is none of them."""
+    known = VLLM.get(name.replace("-", "_").lstrip("_"))
+    if known is None:
+        return None
+    return f"what vLLM calls so is {known} here" if known else "vLLM has it, minivllm has not"
+
 
 def nearest(name: str, valid: Sequence[str]) -> str:
     """The end of an error about an unknown name: the nearest valid one, or all of them."""
@@ -151,12 +190,26 @@ def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[st
                 names += ["preset"]
             owner = f"{seen}={choices[seen]}" if choices.get(seen) else seen
             where = f"no such option of {owner}" if seen else "no such group or setting"
-            having = _having(config, seen, part) if seen in GROUPS else []
-            hint = f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
-            return BadInput(f"{key}: {where}; {hint if having else nearest(part, names)}")
+            return BadInput(f"{key}: {where}; {_hint(config, key, seen, part, names)}")
         seen = f"{seen}.{part}" if seen else part
         node = node[part]
     return BadInput(f"{key}: cannot be set")
+
+
+def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[str]) -> str:
+    """What to write in place of an unknown `part` of a key, after what was `seen` of it."""
+    having = _having(config, seen, part) if seen in GROUPS else []
+    if having:
+        return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    if difflib.get_close_matches(part, names, n=1, cutoff=0.8):
+        return nearest(part, names)
+    leaf = key.rpartition(".")[2]
+    elsewhere = [
+        f"{group}.{leaf}" for group in GROUPS if OmegaConf.is_dict(config[group]) and leaf in config[group]
+    ]
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return from_vllm(leaf) or nearest(part, names)
 
 
 def _having(config: DictConfig, group: str, knob: str) -> list[str]:

@@ -203,6 +203,30 @@ def test_shell_completion(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cache=paged" in cli("-sc", "query=bash").out
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("quantization=nf4", "what vLLM calls so is quant=nf4, quant=int8, ... here"),
+        ("tensor_parallel_size=2", "vLLM has it, minivllm has not"),
+        ("enable-prefix-caching=true", "cache.prefix_caching"),
+        ("max_num_seqs=8", "did you mean batching.max_num_seqs?"),
+        ("cache.max_num_seqs=8", "did you mean batching.max_num_seqs?"),
+        ("cach=paged", "did you mean cache?"),
+        ("measure.repeats=100000000", "measure.repeats=100000000 must be at most 10000"),
+        ("name=workloads", "is a folder that all runs share"),
+        ("name='=1+1'", "must be a plain folder name"),
+    ],
+)
+def test_what_people_write_is_answered_with_what_to_write(cli: Cli, override: str, message: str) -> None:
+    done = cli(override, "sweep.dry_run=true")
+    assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
+
+
+def test_a_sweep_of_a_billion_arms_is_refused_at_once(cli: Cli) -> None:
+    done = cli("-m", "cache.block_size=range(1,1000000000)", "sweep.dry_run=true")
+    assert done.code == 2 and "a sweep has at most 10,000 arms" in done.err
+
+
 def test_help_lists_groups_and_options_also_the_users(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "--help")
     assert done.code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from minivllm.ablation.arms import Blocks
 
 SETTINGS = "sweep."  # overrides that say how to run the sweep, not what is in it
+MAX_ARMS = 10_000  # composing one takes a fifth of a second
 NEUTRAL = (
     "name",
     "runs_dir",
@@ -100,7 +102,8 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise BadInput(f"{text}: a sweep takes a list, range(...) or glob(...), not an interval")
-            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            found = itertools.islice(override.sweep_string_iterator(), MAX_ARMS + 1)
+            values = [f"{key}={value}" for value in found]
             if not values:
                 raise BadInput(f"{text}: matches nothing to sweep over")
             choices[key] = values
@@ -109,6 +112,10 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
             choices[key] = [text]
             varying.discard(key)
     varying.update(named)
+    if math.prod(map(len, choices.values())) > MAX_ARMS:
+        raise BadInput(
+            f"{' '.join(sorted(varying))}: a sweep has at most {MAX_ARMS:,} arms; vary fewer values"
+        )
     arms = (_arm(list(choices), combination, varying) for combination in itertools.product(*choices.values()))
     return Sweep(tuple(dict.fromkeys(arms)), tuple(settings))
 

@@ -13,6 +13,7 @@ from minivllm.bench import storage
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.records import read_record
 from minivllm.errors import BadInput
+from minivllm.report.format import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +68,18 @@ def _jobs(numbers: set[int]) -> str:
     if len(numbers) > 2 and max(numbers) - min(numbers) == len(numbers) - 1:
         return f"{min(numbers)}-{max(numbers)}"
     return ", ".join(map(str, sorted(numbers))) or "-"
+
+
+def show_lone(measurements: Sequence[Measurement]) -> None:
+    """Print what a lone run would measure; it is valid, or this would not be reached."""
+    first = measurements[0]
+    known = recorded_durations(first.path.parents[1])
+    lines = (
+        f"{first.cell}, cell {first.cell_id}: valid",
+        f"{count(len(measurements), 'measurement')} into {first.path.parent}/, each anew: "
+        + estimate([m.cell_id for m in measurements], known),
+    )
+    print("\n".join(lines))
 
 
 def _show_design(plan: Plan, console: Console) -> None:
@@ -124,11 +137,8 @@ def show_search(search: Search, space: Mapping[str, str], how: str, pending: str
     for knob, values in space.items():
         table.add_row(escape(knob), escape(values))
     print_table(table, console)
-    goal = search.goal
-    limits = " and ".join(f"{name} <= {limit:g}" for name, limit in goal.limits.items())
     lines = (
-        f"search {search.name}: the {'most' if goal.maximize else 'least'} {goal.objective}"
-        + (f" with {limits}" if limits else ""),
+        search.aim,
         how,
         progress([m for cell in search.cells.values() for m in cell.measurements], pending),
     )

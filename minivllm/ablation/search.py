@@ -123,6 +123,13 @@ class Search:
         cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
 
+    @property
+    def aim(self) -> str:
+        """In words, what is searched for: the objective, and every limit, those of a preset too."""
+        limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.goal.limits.items())
+        most = "most" if self.goal.maximize else "least"
+        return f"search {self.name}: the {most} {self.goal.objective}" + (f" with {limits}" if limits else "")
+
     def run(self, propose: Callable[[], object]) -> int:
         """Let `propose` ask for trials, with `measure`, until it has had enough; then report them all.
 
@@ -133,6 +140,7 @@ class Search:
             BadInput: another process is at the same search, or no trial at all was valid.
         """
         with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
+            print(self.aim)
             try:
                 propose()
             finally:

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from minivllm.bench import storage
 from minivllm.bench.measurement import DEFAULT_ARM
+from minivllm.untrusted import printable
 
 Event = dict[str, Any]
 PHASES = {
@@ -77,7 +79,9 @@ class Display:
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"
         if name in ("done", "failed"):
             style = "green" if name == "done" else "red"
-            message = f": {event['message']}" if event.get("message") else ""
+            message = f": {printable(event['message'])}" if event.get("message") else ""
+            if event.get("at"):  # what was raised, and where: the rest is in the log
+                message = f": {event['type']}{message} ({event['at']}; log: {measurement.path / storage.LOG})"
             self.console.print(Text.assemble(head, " ", (event["status"], style), message), soft_wrap=True)
         elif self._progress is None:
             if self._last != (measurement.run_id, name):

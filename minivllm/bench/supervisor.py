@@ -202,9 +202,9 @@ class Supervisor:
         if event["event"] == "done":
             return self._completed(event)
         if event["event"] == "failed":
+            self._failure, self._failed_s = event, time.monotonic()
             if event["going_on"]:
                 return self._failed(event["status"], event["type"], event["message"])
-            self._failure, self._failed_s = event, time.monotonic()
             return None  # the worker ends now; how it ends may tell more
         if event["event"] == "profiling":
             self._handed = event
@@ -224,7 +224,10 @@ class Supervisor:
         return self._settle(status, message)
 
     def _settle(self, status: str, message: str) -> Outcome:
-        self._emit({"event": "done" if status == "ok" else "failed", "status": status, "message": message})
+        event = {"event": "done" if status == "ok" else "failed", "status": status, "message": message}
+        if status == "error" and self._failure is not None:  # a bug, here or in a plug-in
+            event |= {"type": self._failure["type"], "at": self._failure["at"]}
+        self._emit(event)
         return Outcome(self._current, status, message)
 
     def _failed(self, status: str, kind: str, message: str) -> Outcome:

@@ -25,7 +25,7 @@ from minivllm.bench.identity import profile_wanted
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.record import Record
 from minivllm.bench.session import Session
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput, first_line, last_frame
 
 PR_SET_PDEATHSIG = 1
 OOM_PHRASES = (
@@ -115,7 +115,8 @@ class Worker:
         else:
             traceback.print_exception(error)
             sys.stderr.flush()
-        self.pipe("failed", status=status, type=type(error).__name__, message=message, going_on=going_on)
+        kind, at = type(error).__name__, last_frame(error)
+        self.pipe("failed", status=status, type=kind, message=message, at=at, going_on=going_on)
         return 2 if status == "invalid" else 1
 
 

@@ -81,8 +81,21 @@ class Options:
         return BadInput(f"{key}={getattr(self, name)!r} {complaint}")
 
 
+# Folders below runs_dir that hold no sweep's records: what several share, and the logs of Slurm's jobs.
+KEPT_FOLDERS = ("workloads", "quality", ".submitit")
+
+
 def require_folder_name(options: Options, name: str) -> None:
-    """Raise BadInput unless the knob is null or can name one folder on any system."""
+    """Raise BadInput unless the knob is null or can name a folder of records on any system.
+
+    A name begins with a letter or a digit: tables hold it, and a spreadsheet executes what begins with =, +, - or @.
+    """
     value = getattr(options, name)
-    if value is not None and not re.fullmatch(r"[\w+=,@-][\w.+=,@ -]{0,120}", value):
-        raise options.bad(name, "must be a plain folder name: letters, digits and . _ - + = , @")
+    if value is None:
+        return
+    if not re.fullmatch(r"\w[\w.+=,@ -]{0,120}", value):
+        raise options.bad(
+            name, "must be a plain folder name: a letter or a digit, then letters, digits and . _ - + = , @"
+        )
+    if value in KEPT_FOLDERS:
+        raise options.bad(name, "is a folder that all runs share: choose another name")

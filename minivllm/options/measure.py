@@ -9,6 +9,8 @@ from typing import Literal
 from minivllm.options.base import Options, knob
 from minivllm.threads import wanted_cores
 
+MAX_REPEATS = 10_000  # each is a record of its own
+
 
 @dataclass(frozen=True)
 class RuntimeOptions(Options):
@@ -74,9 +76,9 @@ class MeasureOptions(Options):
 
     group = "measure"
     warmup_requests: Literal["auto"] | int = knob("auto", at_least=0)
-    repeats: int = knob(1, at_least=1)
+    repeats: int = knob(1, at_least=1, at_most=MAX_REPEATS)
     target_ci: float | None = knob(None, above=0)
-    max_repeats: int = knob(40, at_least=1)
+    max_repeats: int = knob(40, at_least=1, at_most=MAX_REPEATS)
     prefix_cache: Literal["cold", "warm"] = "cold"
     seed: int = knob(0, at_least=0)
     timeout_s: float = knob(1800, above=0)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minivllm import plug_ins
 from minivllm.bench import identity, profile
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
@@ -127,15 +128,20 @@ def refuse_absent_hardware(config: dict[str, Any]) -> None:
 
 
 def _run_lone(config: dict[str, Any]) -> int:
-    refuse_sweep_settings(config)
+    refuse_sweep_settings(config, allowed=("dry_run",))
     refuse_absent_hardware(config)
     refuse_unwritable(config)
     config, fingerprint, warnings = check(config)
-    root = Path(config.get("runs_dir") or "runs")
-    name = folder_name(root, config.get("name"))
+    root, dry = Path(config.get("runs_dir") or "runs"), (config.get("sweep") or {}).get("dry_run")
+    name = config.get("name") or "<time>" if dry else folder_name(root, config.get("name"))
     measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if dry:
+        from minivllm.ablation.preview import show_lone
+
+        show_lone(measurements)
+        return 0
     code, reported, refused = 1, False, False
     try:
         with Display() as display:
@@ -159,10 +165,11 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
     Raises:
         NotInstalled: the engine is not there.
-        BadInput: the engine does not honour a knob, the model is not there or not supported, its context is too short, a request
+        BadInput: a user's own class cannot be imported or does not take its knobs, the engine does not honour a knob, the model is not there or not supported, its context is too short, a request
             cannot fit it, a request would have several completions, there are no experts to group, or quality is wanted of
             random weights or with a text that cannot be read, or the tracker is not installed.
     """
+    plug_ins.check(config)
     presence.require(config["engine"], (config.get("choices") or {}).get("engine"))
     tables.refuse(config)
     simulated = config["engine"].get("_target_") == SIMULATED

@@ -10,9 +10,9 @@ from typing import Any
 
 from minivllm.bench.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
+from minivllm.options.base import KEPT_FOLDERS
 
 MAX_NAME = 80
-SHARED = ("workloads", "quality", ".submitit")  # folders beside those of records
 
 
 def run(config: dict[str, Any]) -> int:
@@ -82,7 +82,7 @@ def _holds_records(folder: Path) -> bool:
 
 
 def _available(runs_dir: Path) -> str:
-    places = (p for p in runs_dir.glob("*") if p.name not in SHARED and _holds_records(p))
+    places = (p for p in runs_dir.glob("*") if p.name not in KEPT_FOLDERS and _holds_records(p))
     names = sorted((p.name for p in places), reverse=True)
     if not names:
         return f"{runs_dir} holds no records yet: run a benchmark first"

@@ -79,6 +79,13 @@ def test_a_mistake_that_shows_at_once_starts_no_worker(
         bench.run(lone(tmp_path, workload={"num_requests": 0}))
 
 
+def test_a_cell_is_validated_without_being_measured(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    done = cli("quant=int8", "measure.repeats=3", "name=mine", "sweep.dry_run=true")
+    assert done.code == 0 and not any(Path().iterdir()), done.err
+    assert done.out.startswith("tiny-int8-continuous, cell ") and "3 measurements into runs/mine/" in done.out
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
