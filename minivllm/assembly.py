@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from minivllm.bench.roofline import BYTES
 from minivllm.bench.step_times import architecture_costs
 from minivllm.config import OPTIONS, build, require_invariant, trims
 from minivllm.engine.capture import keep_graphs
@@ -59,8 +60,18 @@ def refuse_too_large(config: dict[str, Any], device: torch.device) -> None:
     if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {*OPTIONS}:
         return  # what options of the user's own store is not known
     source = resolve(config["model"], allow_random=False)[1]
-    _, needed = architecture_costs(ModelConfig.from_dict(source.config), config["quant"])
+    model = ModelConfig.from_dict(source.config)
+    _, needed = architecture_costs(model, config["quant"])
+    length = model.context(config["model"].get("max_model_len"))
+    width = BYTES[str(config["quant"].get("dtype", "bfloat16"))]
+    ropes = [rope for rope in (model.rope, model.local_rope) if rope is not None]
+    tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in ropes)
     free = free_memory(device)
+    if tables > free:
+        raise MemoryError(
+            f"the rotary tables of {length:,} positions take {tables / 1e9:.3g} GB, and this machine has "
+            f"{free / 1e9:.3g} GB free: choose a smaller model.max_model_len"
+        )
     if ROUNDING * needed > free:
         raise MemoryError(
             f"the weights take about {needed / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB free: choose fewer "

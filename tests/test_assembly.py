@@ -75,3 +75,20 @@ def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
     config = compose([*HUGE])
     refuse_too_large({**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("hidden_size", 1 << 18, "the weights take about"),
+        ("max_position_embeddings", 1 << 26, "rotary tables of 67,108,864 positions take"),
+    ],
+)
+def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, told: str) -> None:
+    config = compose(
+        ["model=qwen3", "model.weights=random", "model.max_model_len=null", "runtime.device=cpu"]
+    )
+    config["model"]["architecture"] |= {key: value}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=told):
+        patch.setattr(assembly, "free_memory", lambda device: 16e9)
+        refuse_too_large(config, torch.device("cpu"))

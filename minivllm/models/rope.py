@@ -13,6 +13,8 @@ from minivllm.models.rope_config import RopeConfig
 if TYPE_CHECKING:
     from minivllm.engine.step import StepBatch
 
+_POSITIONS_AT_ONCE = 1 << 16  # of a table, whose float32 steps on the way take six times its own memory
+
 
 class Rotary(nn.Module):
     """Cosines and sines of every position, shared by all layers with the same rope.
@@ -35,8 +37,11 @@ class Rotary(nn.Module):
         self.rope, self.dim, self.dtype = rope, rope.rotary_dim(head_dim), dtype
         self.factor = attention_factor(rope)
         if not rope.depends_on_length:
-            table = self._rows(torch.arange(max_positions), inverse_frequencies(rope, self.dim))
-            self.table = nn.Buffer(table.to(device), persistent=False)
+            table = torch.empty(max_positions, 2, 1, self.dim, dtype=dtype, device=device)
+            inverse = inverse_frequencies(rope, self.dim)
+            for positions in torch.arange(max_positions).split(_POSITIONS_AT_ONCE):
+                table[positions[0] : positions[-1] + 1] = self._rows(positions, inverse)
+            self.table = nn.Buffer(table, persistent=False)
 
     def forward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the step's tokens, each [tokens, 1, rotated dimensions]."""

@@ -49,6 +49,10 @@ class RopeConfig:
             **scaling,
         }
 
+    def table_bytes(self, positions: int, head_dim: int, itemsize: int) -> int:
+        """Bytes of the cosines and sines of so many positions, which are computed once."""
+        return 0 if self.depends_on_length else positions * 2 * self.rotary_dim(head_dim) * itemsize
+
     @property
     def depends_on_length(self) -> bool:
         """Whether a token's rotation depends on the length of its sequence, and not on its position alone."""
