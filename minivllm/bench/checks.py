@@ -7,6 +7,9 @@ from typing import Any
 
 from minivllm.errors import BadInput
 
+MOST_REQUESTS = 5_000_000  # of a workload; each takes about a kilobyte
+MOST_TOKENS = 1 << 28  # of its prompts; each takes up to 36 bytes
+
 
 def at_least_one(knob: str, value: Any) -> int:
     """The value of a knob that counts. Raises BadInput unless it is a whole number of at least 1."""
@@ -42,6 +45,15 @@ def check_fits(what: str, prompt_len: int, output_len: int, max_model_len: int, 
         raise BadInput(
             f"{what} has {prompt_len} prompt + {output_len} output = {prompt_len + output_len} tokens, "
             f"and the context holds {max_model_len}: {advice}"
+        )
+
+
+def check_amount(what: str, requests: int, tokens: float, advice: str) -> None:
+    """Raise BadInput, with `advice`, if a workload of so many requests and prompt tokens is more than memory should hold."""
+    if requests > MOST_REQUESTS or tokens > MOST_TOKENS:
+        raise BadInput(
+            f"{what}: {requests:,} requests with about {tokens:.3g} prompt tokens, and a workload has at most "
+            f"{MOST_REQUESTS:,} with {MOST_TOKENS:.3g}; {advice}"
         )
 
 

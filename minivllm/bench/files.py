@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from minivllm.bench.checks import at_least_one, check_fits
-from minivllm.bench.generator import FromFile, Reader
+from minivllm.bench.checks import at_least_one, check_amount, check_fits
+from minivllm.bench.generator import FEWER, FromFile, Reader
 from minivllm.bench.prompt_file import FORMATS, PromptLine, read_prompt_file
 from minivllm.bench.prompts import Encode
 from minivllm.bench.tally import Tally
@@ -82,6 +82,7 @@ class File(FromFile):
                 vocabulary, or a request longer than the context; or nothing is left.
         """
         requests: list[WorkloadRequest] = []
+        tokens = 0
         further, tally = reader.encode_further, Tally()
         too_long = f"requests were left out, longer than the context of {reader.max_model_len}"
         for line in read_prompt_file(self.path, self.format, tally):
@@ -91,7 +92,8 @@ class File(FromFile):
                 tally.left_out[too_long] += 1
                 continue
             said = reader.text(token_ids) if text is None else text
-            self.require_few(len(requests))
+            tokens += len(token_ids)
+            check_amount(f"workload.path={self.path}", len(requests) + 1, tokens, FEWER)
             requests.append(
                 WorkloadRequest(f"r{len(requests)}", token_ids, output_len, self.ignore_eos, said)
             )

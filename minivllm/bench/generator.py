@@ -18,8 +18,7 @@ from minivllm.errors import BadInput
 Decode = Callable[[list[int]], str | None]
 RenderChat = Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]]
 TOO_LONG = ("error", "skip")
-MOST_REQUESTS = 5_000_000  # of a file; each takes about a kilobyte
-MOST_TOKENS = 1 << 29  # of all drawn prompts together
+FEWER = "take fewer with workload.num_requests"
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,6 @@ class Drawn(Generator):
         self.output_len = Lengths.parse("workload.output_len", output_len)
         self.ignore_eos = ignore_eos
 
-    def require_few(self, knob: str, count: int, tokens: float) -> None:
-        """Raise BadInput if `count` prompts of so many tokens each are more than a machine's memory holds."""
-        if count * max(tokens, 1) > MOST_TOKENS:
-            raise BadInput(
-                f"{knob}={count}: prompts of {tokens:.4g} tokens each are {count * tokens:.3g} tokens, and at most "
-                f"{MOST_TOKENS:.3g} are made; ask for fewer"
-            )
-
 
 class FromFile(Generator):
     """A generator that reads requests.
@@ -179,15 +170,6 @@ class FromFile(Generator):
     def check_file(self, max_model_len: int) -> None:
         """See `check_lengths`."""
 
-    def require_few(self, count: int) -> None:
-        """Raise BadInput if there are more requests already than a workload may have."""
-        if count >= MOST_REQUESTS:
-            raise BadInput(
-                f"workload.path={self.path} has more than {MOST_REQUESTS:,} requests to take; take fewer with "
-                "workload.num_requests"
-            )
 
-
-_CHECKED: set[tuple[object, ...]] = (
-    set()
-)  # files that were found good, with the knobs that they were found good for
+# Files that were found good, with the knobs that they were found good for.
+_CHECKED: set[tuple[object, ...]] = set()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from minivllm.bench.checks import check_amount
 from minivllm.errors import BadInput
 from minivllm.untrusted import read_text_lines
 
@@ -147,8 +148,9 @@ def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None
 
 def _read(knob: str, path: Path) -> list[int]:
     """A length a line; blank lines are skipped."""
-    lengths = []
+    lengths: list[int] = []
     for number, line in enumerate(read_text_lines(path, f"{knob}.path={path}"), start=1):
+        check_amount(f"{knob}.path={path}", len(lengths), 0, "give fewer lengths")
         if said := line.strip():
             if not re.fullmatch("[0-9]{1,10}", said):
                 raise BadInput(f"{path}:{number}: {said!r:.40} is not a number of tokens")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.checks import at_least_one, check_fits, not_negative, one_of
+from minivllm.bench.checks import at_least_one, check_amount, check_fits, not_negative, one_of
 from minivllm.bench.generator import Drawn, Reader
 from minivllm.bench.lengths import Lengths
 from minivllm.bench.prompts import draw_prompts
@@ -55,8 +55,9 @@ class MultiTurn(Drawn):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator; it is the conversation that may be longer than the context."""
-        typical = self.turns.typical * self.input_len.typical
-        self.require_few("workload.num_conversations", self.num_conversations, typical)
+        count = round(self.num_conversations * self.turns.typical)
+        tokens = count * self.input_len.typical
+        check_amount("workload.num_conversations times workload.turns", count, tokens, "ask for fewer")
         longest = [lengths.longest for lengths in (self.turns, self.input_len, self.output_len)]
         turns, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest last turn"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.checks import at_least_one, check_fits
+from minivllm.bench.checks import at_least_one, check_amount, check_fits
 from minivllm.bench.generator import Reader
 from minivllm.bench.lengths import Lengths
 from minivllm.bench.prompts import Encode, draw_prompts
@@ -56,8 +56,8 @@ class SharedPrefix(Synthetic):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator."""
-        typical = self.depth * self.prefix_len.typical + self.input_len.typical
-        self.require_few("workload.num_requests", self.num_requests, typical)
+        count, typical = self.num_requests, self.depth * self.prefix_len.typical + self.input_len.typical
+        check_amount("workload.num_requests", count, count * typical, "ask for fewer")
         longest = [lengths.longest for lengths in (self.prefix_len, self.input_len, self.output_len)]
         prefix, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest request"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minivllm.bench.checks import at_least_one, check_fits, not_negative, positive
-from minivllm.bench.generator import FromFile, Reader
+from minivllm.bench.checks import at_least_one, check_amount, check_fits, not_negative, positive
+from minivllm.bench.generator import FEWER, FromFile, Reader
 from minivllm.bench.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.tally import Tally
 from minivllm.bench.trace_file import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
@@ -106,8 +106,8 @@ class Trace(FromFile):
                 tally.left_out[too_long] += 1
                 return False
             check_fits(f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE)
-            self.require_few(taken)
             taken += 1
+            check_amount(f"workload.path={self.path}", taken, 0, FEWER)
             tally.unused[LATER_TURNS] += row.later_turn
             if row.kind != "text":
                 tally.unused[

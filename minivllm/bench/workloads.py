@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.bench.checks import at_least_one, check_fits
+from minivllm.bench.checks import at_least_one, check_amount, check_fits
 from minivllm.bench.generator import Drawn, Reader
 from minivllm.bench.prompts import draw_prompts
 from minivllm.bench.workload import Workload, WorkloadRequest
@@ -51,7 +51,8 @@ class Synthetic(Drawn):
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator."""
-        self.require_few("workload.num_requests", self.num_requests, self.input_len.typical)
+        count = self.num_requests
+        check_amount("workload.num_requests", count, count * self.input_len.typical, "ask for fewer")
         longest_in, longest_out = self.input_len.longest, self.output_len.longest
         if longest_in is not None and longest_out is not None:
             what = f"workload={self.name}: the longest request"

@@ -402,7 +402,9 @@ def test_a_damaged_file_of_a_workload_is_made_again(tmp_path: Path, damage: Call
 
 def test_more_prompts_than_memory_holds_are_refused_before_any_is_made() -> None:
     for generator in (Smoke(10**8), SharedPrefix(10**7), MultiTurn(10**8)):
-        with pytest.raises(BadInput, match=r"workload\.num_(requests|conversations)=1000.*ask for fewer"):
+        with pytest.raises(
+            BadInput, match=r"workload\.num_(requests|conversations).* at most 5,000,000 .*ask for fewer"
+        ):
             generator.check_lengths(4096)
 
 
