@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from minivllm.bench.roofline import BYTES
 from minivllm.bench.step_times import architecture_costs
+from minivllm.cache.kv import free_memory
 from minivllm.config import OPTIONS, build, require_invariant, trims
 from minivllm.engine.capture import keep_graphs
 from minivllm.engine.compiled import compile_layers
 from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
-from minivllm.engine.engine import Engine, free_memory
+from minivllm.engine.engine import Engine
 from minivllm.engine.sampler import TORCH, TokenKernels
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
@@ -102,8 +104,8 @@ def token_kernels(cpu: Kernels | None, triton: bool) -> TokenKernels:
     if triton:
         from minivllm.engine.kernels.sampling import draw, likeliest  # imports Triton
 
-        return TokenKernels(likeliest, draw, fused=True)
-    return TORCH if cpu is None else TokenKernels(cpu.likeliest)
+        return TokenKernels(partial(likeliest, flag=True), draw, fused=True)
+    return TORCH if cpu is None else TokenKernels(partial(cpu.likeliest, flag=True))
 
 
 def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:

@@ -25,8 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minivllm.attention.base import refuse_scores
 from minivllm.cache.eviction import POLICIES
-from minivllm.errors import BadInput
-from minivllm.explain import explain, is_config_error, nearest, omegaconf_line
+from minivllm.errors import BadInput, nearest
+from minivllm.explain import explain, is_config_error, omegaconf_line
 from minivllm.options import (
     GROUPS,
     OPTIONS,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import traceback
+from collections.abc import Sequence
 
 
 class BadInput(ValueError):
@@ -15,6 +17,14 @@ class BadInput(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the nearest valid one, or all of them."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose from {', '.join(valid)}" if valid else "it has none"
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs the first line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -24,6 +34,18 @@ def last_frame(error: BaseException) -> str:
     """Where an error was raised: "file.py:12 in function"; empty for one that was never raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+class NonFiniteLogits(BadInput):
+    """The logits that a request's next token would be chosen from are NaN or infinite: the request ends."""
+
+    @classmethod
+    def of(cls, request: str, position: int) -> NonFiniteLogits:
+        """Name the request, and the position of the token that was to be chosen."""
+        return cls(
+            f"request {request}: the logits of its token at position {position} are not finite (NaN or infinite): the model "
+            "overflows in this precision, or its weights are damaged; try quant=bf16 or quant=fp32"
+        )
 
 
 class NotInstalled(BadInput):

@@ -20,7 +20,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, nearest
 from minivllm.options import GROUPS
 
 # What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
@@ -61,14 +61,6 @@ def from_vllm(name: str) -> str | None:
     if known is None:
         return None
     return f"what vLLM calls so is {known} here" if known else "vLLM has it, minivllm has not"
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest valid one, or all of them."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"choose from {', '.join(valid)}" if valid else "it has none"
 
 
 def is_config_error(error: Exception) -> bool:

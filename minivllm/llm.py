@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -141,6 +142,7 @@ class LLM:
             raise BadInput(str(error) or "there is not enough memory for the weights") from error
         self.tokenizer = self.engine.tokenizer
         self._counter = 0
+        self._told_of_equal_noise = False
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken
 
     def generate(
@@ -170,6 +172,7 @@ class LLM:
             chosen = list(params)
         else:
             chosen = [params or self.default_params] * len(batch)
+        self._tell_of_equal_noise(chosen)
         started = time.perf_counter()
         results: list[RequestOutput] = []
         owners: dict[str, tuple[RequestOutput, CompletionOutput]] = {}
@@ -208,6 +211,17 @@ class LLM:
             if request.hypotheses:
                 result.outputs = self._beams(request)
         return results
+
+    def _tell_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
+        """Warn, once, that prompts draw with one seed."""
+        seeds = [one.seed for one in params if one.seed is not None and not one.greedy]
+        if len(set(seeds)) < len(seeds) and not self._told_of_equal_noise:
+            self._told_of_equal_noise = True
+            warnings.warn(
+                "several prompts have the same seed, so they draw with the same noise; give each SamplingParams a seed of "
+                "its own, or none (told once)",
+                stacklevel=3,
+            )
 
     def _beams(self, request: Request) -> list[CompletionOutput]:
         """The outputs of a beam search, the best first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +153,29 @@ def test_parallel_samples_and_stream_agree_with_generate(plain: LLM) -> None:
     pieces = list(plain.stream([5, 6], one))
     assert [p.token_id for p in pieces] == output.outputs[0].token_ids
     assert [p.finish_reason for p in pieces] == [None] * 7 + ["length"]
+
+
+def test_one_seed_for_several_prompts_is_told_once(qwen3: Path) -> None:
+    drawn = SamplingParams(max_tokens=3, temperature=1.0, seed=3)
+    with LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=50"]) as llm:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            llm.generate([[5], [6]], replace(drawn, seed=None))
+            llm.generate([[5], [6]], [drawn, replace(drawn, seed=4)])
+            llm.generate([[5], [6]], SamplingParams(max_tokens=3, seed=3))
+        with pytest.warns(UserWarning, match="draw with the same noise"):
+            llm.generate([[5], [6]], drawn)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            llm.generate([[5], [6]], drawn)
+
+
+def test_samples_of_neighbouring_seeds_are_others(plain: LLM) -> None:
+    """The second sample of seed 1 is not the first one of seed 2."""
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=2, ignore_eos=True)
+    first, second = plain.generate([[5, 6]], [params])[0].outputs
+    assert [first.token_ids] == tokens(plain, [[5, 6]], replace(params, n=1))
+    assert [second.token_ids] != tokens(plain, [[5, 6]], replace(params, n=1, seed=2))
 
 
 def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:

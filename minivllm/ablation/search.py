@@ -19,8 +19,7 @@ from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.bench.record import Quality, Record
 from minivllm.bench.records import record_in
 from minivllm.config import OPTIONS, quoted
-from minivllm.errors import BadInput
-from minivllm.explain import nearest
+from minivllm.errors import BadInput, nearest
 from minivllm.report.format import count
 
 WORST = 1e18  # beyond any figure, bytes and operations too

@@ -141,7 +141,8 @@ class MinivllmEngine(Adapter):
             self._started[request.request_id] = None  # told once, even if it is preempted and starts again
             if output.finish_reason is not None:
                 del self._started[request.request_id]
-            outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started))
+            error = None if request.error is None else str(request.error)
+            outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started, error))
         return outputs
 
     def reset(self) -> None:

@@ -133,6 +133,8 @@ def greedy(engine: BenchEngine, prompts: Sequence[list[int]], output_len: int) -
     while unfinished:
         for output in engine.poll():
             outputs[output.request_id] += output.token_ids
+            if output.error is not None:
+                raise RuntimeError(output.error)
             if output.finish_reason is not None:
                 unfinished.discard(output.request_id)
     return list(outputs.values())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -17,6 +18,13 @@ from minivllm.cache.disk import DiskFile
 from minivllm.cache.manager import CacheLayout, Transfers, token_bytes
 
 STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -124,6 +132,12 @@ class KVCache:
         while self._moves:
             self._moves[0]()
             self._moves.popleft()
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero."""
+        if blocks:
+            for part in self._parts():
+                part[list(blocks)] = 0
 
     def _spill(self, slot: int, record: int) -> None:
         assert self.disk is not None

@@ -339,6 +339,18 @@ class CacheManager:
         self._slots += request.host_slots
         request.host_slots = []
 
+    def discard(self, request: Request) -> list[int]:
+        """Take back everything `request` holds, and forget it as a prefix: its keys and values may be no numbers.
+
+        Returns:
+            The blocks that nobody else holds; they are to be cleared.
+        """
+        if request.prefix_nodes:
+            self._lose(request.prefix_nodes[0])
+        own = [block for block in request.block_table.blocks if self.pool.ref_counts[block] == 1]
+        self.free(request)
+        return own
+
     def swap_out(self, request: Request) -> bool:
         """Move what `request` has computed to host memory; False, and nothing changed, if that is full."""
         if request.host_slots:  # it had not come back yet
@@ -367,10 +379,17 @@ class CacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Only while no request holds blocks."""
         if self.prefix is not None:
-            lose = self.prefix.detach if self.tiers is None else self.tiers.lose
             for node in list(self.prefix.root.children.values()):
-                lose(node)
+                self._lose(node)
             self.pool.recycle()
+
+    def _lose(self, node: PrefixNode) -> None:
+        """Forget a prefix and all that follow it, in every tier."""
+        assert self.prefix is not None
+        if self.tiers is None:
+            self.prefix.detach(node)
+        else:
+            self.tiers.lose(node)
 
     def _forget(self, block: int) -> None:
         """The pool takes a cached block for something else: its content goes to a lower tier, if there is one."""

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend, AttentionSpec
-from minivllm.cache.kv import KVCache, bytes_per_token
+from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
 from minivllm.cache.manager import CacheManager, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.intake import Intake
 from minivllm.engine.launcher import Flight, Launcher
+from minivllm.engine.logprobs import refuse_non_finite
 from minivllm.engine.packing import Download
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
@@ -28,7 +28,7 @@ from minivllm.engine.sampler import TORCH, Sampled, TokenKernels
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.models.loading import LoadedModel
 
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
@@ -52,13 +52,6 @@ class Overlap:
     enabled: bool
     steps: int = 0  # launched before the tokens of the step before were read
     wasted_tokens: int = 0  # computed for requests that had ended
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 class Engine:
@@ -291,7 +284,9 @@ class Engine:
         return outputs
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
-        """Add a sampled token to its request and end the request if that was the last one, or its mask failed."""
+        """Add a sampled token to its request and end the request if that was the last one, or it has an error."""
+        if token_id < 0:
+            request.error = request.error or NonFiniteLogits.of(request.request_id, request.num_tokens)
         if request.error is not None:
             return self._fail(request)
         params, reason = request.params, request.append(token_id)
@@ -309,7 +304,10 @@ class Engine:
         return TokenOutput(request, token_id, text, reason, logprobs, stop_reason)
 
     def _fail(self, request: Request) -> TokenOutput:
-        """End a request for its `error`."""
+        """End a request for its `error`. Keys and values that may be no numbers are not left for others."""
+        if isinstance(request.error, NonFiniteLogits):
+            for one in request.fellows or (request,):
+                self.kv.clear(self.cache.discard(one))
         self._finish(request, "error")
         return TokenOutput(request, None, "", "error")
 
@@ -372,6 +370,7 @@ class Engine:
 
         Raises:
             BadInput: the sequence is empty or longer than the context or the cache.
+            NonFiniteLogits: a position's logits are NaN, infinite or all -inf.
             RuntimeError: requests are being served.
         """
         if self.has_unfinished:
@@ -397,7 +396,7 @@ class Engine:
                 self.kv.transfer(self.cache.take_transfers())  # of cached blocks that this takes
                 parts = [ScheduledRequest(request, start, count)]
                 batch = self.runner.prepare(parts, all_logits=True)
-                pieces.append(self.launcher.forward(parts, batch).float())
+                pieces.append(refuse_non_finite(self.launcher.forward(parts, batch).float(), start))
                 request.num_computed_tokens += count
                 self.cache.evict(request)
             return torch.cat(pieces)

@@ -13,6 +13,12 @@ from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 
 
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of one of a request's samples: of the first one its own, of the others hashed, so that neighbouring
+    seeds share no draw. (Of three numbers, so that it is no seed that the engine derives for a request without one.)"""
+    return hash((seed, index, 0)) & (2**63 - 1) if index else seed
+
+
 class Intake:
     """Checks prompts and makes requests of them.
 
@@ -55,7 +61,7 @@ class Intake:
             params = self._with_token_ids(params)
         request = self._make(request_id, prompt, params)
         for index in range(1, max(params.n, params.beam_width)):
-            seed = None if params.seed is None else (params.seed + index) % 2**63
+            seed = None if params.seed is None else sample_seed(params.seed, index)
             sibling = self._make(
                 f"{request_id}.{index}", prompt, replace(params, seed=seed, prompt_logprobs=None)
             )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from minivllm.engine.step import StepPlan
+from minivllm.errors import NonFiniteLogits
 
 LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 
@@ -26,7 +28,9 @@ def top_logprobs(
     rows = list(asked)
     # All rows at once: three copies to the host a step, not three a row.
     logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
-    values, ids = (t.tolist() for t in logprobs.topk(min(max(asked.values()), logprobs.shape[1])))
+    every = logprobs.shape[1]
+    asked = {row: every if count < 0 else min(count, every) for row, count in asked.items()}
+    values, ids = (t.tolist() for t in logprobs.topk(max(asked.values())))
     own = logprobs.gather(1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)).tolist()
     for i, (row, count) in enumerate(asked.items()):
         result[row] = {chosen[row]: own[i][0]} | dict(zip(ids[i][:count], values[i][:count], strict=True))
@@ -54,7 +58,22 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
             block = logits[row + begin - part.start : row + end - part.start]
             entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
             known.extend(entry for entry in entries if entry is not None)
+            for position, entry in enumerate(known[begin:], begin + 1):
+                if request.error is None and math.isnan(next(iter(entry.values()))):
+                    request.error = NonFiniteLogits.of(request.request_id, position)
         row += part.num_tokens
         if part.samples:
             rows.append(row - 1)
     return logits[rows]
+
+
+def refuse_non_finite(logits: Tensor, start: int) -> Tensor:
+    """The logits [T, vocab] of a sequence's tokens from `start` on.
+
+    Raises:
+        NonFiniteLogits: of one of them they are NaN, infinite or all -inf.
+    """
+    finite = logits.amax(-1).isfinite()
+    if not finite.all():
+        raise NonFiniteLogits.of("logits", start + int(finite.long().argmin()) + 1)
+    return logits

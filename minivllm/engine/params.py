@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
+from minivllm.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
 # or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
 TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
 
 
-def _token_ids(what: str, ids: Iterable[Any]) -> tuple[int, ...]:
-    try:
-        return tuple(operator.index(token) for token in ids)
-    except TypeError:
-        raise BadInput(f"{what}={ids!r} must be token ids, whole numbers") from None
+MOST_SAMPLES = 16384  # of a prompt, as in vLLM: each is a request
+_INF = math.inf
+_REQUEST = {"whole": True, "as_float": True}  # of a request in JSON
+_RANGES: dict[str, Range] = {
+    "max_tokens": Range(1, _INF, "at least 1, or null", nullable=True, **_REQUEST),
+    "min_tokens": Range(0, _INF, "in [0, max_tokens]", **_REQUEST),
+    "temperature": Range(0, FLOAT32, "0 (greedy), or 0.001 or more and finite"),
+    "top_k": Range(-1, _INF, "0 or -1 (all tokens), or more", **_REQUEST),
+    "top_p": Range(0, 1, "in (0, 1]"),
+    "min_p": Range(0, 1, "in [0, 1]"),
+    "repetition_penalty": Range(1e-30, 1e30, "above 0 and finite: in [1e-30, 1e30]"),
+    "presence_penalty": Range(-2, 2, "in [-2, 2]"),
+    "frequency_penalty": Range(-2, 2, "in [-2, 2]"),
+    "seed": Range(-1, 2**63 - 1, "in [0, 2**63), or null", nullable=True, **_REQUEST),
+    "n": Range(1, MOST_SAMPLES, f"in [1, {MOST_SAMPLES}]", **_REQUEST),
+    "beam_width": Range(1, MOST_SAMPLES, f"in [1, {MOST_SAMPLES}]", whole=True),
+    "length_penalty": Range(-32, 32, "in [-32, 32]"),
+    "logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
+    "prompt_logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
+    "priority": Range(-(2**31), 2**31 - 1, "in [-2**31, 2**31)", whole=True),
+    "deadline_ms": Range(5e-324, FLOAT32, "above 0, or null", nullable=True),
+}
 
 
+@known_fields_only
 @dataclass(frozen=True)
 class SamplingParams:
     """Decoding parameters of one request, named as vLLM names them; checked when made.
@@ -32,7 +49,7 @@ class SamplingParams:
         max_tokens: most tokens to generate; None goes on to the end of the context.
         min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
+        top_k: keep the k most likely tokens; 0 (or -1) keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p (nucleus sampling,
             Holtzman et al. 2020).
         min_p: keep tokens at least this fraction as likely as the likeliest one.
@@ -40,12 +57,13 @@ class SamplingParams:
             occur in the prompt or the output (CTRL, Keskar et al. 2019).
         presence_penalty: subtracted once from the logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
-        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing.
+        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing. A bias of 1e30 forces
+            its token.
         allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are no exception.
         token_mask: the same, asked anew for each token: a function given from Python, see TokenMask.
         seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
-            None lets the engine derive a seed for each request.
-        n: completions per prompt.
+            None (or -1) lets the engine derive a seed for each request.
+        n: completions per prompt. The first has the noise of `seed`, the others that of seeds hashed from it.
         beam_width: beams of a beam search, of which the best n are returned; 1 is no beam search.
         length_penalty: a beam's score is the sum of its log-probabilities / (tokens ** length_penalty).
         early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False, when the best beam
@@ -57,7 +75,7 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         ignore_eos: go on past the model's end-of-sequence token.
         logprobs: also return the log-probabilities of this many most likely tokens at each step
-            (and of the chosen one); None returns none.
+            (and of the chosen one); None returns none, -1 those of all tokens.
         prompt_logprobs: the same for every prompt token after the first.
         priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
         deadline_ms: milliseconds after arrival by which the request should have ended; among requests of
@@ -96,71 +114,23 @@ class SamplingParams:
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
-            texts = getattr(self, name)
-            texts = (texts,) if isinstance(texts, str) else tuple(texts or ())
-            object.__setattr__(self, name, texts)
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            if (ids := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _token_ids(f"decoding.{name}", ids))
-        if self.logit_bias is not None:
-            try:  # JSON has no keys but strings
-                biases = {int(token): float(bias) for token, bias in self.logit_bias.items()}
-            except (AttributeError, TypeError, ValueError):
-                raise BadInput(
-                    f"decoding.logit_bias={self.logit_bias!r} must be {{token id: number}}"
-                ) from None
-            object.__setattr__(self, "logit_bias", biases)
-        for name in (
-            *("max_tokens", "min_tokens", "top_k", "seed", "n", "beam_width"),
-            *("priority", "logprobs", "prompt_logprobs"),
-        ):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise BadInput(f"decoding.{name}={value!r} must be a whole number")
-        for name in (
-            *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("length_penalty", "deadline_ms"),
-        ):
-            value = getattr(self, name)
-            if not (value is None and name == "deadline_ms") and (
-                isinstance(value, bool) or not isinstance(value, Real)
-            ):
-                raise BadInput(f"decoding.{name}={value!r} must be a number")
+        settled: dict[str, Any] = {
+            name: allowed.number(f"decoding.{name}", getattr(self, name)) for name, allowed in _RANGES.items()
+        }
+        settled |= {"top_k": max(settled["top_k"], 0)} | ({"seed": None} if settled["seed"] == -1 else {})
+        settled |= {name: texts(f"decoding.{name}", getattr(self, name)) for name in ("stop", "bad_words")}
+        settled["stop_token_ids"] = token_ids("decoding.stop_token_ids", self.stop_token_ids) or ()
+        settled["allowed_token_ids"] = token_ids("decoding.allowed_token_ids", self.allowed_token_ids)
+        settled["logit_bias"] = biases("decoding.logit_bias", self.logit_bias)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
         rules = (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or null"),
-            (
-                "min_tokens",
-                0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
-                "in [0, max_tokens]",
-            ),
-            (
-                "temperature",
-                self.temperature == 0 or 1e-3 <= self.temperature < math.inf,
-                "0 (greedy), or 0.001 or more and finite",
-            ),
-            ("seed", self.seed is None or 0 <= self.seed < 2**63, "in [0, 2**63), or null"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 and finite"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            ("logit_bias", all(map(math.isfinite, (self.logit_bias or {}).values())), "of finite numbers"),
+            ("min_tokens", self.min_tokens <= (self.max_tokens or self.min_tokens), "in [0, max_tokens]"),
+            ("temperature", self.greedy or self.temperature >= 1e-3, _RANGES["temperature"].words),
+            ("top_p", self.top_p >= 1e-45, _RANGES["top_p"].words),  # float32's smallest
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
-            ("n", self.n >= 1, "at least 1"),
-            ("beam_width", self.beam_width >= 1, "at least 1"),
-            ("length_penalty", math.isfinite(self.length_penalty), "a finite number"),
+            ("bad_words", all(word.strip() for word in self.bad_words), "words"),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
-            ("stop", all(isinstance(text, str) and text for text in self.stop), "non-empty strings"),
-            ("bad_words", all(isinstance(word, str) and word.strip() for word in self.bad_words), "words"),
-            ("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or null"),
-            (
-                "prompt_logprobs",
-                self.prompt_logprobs is None or self.prompt_logprobs >= 0,
-                "0 or more, or null",
-            ),
-            ("deadline_ms", self.deadline_ms is None or self.deadline_ms > 0, "above 0, or null"),
         )
         for name, holds, wanted in rules:
             if not holds:

@@ -26,8 +26,10 @@ class CausalLM(Protocol):
 
 
 def fill_in(token_ids: Tensor, pending: Tensor) -> Tensor:
-    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for the device."""
-    return torch.where(token_ids < 0, pending[(placeholder(0) - token_ids).clamp_(min=0)], token_ids)
+    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for the device. Of a request
+    that fails, whose token is below 0, what is computed is thrown away."""
+    rows = (placeholder(0) - token_ids).clamp_(min=0)
+    return torch.where(token_ids < 0, pending[rows].clamp_(min=0), token_ids)
 
 
 class Runner:

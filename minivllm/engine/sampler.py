@@ -14,7 +14,8 @@ from torch import Tensor
 from minivllm.engine.logprobs import top_logprobs
 from minivllm.engine.packing import Download, SamplingColumns, pack_sampling, upload
 from minivllm.engine.request import Request
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, NonFiniteLogits
+from minivllm.given import FLOAT32
 
 MASK32 = 0xFFFFFFFF
 # Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.
@@ -35,7 +36,7 @@ class SamplerCounters:
 class Sampled(NamedTuple):
     """The chosen token of one request, with log-probabilities if it asked for them."""
 
-    token_id: int
+    token_id: int  # below 0: there is none, its logits are not finite
     logprobs: dict[int, float] | None = None  # token id -> natural log of the model's probability
 
 
@@ -67,7 +68,8 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
 
 
 def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
-    """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, masks, no early end.
+    """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, no early end, masks. What becomes too
+    large for float32 is the largest number that it holds.
 
     Returns:
         How many rows have a bias, a penalty or a mask. A request whose mask raises, or allows no token, has its `error`
@@ -75,24 +77,23 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
     """
     adjusted = 0
     for row, request in enumerate(requests):
-        if not request.may_stop and request.stop_ids:
-            logits[row, list(request.stop_ids)] = -math.inf
         params = request.params
-        if not params.adjusts_logits:
-            continue
-        adjusted += 1
+        adjusted += params.adjusts_logits
         if params.logit_bias:
             biased = torch.tensor(list(params.logit_bias), device=logits.device)
-            logits[row, biased] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+            values = logits[row, biased] + torch.tensor([*params.logit_bias.values()], device=logits.device)
+            logits[row, biased] = values.clamp_(max=FLOAT32)
         if params.repetition_penalty != 1.0:
             seen = torch.tensor(sorted(set(request.token_ids)), device=logits.device)
             values = logits[row, seen]
             factor = params.repetition_penalty
-            logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+            logits[row, seen] = torch.where(values > 0, values / factor, values * factor).clamp_(max=FLOAT32)
         if request.num_output_tokens and (params.presence_penalty or params.frequency_penalty):
             output = torch.tensor(request.output_token_ids, device=logits.device)
             counts = torch.bincount(output, minlength=logits.shape[1])
             logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        if not request.may_stop and request.stop_ids:
+            logits[row, list(request.stop_ids)] = -math.inf
         if params.masks:
             try:
                 _apply_masks(logits[row], request)
@@ -159,7 +160,7 @@ class Picks:
 
     Args:
         tokens: int64 [R], on the device.
-        likeliest: int64 [R], what the model finds likeliest; None where that is what was chosen.
+        likeliest: int64 [R], what the model finds likeliest, see the function below; None where that is what was chosen.
         logits: [R, vocab], of the step, if a request wants log-probabilities.
         counts: how many of them each request wants.
     """
@@ -182,19 +183,23 @@ class Picks:
         if self._compared:
             chosen, likeliest = chosen
             counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
+            if min(likeliest) < 0:
+                chosen = [min(pair) for pair in zip(chosen, likeliest, strict=True)]
         if self._logits is None:
             return [Sampled(token) for token in chosen]
-        logprobs = top_logprobs(self._logits, chosen, self._counts)
+        logprobs = top_logprobs(self._logits, [max(token, 0) for token in chosen], self._counts)
         return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """The first of the largest logits [R, vocab] of each row, int64 [R].
+    """The first of the largest logits [R, vocab] of each row, int64 [R]; -1 - token where that logit is not finite: NaN
+    is larger than all.
 
     Like argmax, which is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
     C++ kernel a thirtieth.
     """
-    return logits.max(dim=-1).indices
+    values, tokens = logits.max(dim=-1)
+    return torch.where(values.isfinite(), tokens, -1 - tokens)
 
 
 def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> Tensor:
@@ -208,12 +213,14 @@ def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> 
     Returns:
         int64 [R]; of a row of temperature 0 any token.
     """
+    scores = scores.float()
     if reach is not None:
         # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
         scores, token_ids = scores.topk(min(reach, scores.shape[1]), dim=-1)
     else:
         token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
-    probs = torch.softmax(scores / columns.temperatures[:, None], dim=-1)
+    # Counted from the largest: divided as they are, large ones would be infinite.
+    probs = torch.softmax((scores - scores.amax(-1, True)) / columns.temperatures[:, None], dim=-1)
     if reach is not None:
         probs = filter_probs(probs, columns)
     noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
@@ -305,7 +312,7 @@ def best_continuations(
     """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best first.
 
     They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties and masks act on
-    the log-probabilities, as in transformers.
+    the log-probabilities, as in transformers. A beam whose logits are not finite has its `error` set.
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to beams[i].
@@ -321,5 +328,8 @@ def best_continuations(
     counters.rows_adjusted += adjust(logprobs, beams)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    rows = zip(values.tolist(), token_ids.tolist(), strict=True)
-    return [[pair for pair in zip(*row, strict=True) if pair[0] > -math.inf] for row in rows]
+    found = [[*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)]
+    for beam, pairs in zip(beams, found, strict=True):
+        if math.isnan(pairs[0][0]):
+            beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)
+    return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in found]

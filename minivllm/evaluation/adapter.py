@@ -22,8 +22,7 @@ from tqdm import tqdm
 
 from minivllm.config import GROUPS
 from minivllm.engine.params import SamplingParams
-from minivllm.errors import BadInput
-from minivllm.explain import nearest
+from minivllm.errors import BadInput, nearest
 from minivllm.llm import LLM
 
 logger = logging.getLogger(__name__)

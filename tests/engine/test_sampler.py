@@ -342,7 +342,7 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"temperature": -1.0},
         {"top_p": 0.0},
         {"top_p": 1.5},
-        {"top_k": -1},
+        {"top_k": -2},
         {"min_p": 2.0},
         {"repetition_penalty": 0.0},
         {"presence_penalty": 3.0},

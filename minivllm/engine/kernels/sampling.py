@@ -70,6 +70,7 @@ def _best_of_block(
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < vocab
     score = tl.load(logits + row.to(tl.int64) * vocab + i, mask=inside, other=-float("inf")).to(tl.float32)
+    score = tl.where(score == score, score, float("inf"))  # a maximum would lose NaN
     best = tl.max(score, 0)
     place = row * tl.num_programs(1) + tl.program_id(1)
     if DRAWS:
@@ -84,7 +85,17 @@ def _best_of_block(
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperatures"])
-def _best_of_row(tops, scores, tokens, temperatures, out, blocks, DRAWS: tl.constexpr, BLOCK: tl.constexpr):
+def _best_of_row(
+    tops,
+    scores,
+    tokens,
+    temperatures,
+    out,
+    blocks,
+    DRAWS: tl.constexpr,
+    FLAG: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One row a program: the best of its blocks, the first of those that are as good."""
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -95,13 +106,17 @@ def _best_of_row(tops, scores, tokens, temperatures, out, blocks, DRAWS: tl.cons
         top = tl.load(tops + place, mask=inside, other=-float("inf"))
         score += (top - tl.max(top, 0)) * _inverse(tl.load(temperatures + row))
     token = tl.load(tokens + place, mask=inside, other=0)
-    first = tl.min(tl.where(inside & (score == tl.max(score, 0)), i, BLOCK), 0)
-    tl.store(out + row, tl.sum(tl.where(i == first, token, 0), 0).to(tl.int64))
+    best = tl.max(score, 0)
+    first = tl.min(tl.where(inside & (score == best), i, BLOCK), 0)
+    chosen = tl.sum(tl.where(i == first, token, 0), 0).to(tl.int64)
+    if FLAG:
+        chosen = tl.where(tl.abs(best) < float("inf"), chosen, -1 - chosen)
+    tl.store(out + row, chosen)
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """See sampler.likeliest."""
-    return _best(logits, None)
+def likeliest(logits: Tensor, flag: bool = False) -> Tensor:
+    """See sampler.likeliest, which flags rows without a finite largest logit; here only with `flag`."""
+    return _best(logits, None, flag)
 
 
 def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> Tensor:
@@ -113,7 +128,7 @@ def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> 
     return _best(scores, columns) if reach is None else sampler.draw(scores, columns, reach)
 
 
-def _best(logits: Tensor, columns: SamplingColumns | None) -> Tensor:
+def _best(logits: Tensor, columns: SamplingColumns | None, flag: bool = False) -> Tensor:
     logits = logits.contiguous()
     (rows, vocab), device = logits.shape, logits.device
     blocks = triton.cdiv(vocab, BLOCK)
@@ -128,6 +143,14 @@ def _best(logits: Tensor, columns: SamplingColumns | None) -> Tensor:
         logits, seeds, positions, temperatures, tops, scores, tokens, vocab, DRAWS=draws, BLOCK=BLOCK
     )
     _best_of_row[(rows,)](
-        tops, scores, tokens, temperatures, out, blocks, DRAWS=draws, BLOCK=triton.next_power_of_2(blocks)
+        tops,
+        scores,
+        tokens,
+        temperatures,
+        out,
+        blocks,
+        DRAWS=draws,
+        FLAG=flag,
+        BLOCK=triton.next_power_of_2(blocks),
     )
     return out

@@ -2,6 +2,7 @@
 #include "fused.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -96,7 +97,7 @@ void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out) {
 }
 
 template <typename T>
-void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_t* out) {
+void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out) {
   const int64_t parts = (size + kPart - 1) / kPart;
   std::vector<float> tops(rows * parts);
 #pragma omp parallel for if (rows * size > kWorthwhile)
@@ -109,7 +110,7 @@ void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, int6
     const float* top = std::max_element(own, own + parts, [](float x, float y) { return exceeds(y, x); });
     int64_t at = (top - own) * kPart;
     while (exceeds(*top, load_one(logits + row * stride + at))) ++at;
-    out[row] = at;
+    out[row] = flag && !std::isfinite(*top) ? -1 - at : at;
   }
 }
 
@@ -118,7 +119,7 @@ void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, int6
   template void norm_and_rotate(T*, int64_t, int64_t, int64_t, int64_t, const T*, float, const T*,         \
                                 const T*, int64_t, int64_t);                                               \
   template void silu_and_multiply(const T*, int64_t, int64_t, T*);                                         \
-  template void likeliest(const T*, int64_t, int64_t, int64_t, int64_t*);
+  template void likeliest(const T*, int64_t, int64_t, int64_t, bool, int64_t*);
 MINIVLLM_INSTANTIATE(float)
 MINIVLLM_INSTANTIATE(BFloat16)
 MINIVLLM_INSTANTIATE(Half)

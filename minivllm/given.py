@@ -1,0 +1,92 @@
+"""Checks of values that a caller gives by name: known fields, numbers within a range, texts, token ids. Torch-free."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeVar
+
+from minivllm.errors import BadInput, nearest
+
+FLOAT32 = 3.4028234663852886e38  # the largest number that it holds
+T = TypeVar("T")
+
+
+class Range(NamedTuple):
+    """The numbers that a field may hold."""
+
+    least: float
+    most: float
+    words: str  # how a message says what is wanted
+    whole: bool = False
+    nullable: bool = False
+    as_float: bool = False  # a whole number may also be written 16.0, as JSON does
+
+    def number(self, what: str, value: Any) -> int | float | None:
+        """The value as a number of Python's own.
+
+        Raises:
+            BadInput: it is no number, or out of range.
+        """
+        if value is None and self.nullable:
+            return None
+        if self.as_float and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        kind: Any = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise BadInput(f"{what}={value!r} must be a {'whole ' * self.whole}number")
+        if not self.least <= value <= self.most:
+            raise BadInput(f"{what}={value!r} must be {self.words}")
+        return int(value) if isinstance(value, Integral) else float(value)
+
+
+def known_fields_only(cls: type[T]) -> type[T]:
+    """A dataclass whose constructor refuses unknown fields with the nearest known name."""
+    init, known = cls.__init__, [item.name for item in fields(cls)]  # type: ignore
+
+    @wraps(init)
+    def checked(self: T, *values: Any, **named: Any) -> None:
+        for name in named:
+            if name not in known:
+                raise BadInput(f"{cls.__name__} has no field {name}; {nearest(name, known)}")
+        init(self, *values, **named)
+
+    cls.__init__ = checked  # type: ignore
+    return cls
+
+
+def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
+    """Whole numbers, of a list, a tensor or an array; None stays. Raises BadInput for anything else."""
+    try:
+        return None if ids is None else tuple(operator.index(token) for token in ids)
+    except TypeError:
+        raise BadInput(f"{what}={ids!r} must be token ids, whole numbers") from None
+
+
+def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One text or several; None is none of them. Raises BadInput for anything else, and for empty ones."""
+    try:
+        found = (value,) if isinstance(value, str) else () if value is None else tuple(value)
+    except TypeError:
+        found = ("",)
+    if not all(isinstance(text, str) and text for text in found):
+        raise BadInput(f"{what}={value!r} must be texts that are not empty")
+    return found
+
+
+def biases(what: str, value: Any) -> dict[int, float] | None:
+    """Token id -> number that is finite in float32; JSON's keys are strings. None stays. Raises BadInput for anything else."""
+    if value is None:
+        return None
+    try:
+        ids = [int(token) if isinstance(token, str) else operator.index(token) for token in value]
+        found = dict(zip(ids, map(float, value.values()), strict=True))
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise BadInput(f"{what}={value!r} must be {{token id: number}}") from None
+    if not all(math.fabs(bias) <= FLOAT32 for bias in found.values()):
+        raise BadInput(f"{what}={value!r} must be of numbers that are finite in float32")
+    return found
