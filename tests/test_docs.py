@@ -21,7 +21,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from minivllm import config
+from minivllm import config, explain
 from minivllm.ablation.plan import product
 from minivllm.bench import metrics, record
 from minivllm.bench.driver import RequestTrace
@@ -180,6 +180,15 @@ def test_what_the_docs_install_is_what_the_project_has() -> None:
     assert {line.partition(" ")[0] for line in pins} >= {*project["tool"]["uv"]["constraint-dependencies"]}
     (index,) = project["tool"]["uv"]["index"]
     assert set(re.findall(r"https://download\.pytorch\.org/\S+\w", text)) == {index["url"]}
+
+
+def test_what_vllm_calls_otherwise_is_on_its_page() -> None:
+    page = (DOCS / "coming-from-vllm.md").read_text(encoding="utf-8")
+    assert [name for name in explain.VLLM if f"--{name.replace('_', '-')}" not in page] == []
+    for name, ours in explain.VLLM.items():
+        rows = "".join(line for line in page.splitlines() if f"--{name.replace('_', '-')}" in line)
+        missing = [knob for knob in re.findall(r"\b[a-z]+(?:\.[a-z_]+|(?==))", ours) if knob not in rows]
+        assert missing == [], name
 
 
 # ---- configuration
