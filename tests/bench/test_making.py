@@ -1,0 +1,67 @@
+"""Making workloads for an engine: once, and messages by the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minivllm.bench.making import DATE, WorkloadMaker, chat_renderer
+from minivllm.bench.workloads import Smoke
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+from tests.bench.scripted import ScriptedClock, ScriptedEngine
+
+TINY = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}{% endfor %}{{ date_string }}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    loaded = Tokenizer(TINY)
+    loaded.chat_template = TEMPLATE
+    return loaded
+
+
+def test_messages_are_written_by_the_models_template(tokenizer: Tokenizer) -> None:
+    render = chat_renderer(SimpleNamespace(tokenizer=tokenizer))
+    assert render is not None
+    text, token_ids = render([{"role": "developer", "content": "short"}, {"role": "user", "content": "hi"}])
+    assert text == f"<system>short<user>hi{DATE}<a>"
+    assert list(token_ids) == tokenizer.encode(text, add_special_tokens=False)
+    with pytest.raises(BadInput, match="no robots"):
+        render([{"role": "robot", "content": "x"}])
+
+
+@pytest.mark.parametrize("engine", [SimpleNamespace(), SimpleNamespace(tokenizer=None)])
+def test_without_a_template_nothing_is_rendered(engine: Any, tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = None
+    assert chat_renderer(engine) is chat_renderer(SimpleNamespace(tokenizer=tokenizer)) is None
+
+
+def test_a_workload_is_made_once_for_measurements_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], Smoke.make
+    monkeypatch.setattr(Smoke, "make", lambda self, *args: made.append(args) or make(self, *args))  # type: ignore[func-returns-value]
+    engine, maker = ScriptedEngine(ScriptedClock()), WorkloadMaker()
+    node = {"_target_": "minivllm.bench.workloads.Smoke", "num_requests": 2}
+    works = [maker.make(engine, node, seed) for seed in (0, 0, 1)]
+    assert works[0] is works[1] and works[0] != works[2] and len(made) == 2
+
+
+def test_a_template_is_used_for_a_file_of_messages(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}))
+    engine: Any = SimpleNamespace(
+        tokenizer=tokenizer,
+        info=SimpleNamespace(vocab_size=5000, max_model_len=2048),
+        encode=tokenizer.encode,
+        text=lambda ids: tokenizer.decode(ids),
+    )
+    work = WorkloadMaker().make(engine, {"_target_": "minivllm.bench.files.File", "path": str(path)}, 0)
+    assert [request.text for request in work.requests] == [f"<user>hi{DATE}<a>"] and not work.notes
