@@ -83,6 +83,7 @@ TORCH_FREE = (
     "minivllm.tasks.bench",
     "minivllm.tasks.capacity",
     "minivllm.tasks.compare",
+    "minivllm.tasks.convert",
     "minivllm.tasks.kernels",
     "minivllm.tasks.quality",
     "minivllm.tasks.report",

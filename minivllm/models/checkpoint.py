@@ -163,8 +163,8 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return files
     if any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt")):
         raise BadInput(
-            f"{folder} holds pickled weights (.bin, .pt), which are not loaded because they can run code: "
-            "convert them with transformers' save_pretrained, or take a checkpoint with .safetensors files"
+            f"{folder} holds pickled weights (.bin, .pt), which are not loaded because they can run code: convert them with "
+            f"python run.py task=convert model.path={folder} task.output=NEW_FOLDER"
         )
     raise BadInput(
         f"{folder} has no .safetensors file: give a folder with a checkpoint, or model.weights=random"

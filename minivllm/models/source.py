@@ -194,7 +194,9 @@ def _download(path: str) -> tuple[Path | None, Exception | None]:
     def check() -> None:
         files = [entry.rfilename for entry in HfApi().model_info(path, timeout=HUB_TIMEOUT_S).siblings or ()]
         if files and not any(file.endswith(".safetensors") for file in files):
-            raise ValueError("it has no .safetensors file there; pickled weights are not loaded")
+            raise ValueError(
+                "it has no .safetensors file there; pickled weights are not loaded, but task=convert converts them"
+            )
 
     # Looking up a host's name has no timeout of its own, so the first question is asked in a thread.
     if error := _ask(check, HUB_TIMEOUT_S + 1):

@@ -61,6 +61,17 @@ class CompareOptions(Options):
     margin: float = knob(0.25, at_least=0)
 
 
+@option("minivllm.tasks.convert.run")
+@dataclass(frozen=True)
+class ConvertOptions(Options):
+    """task=convert."""
+
+    group = "task"
+    output: str
+    timeout_s: float = knob(3600.0, above=0)
+    memory_gb: float | None = knob(None, above=0)
+
+
 @option("minivllm.tasks.kernels.run")
 @dataclass(frozen=True)
 class KernelsOptions(Options):

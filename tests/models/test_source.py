@@ -231,7 +231,7 @@ def _a_file(folder: Path) -> None:
         ),
         (_garbage, r"model\.safetensors is not a readable safetensors file"),
         (_empty, r"model\.safetensors is not a readable safetensors file"),
-        (_pickled, r"pickled weights.*save_pretrained"),
+        (_pickled, r"pickled weights.*python run\.py task=convert model\.path=\S+ task\.output="),
         (_no_weights, r"has no \.safetensors file"),
         (_missing_shard, r"names model-00002-of-00002\.safetensors \(for tensor b\).*\(1 missing\)"),
         (

@@ -1,0 +1,34 @@
+"""task=convert: PyTorch's pickled weights as .safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minivllm.errors import BadInput
+from minivllm.models.pickled import convert
+
+
+def run(config: dict[str, Any]) -> int:
+    """Convert the checkpoint at `model.path` into the folder `task.output`.
+
+    Args:
+        config: the resolved configuration; uses `model.path` and `task`.
+
+    Returns:
+        0.
+
+    Raises:
+        BadInput: there is nothing to convert there, or a file is refused; nothing is written then.
+    """
+    task, path = config["task"], Path(str(config["model"].get("path") or "")).expanduser()
+    if str(path) in (".", "embedded") or not path.exists():
+        raise BadInput(
+            f"model.path={config['model'].get('path')}: give the folder, or the file, with the pickled weights"
+        )
+    output = Path(task["output"]).expanduser()
+    count = convert(path, output, task["timeout_s"], task["memory_gb"], print)
+    print(f"{count} tensors in {output}: model=hf model.path={output}")
+    if not (output / "config.json").exists():
+        print(f"No config.json lies beside {path}: copy the model's into {output}")
+    return 0
