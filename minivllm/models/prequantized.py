@@ -13,7 +13,7 @@ from minivllm.models.layers import Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.weights import CheckpointWeights
 from minivllm.quant.base import QuantMethod, Shapes
-from minivllm.quant.stored import stored_format, stored_kind
+from minivllm.quant.stored import PLAIN, stored_format, stored_kind
 
 
 class Prequantized:
@@ -63,9 +63,13 @@ class Prequantized:
                 required = self.format.shapes(rows, module.in_features)
                 found = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
                 self.shapes |= {f"{part}.{name}": required.get(name) for name in found.union(required)}
+        computed = (
+            f"they are converted to quant={quant.name}, and take its memory"
+            if quant.name in PLAIN
+            else "they are computed as they are stored, whatever block or group size quant names"
+        )
         self.warning = (
-            f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: they are computed as they "
-            "are stored, whatever block or group size quant names"
+            f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: {computed}"
         )
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:

@@ -19,7 +19,14 @@ from minivllm.quant.base import Shapes
 Progress = Callable[[int, int], None]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-_STORED = {**_DTYPES, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64}
+_STORED = {
+    **_DTYPES,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _KNOWN_BUFFERS = (
     "rotary_emb.inv_freq",
     "masked_bias",

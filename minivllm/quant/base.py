@@ -45,7 +45,10 @@ class QuantMethod(Protocol):
 
 
 class StoredFormat(Protocol):
-    """How a checkpoint keeps the linear layers that it has quantised."""
+    """How a checkpoint keeps the linear layers that it has quantised.
+
+    One that no method computes with as it is stored has `weight` in place of `linear`, see `Converted`.
+    """
 
     marker: str  # the tensor by which a quantised layer is recognised
     names: tuple[str, ...]  # of all tensors that a quantised layer may have

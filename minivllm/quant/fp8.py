@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen
 
@@ -27,27 +28,27 @@ class FP8(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return FP8Linear(weight, bias)
+        rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        scale = weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        for part, rows, factor in by_rows(rounded, weight, scale):
+            part.copy_(rows.float() / factor[:, None])
+        return FP8Linear(rounded, scale, bias, weight.dtype)
 
 
-def has_kernel(weight: Tensor) -> bool:
+def has_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch multiplies 8-bit floats scaled by rows: on Hopper and later, to bfloat16, of multiples of 16."""
-    fits = weight.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
+    fits = dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
     return fits and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
 
 
 class FP8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q float8 [out, in] and scale float32 [out]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        scale = weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        for part, rows, factor in by_rows(rounded, weight, scale):
-            part.copy_(rows.float() / factor[:, None])
-        self.weight, self.scale = frozen(rounded), frozen(scale)
+        self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
-        self.multiplies_in = "float8_e4m3fn" if has_kernel(weight) else None
+        self.multiplies_in = "float8_e4m3fn" if has_kernel(weight, dtype) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
@@ -57,6 +58,24 @@ class FP8Linear(nn.Module):
             out = torch._scaled_mm(rounded, self.weight.t(), scale, self.scale[None], out_dtype=x.dtype)
         else:
             out = converted_product(x, self.weight, self.scale, _widened)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+class FP8BlockLinear(nn.Module):
+    """The same with a scale for each output and block of inputs, float32 [out, blocks]: converted to be multiplied."""
+
+    def __init__(self, weight: Tensor, scale: Tensor, width: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.scale, self.width = frozen(weight), frozen(scale), width
+        self.bias = None if bias is None else frozen(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        parts = []
+        for stored, factor in by_rows(self.weight, self.scale):
+            scales = factor.repeat_interleave(self.width, 1)[:, : stored.shape[1]]
+            parts.append(F.linear(x, (_widened(stored).float() * scales).to(x.dtype)))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return out if self.bias is None else out.add_(self.bias)
 
 

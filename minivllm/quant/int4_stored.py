@@ -26,20 +26,64 @@ _LAYOUTS = {"awq": ("version", ["gemm"]), "gptq": ("checkpoint_format", ["gptq",
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its int32 AWQ keeps each of eight neighbours
 
 
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """The integers of int32 [..., n], the first in the lowest bits: uint8 [..., n * 32 / bits], for 4 or 8 bits."""
+    return nibbles(words) if bits == 4 else words.contiguous().view(torch.uint8)
+
+
+def group_size_of(settings: Mapping[str, Any]) -> int:
+    """Inputs that share a scale; -1 for all. Raises BadInput for what is no number."""
+    size = settings.get("group_size", 128)
+    if type(size) is not int:
+        raise BadInput(f"quantization_config: group_size={size!r} must be a whole number")
+    return size
+
+
+def as_int4(
+    codes: Tensor,
+    zeros: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    quant: Int4,
+    group: int | None = None,
+    order: Tensor | None = None,
+) -> nn.Module:
+    """The layer of (q - z) * scale.
+
+    Args:
+        codes: uint8 [out, in], inputs in the order of their groups.
+        zeros, scales: uint8 and float32 [groups, out].
+        bias: [out], or None.
+        quant: says in which dtype, and with which kernel.
+        group: inputs that share a scale; None is as many as there are, evenly.
+        order: of the inputs, int32 [in]; None where they are not sorted.
+    """
+    columns = codes.shape[1]
+    group = group or columns // len(scales)
+    size = next((size for size in reversed(GROUP_SIZES) if group % size == 0), None)
+    if size is None:
+        raise BadInput(f"one group of {columns} inputs is not read: they are no multiple of {GROUP_SIZES[0]}")
+    shifted = (8.0 - zeros) * scales
+    scales, shifted = (t.repeat_interleave(group // size, 0).to(quant.dtype) for t in (scales, shifted))
+    codes = F.pad(codes, (0, len(scales) * size - columns))
+    return int4_linear([(codes, scales, shifted)], (len(codes), columns), size, bias, order, quant.kernel)
+
+
 class StoredInt4:
     """See StoredFormat."""
 
     marker = "qweight"
     names: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx", "bias")
+    bits = 4
 
     def __init__(self, settings: Mapping[str, Any], quant: Int4) -> None:
         self.kind, self.quant = str(settings["quant_method"]).lower(), quant
         key, known = _LAYOUTS[self.kind]
         self.layout = str(settings.get(key) or settings.get("format") or known[0]).lower()
-        self.group_size = int(settings.get("group_size", 128))
+        self.group_size, self.symmetric = group_size_of(settings), settings.get("sym") is True
         groups_fit = self.group_size == -1 or (self.group_size > 0 and self.group_size % GROUP_SIZES[0] == 0)
         bits, zeros = settings.get("bits", 4), settings.get("zero_point", True)
-        if bits != 4 or self.layout not in known or not zeros or not groups_fit:
+        if bits != self.bits or self.layout not in known or not zeros or not groups_fit:
             raise BadInput(
                 f"the checkpoint is {self.kind} with bits={bits}, {key}={self.layout}, group_size={self.group_size}, "
                 f"zero_point={zeros}; read are 4 bits, {' and '.join(known)}, groups of -1 or a multiple of "
@@ -48,48 +92,68 @@ class StoredInt4:
 
     def shapes(self, rows: int, columns: int) -> Shapes:
         """See StoredFormat."""
-        groups = 1 if self.group_size == -1 else -(-columns // self.group_size)
-        packed = (columns, rows // 8) if self.kind == "awq" else (columns // 8, rows)
-        return {"qweight": packed, "qzeros": (groups, rows // 8), "scales": (groups, rows)}
+        groups, per = 1 if self.group_size == -1 else -(-columns // self.group_size), 32 // self.bits
+        packed = (columns, rows // per) if self.kind == "awq" else (columns // per, rows)
+        return {"qweight": packed, "qzeros": (groups, rows // per), "scales": (groups, rows)}
+
+    def check(self, part: Mapping[str, Tensor]) -> None:
+        """Raise BadInput for what no layer of this layout holds."""
+        if any(part[name].dtype is not torch.int32 for name in ("qweight", "qzeros")):
+            raise BadInput(f"{self.kind} codes are not packed into int32")
+        if "bias" in part and part["bias"].any():  # zeros stand beside layers that have none
+            raise BadInput(f"{self.kind} biases are there that config.json does not ask for")
 
     def linear(
         self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
     ) -> nn.Module:
         """See StoredFormat."""
-        if any(part[name].dtype is not torch.int32 for part in parts for name in ("qweight", "qzeros")):
-            raise BadInput(f"{self.kind} codes are not packed into int32")
-        if any(
-            "bias" in part and part["bias"].any() for part in parts
-        ):  # zeros stand beside layers that have none
-            raise BadInput(f"{self.kind} biases are there that config.json does not ask for")
-        codes = torch.cat([self._codes(part["qweight"]) for part in parts])
+        for part in parts:
+            self.check(part)
+        codes = torch.cat([self.codes(part["qweight"]) for part in parts])
         scales = torch.cat([part["scales"].float() for part in parts], 1)
-        zeros = (8.0 - torch.cat([self._zeros(part["qzeros"]) for part in parts], 1)) * scales
+        zeros = torch.cat([self.zeros(part["qzeros"]) for part in parts], 1)
         group = columns if self.group_size == -1 else self.group_size
         order = self._order(parts, columns, group)
         codes = codes if order is None else codes.index_select(1, order)
-        size = next((size for size in reversed(GROUP_SIZES) if group % size == 0), None)
-        if size is None:
-            raise BadInput(
-                f"one group of {columns} inputs is not read: they are no multiple of {GROUP_SIZES[0]}"
-            )
-        scales, zeros = (t.repeat_interleave(group // size, 0).to(self.quant.dtype) for t in (scales, zeros))
-        codes = F.pad(codes, (0, len(scales) * size - columns))
-        return int4_linear(
-            [(codes, scales, zeros)], (len(codes), columns), size, bias, order, self.quant.kernel
-        )
+        return as_int4(codes, zeros, scales, bias, self.quant, group, order)
 
-    def _codes(self, qweight: Tensor) -> Tensor:
+    def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
+        """See StoredFormat."""
+        self.check(part)
+        device = part["qweight"].device
+        groups = torch.arange(columns, device=device) // (
+            columns if self.group_size == -1 else self.group_size
+        )
+        groups = part["g_idx"].long() if "g_idx" in part else groups
+        zeros, scales = self.zeros(part["qzeros"]).float(), part["scales"].float()
+        if not 0 <= int(groups.min()) <= int(groups.max()) < len(scales):
+            raise BadInput(f"the groups (g_idx) are not of {len(scales)}")
+        return (self.codes(part["qweight"]).float() - zeros[groups].t()) * scales[groups].t()
+
+    def codes(self, qweight: Tensor) -> Tensor:
         """The weight's integers, uint8 [out, in]."""
         if self.kind == "awq":
-            return self._zeros(qweight).t().contiguous()
-        return nibbles(qweight[..., None]).permute(1, 0, 2).flatten(1)
+            return self.zeros(qweight).t().contiguous()
+        return unpacked(qweight[..., None], self.bits).permute(1, 0, 2).flatten(1)
 
-    def _zeros(self, qzeros: Tensor) -> Tensor:
-        """The zero points, uint8 [groups, out]."""
+    def zeros(self, qzeros: Tensor) -> Tensor:
+        """The zero points, uint8 [groups, out].
+
+        GPTQ's first format keeps them less one, the second as they are, and files are labelled as the one that are the
+        other. Where the file says that it is symmetric, its zero points can only be the middle, and tell which it is.
+        """
         if self.kind == "awq":
             return nibbles(qzeros).unflatten(-1, (-1, 8))[..., _AWQ_ORDER].flatten(-2)
-        return (nibbles(qzeros) + (self.layout == "gptq")) & 15
+        stored, middle = unpacked(qzeros, self.bits), 1 << (self.bits - 1)
+        less_one = self.layout == "gptq"
+        if self.symmetric:
+            found = stored.unique().tolist()
+            if found not in ([middle - 1], [middle]):
+                raise BadInput(
+                    f"gptq says sym: true, but zero points are {found[:4]}, not all {middle - 1} or all {middle}"
+                )
+            less_one = found == [middle - 1]
+        return (stored + less_one) & (2**self.bits - 1)
 
     def _order(self, parts: Sequence[Mapping[str, Tensor]], columns: int, group: int) -> Tensor | None:
         """The inputs in the order of their groups, None where they lie so."""

@@ -45,12 +45,16 @@ class Int8(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        quantized, scale = quantize(weight)
-        if kernels := panels_for(weight.device, weight.dtype, weight.shape[1], kernel=self.kernel):
-            packed = kernels.pack(quantized, Format.INT8)
-            return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
-        triton = takes_triton("quant.kernel", self.kernel, "torch", weight.device)
-        return Int8Linear(quantized, scale, bias, triton)
+        return int8_linear(*quantize(weight), bias, self.kernel)
+
+
+def int8_linear(weight: Tensor, scale: Tensor, bias: Tensor | None, kernel: str = "auto") -> nn.Module:
+    """The layer for what Int8Linear takes: on panels if these kernels are in use."""
+    if kernels := panels_for(weight.device, scale.dtype, weight.shape[1], kernel=kernel):
+        packed = kernels.pack(weight, Format.INT8)
+        return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
+    triton = takes_triton("quant.kernel", kernel, "torch", weight.device)
+    return Int8Linear(weight, scale, bias, triton)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Checkpoints that were quantised before: which layouts are read, and by which method.
 
-Reading is lossless: the method computes with the integers and scales of the checkpoint, nothing is rounded to
-another grid.
+Reading is lossless where a method computes with the integers and scales of the checkpoint: nothing is rounded to another
+grid. What no method computes with is converted to 16 or 32 bits while it is read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,46 @@ from torch import Tensor, nn
 
 from minivllm.errors import BadInput
 from minivllm.quant.base import QuantMethod, Shapes, StoredFormat
-from minivllm.quant.int4_stored import StoredInt4
+from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.fp8_stored import StoredFP8
+from minivllm.quant.int4_stored import StoredInt4, group_size_of
 from minivllm.quant.int8_mixed import Int8Mixed
 from minivllm.quant.nf4 import NF4, single_scales
+from minivllm.quant.packed_stored import StoredCompressed, StoredGPTQ8, compressed_scheme
+from minivllm.quant.plain import Plain, plain_linear
+
+PLAIN = (
+    "bf16",
+    "fp16",
+    "fp32",
+)  # what a checkpoint can be converted to, if no method computes with it as it is
 
 
 def stored_kind(settings: Mapping[str, Any]) -> str:
     """What a checkpoint's `quantization_config` says it is, in a few words."""
     method = str(settings.get("quant_method", "bitsandbytes")).lower()
+    if method == "gptq" and settings.get("bits") == 8:
+        by_channel = group_size_of(settings) == -1 and settings.get("sym") is True
+        return "gptq of 8 bits" + ("" if by_channel else " in groups")
+    if method == "compressed-tensors":
+        return _compressed_kind(compressed_scheme(settings))
     if method != "bitsandbytes":
         return method
     four_bits = f"4-bit {settings.get('bnb_4bit_quant_type', 'fp4')}"
     return f"bitsandbytes {four_bits if settings.get('load_in_4bit') else '8-bit'}"
+
+
+def _compressed_kind(scheme: Mapping[str, Any]) -> str:
+    numbers = {"int": "int", "float": "fp"}.get(str(scheme.get("type", "int")), str(scheme.get("type")))
+    strategy = str(scheme.get("strategy"))
+    shared = {"tensor": "", "channel": "", "group": " in groups", "block": " in blocks"}.get(
+        strategy, f" by {strategy}"
+    )
+    if numbers == "int" and scheme["num_bits"] == 4:  # kernels have groups there
+        shared = (
+            "" if scheme["packed"] and strategy in ("channel", "group") else f" by {strategy}, not packed"
+        )
+    return f"compressed-tensors {numbers}{scheme['num_bits']}{shared}"
 
 
 def stored_format(settings: Mapping[str, Any], quant: QuantMethod) -> StoredFormat:
@@ -41,12 +69,70 @@ def stored_format(settings: Mapping[str, Any], quant: QuantMethod) -> StoredForm
             f"the checkpoint is quantised as {kind}, which is not read; read are {', '.join(_FORMATS)}: "
             "use one of these or the 16-bit checkpoint"
         )
+    if option is None:
+        if quant.name not in PLAIN:
+            raise BadInput(
+                f"the checkpoint is quantised as {kind}, which no option computes with as it is stored: "
+                f"choose quant={', quant='.join(PLAIN)} (not {quant.name}), to which it is converted while it is read"
+            )
+        return Converted(reader(settings, quant), quant.dtype)
     if quant.name != option:
         raise BadInput(
             f"the checkpoint is quantised as {kind}: choose quant={option} (not {quant.name}), "
             "or use the 16-bit checkpoint"
         )
     return reader(settings, quant)
+
+
+class Converted:
+    """Layers that are stored in another way than they are computed in; see StoredFormat.
+
+    Args:
+        stored: says how, with `weight`: the float32 [rows, columns] of one part's tensors.
+        dtype: to compute in.
+    """
+
+    def __init__(self, stored: Any, dtype: torch.dtype) -> None:
+        self.stored, self.dtype = stored, dtype
+        self.marker: str = stored.marker
+        self.names: tuple[str, ...] = stored.names
+
+    def shapes(self, rows: int, columns: int) -> Shapes:
+        """See StoredFormat."""
+        shapes: Shapes = self.stored.shapes(rows, columns)
+        return shapes
+
+    def linear(
+        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+    ) -> nn.Module:
+        """See StoredFormat."""
+        weights = (self.stored.weight(part, count, columns) for part, count in zip(parts, rows, strict=True))
+        return plain_linear(torch.cat([weight.to(self.dtype) for weight in weights]), bias)
+
+
+class StoredFP4:
+    """FP4 as bitsandbytes saves it; see StoredFormat. It has no kernel here."""
+
+    marker = "weight.absmax"
+    required = ("weight", "weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__fp4")
+    names: tuple[str, ...] = (*required, "weight.nested_absmax", "weight.nested_quant_map")
+
+    def __init__(self, settings: Mapping[str, Any], quant: Plain) -> None:
+        self.functional = import_bitsandbytes("a checkpoint in fp4").functional
+
+    def shapes(self, rows: int, columns: int) -> Shapes:
+        """See StoredFormat."""
+        return dict.fromkeys(self.required)
+
+    def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
+        """See Converted."""
+        entries = {name: value for name, value in part.items() if name != "weight"}
+        state = self.functional.QuantState.from_dict(entries, part["weight"].device)
+        if tuple(state.shape) != (rows, columns):
+            raise BadInput(f"fp4 weights {list(state.shape)} are no layer {[rows, columns]}")
+        state.dtype = torch.float32
+        weight: Tensor = self.functional.dequantize_4bit(part["weight"], state)
+        return weight
 
 
 class StoredNF4:
@@ -115,9 +201,19 @@ class StoredInt8:
         return self.quant.linear(weight, maxima.float(), bias)
 
 
-_FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any], Any], StoredFormat]]] = {
+# Kind -> the option that computes with it as it is stored, or None where it is converted; and its reader.
+_FORMATS: dict[str, tuple[str | None, Callable[[Mapping[str, Any], Any], Any]]] = {
     "awq": ("int4", StoredInt4),
     "gptq": ("int4", StoredInt4),
+    "gptq of 8 bits": ("int8", StoredGPTQ8),
+    "gptq of 8 bits in groups": (None, StoredGPTQ8),
     "bitsandbytes 4-bit nf4": ("nf4", StoredNF4),
+    "bitsandbytes 4-bit fp4": (None, StoredFP4),
     "bitsandbytes 8-bit": ("int8_mixed", StoredInt8),
+    "fp8": ("fp8", StoredFP8),
+    "fbgemm_fp8": ("fp8", StoredFP8),
+    "compressed-tensors fp8": ("fp8", StoredFP8),
+    "compressed-tensors int4": ("int4", StoredCompressed),
+    "compressed-tensors int8": ("int8", StoredCompressed),
+    "compressed-tensors int8 in groups": (None, StoredCompressed),
 }

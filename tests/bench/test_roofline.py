@@ -137,7 +137,7 @@ def test_the_matrix_rate_is_that_of_the_fastest_products(
 ) -> None:
     """One that a run passes marks it invalid."""
     make_checkpoint(tmp_path, "qwen3")
-    monkeypatch.setattr(fp8, "has_kernel", lambda weight: on_hopper)
+    monkeypatch.setattr(fp8, "has_kernel", lambda weight, dtype: on_hopper)
     config = compose(["model=hf", f"model.path={tmp_path}", f"quant={quant}", "runtime.device=cpu"])
     engine = MinivllmEngine(config)
     assert engine.info.model["matrix_dtype"] == dtype

@@ -191,14 +191,15 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
         ({"version": "gemv"}, "version=gemv.*read are 4 bits, gemm"),
         ({"zero_point": False}, "zero_point=False"),
         ({"group_size": 48}, "group_size=48.*multiple of 32"),
-        ({"quant_method": "fp8"}, "quantised as fp8, which is not read; read are awq, gptq"),
+        ({"quant_method": "hqq"}, "quantised as hqq, which is not read; read are awq, gptq"),
+        ({"quant_method": "fp8"}, r"quantised as fp8: choose quant=fp8 \(not int4\)"),
         (
             {"quant_method": "gptq", "checkpoint_format": "marlin"},
             "checkpoint_format=marlin.*gptq and gptq_v2",
         ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-            "4-bit fp4, which",
+            r"4-bit fp4, which no option .*: choose quant=bf16, quant=fp16, quant=fp32 \(not int4\)",
         ),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"quant=int8_mixed \(not int4\)"),
     ],
