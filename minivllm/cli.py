@@ -15,7 +15,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from minivllm import __version__, config
+from minivllm import __version__, config, redaction
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error
 
@@ -25,6 +25,7 @@ warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=", "runtime.cores=")
 SWEEPER = "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"
+SHOWING = r"-c(?![ndp])|--cf|-i|--in"  # Hydra's flags that print a configuration
 _exit_code = 0
 _withheld: list[str] = []
 
@@ -38,9 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 all well; 1 a cell failed, or a bug; 2 bad input; 130 interrupted; or what the task returns.
     """
+    given = sys.argv[1:] if argv is None else list(argv)
+    with redaction.console(whole=any(re.match(SHOWING, argument) for argument in given)):
+        return _main(given, sys.argv[0] if argv is None else "minivllm")
+
+
+def _main(given: list[str], program: str) -> int:
     saved_argv, saved_mode = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     debug = saved_mode == "1"
-    given = sys.argv[1:] if argv is None else list(argv)
     if "--version" in given:  # Hydra's parser would answer with its own
         print(f"minivllm {__version__}")
         return 0
@@ -51,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML numbers GPUs: CUDA would begin with the fastest
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
     try:
-        sys.argv = [saved_argv[0] if argv is None else "minivllm", *_withhold([*map(_verbatim, given)])]
+        sys.argv = [program, *_withhold([*map(_verbatim, given)])]
         return _run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -86,6 +92,11 @@ def _interrupt(signum: int, frame: object) -> None:
 
 def job(cfg: DictConfig) -> int:
     """What Hydra runs for a command, and for each job of a sweep, possibly in another process."""
+    with redaction.console():
+        return _job(cfg)
+
+
+def _job(cfg: DictConfig) -> int:
     try:
         settings = config.finish(cfg)
         code = int(config.build({"_target_": settings["task"]["_target_"]}, config=settings))

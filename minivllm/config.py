@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from minivllm import interpolation, redaction
 from minivllm.attention.base import refuse_scores
 from minivllm.cache.eviction import POLICIES
 from minivllm.errors import BadInput, nearest
@@ -81,7 +82,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
 
     Returns:
         The resolved configuration: each group a dictionary with `_target_` and its knobs, the
-        plain settings, and `choices`, the name of the option chosen in each group.
+        plain settings, and `choices`, the name of the option chosen in each group; where values came from the
+        environment also `as_written`, see `minivllm.interpolation`.
 
     Raises:
         BadInput: an override or a value is wrong.
@@ -146,11 +148,14 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     names = {group: chosen[group] for group in [*GROUPS, *chosen] if group in chosen}
     job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
-        plain = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
+        plain, written = interpolation.resolve(job)
     except OmegaConfBaseException as error:
         raise BadInput(omegaconf_line(error)) from error
-    assert isinstance(plain, dict)
-    return validate({str(key): value for key, value in plain.items()}, names)
+    finished = {str(key): value for key, value in plain.items()}
+    if written:
+        finished[redaction.AS_WRITTEN] = written
+    redaction.learn(finished)  # before anything is said of it
+    return validate(finished, names)
 
 
 # ---- validation
@@ -165,7 +170,8 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         BadInput: names the key, the group and the nearest valid name.
     """
     groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
-    rest = {key: value for key, value in config.items() if key not in groups and key != "choices"}
+    apart = ("choices", redaction.AS_WRITTEN)
+    rest = {key: value for key, value in config.items() if key not in groups and key not in apart}
     known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions))]
     checked: dict[str, Any] = {}
     for group in GROUPS:
@@ -191,7 +197,8 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         folder = Path(root[key] or ".")
         if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
-    return {**checked, **root, "choices": dict(choices)}
+    written = {name: config[name] for name in apart[1:] if name in config}
+    return {**checked, **root, "choices": dict(choices), **written}
 
 
 def _check_group(group: str, node: Any, choice: str | None) -> Any:

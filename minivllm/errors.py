@@ -6,15 +6,17 @@ import difflib
 import traceback
 from collections.abc import Sequence
 
+from minivllm.redaction import hide
+
 
 class BadInput(ValueError):
     """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
 
-    The command line prints the line and exits with code 2; nothing has been written by then.
+    The command line prints the line and exits with code 2; nothing has been written by then. No secret is in it.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(hide(" ".join(message.split())))
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
@@ -27,7 +29,7 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs the first line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return hide((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def last_frame(error: BaseException) -> str:

@@ -54,6 +54,15 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
+@pytest.fixture(autouse=True)
+def no_secrets() -> Iterator[None]:
+    """No test hides what another has learned to be secret."""
+    from minivllm import redaction
+
+    yield
+    redaction.forget()
+
+
 @dataclass
 class Result:
     """What a command did."""

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from minivllm.bench.identity import NEUTRAL_MEASURE, digest
 from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.errors import BadInput
+from minivllm.redaction import hide
 
 if TYPE_CHECKING:
     from minivllm.ablation.arms import Blocks
@@ -54,8 +55,9 @@ class Sweep:
 
 
 def essential(overrides: Iterable[str]) -> list[str]:
-    """The overrides that change what is measured, in an order that does not depend on how they were written."""
-    return sorted(text for text in overrides if not _neutral(text))
+    """The overrides that change what is measured, without secrets, in an order that does not depend on how they were
+    written."""
+    return sorted(hide(text, strict=True) for text in overrides if not _neutral(text))
 
 
 def _neutral(override: str) -> bool:
@@ -93,7 +95,7 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     that vary, and by those of the keys `named`.
 
     Raises:
-        BadInput: an override asks for a search over a continuous interval.
+        BadInput: an override asks for a search over a continuous interval, or arms differ in a secret alone.
     """
     choices: dict[str, list[str]] = {}
     varying: set[str] = set()
@@ -116,11 +118,17 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
         raise BadInput(
             f"{' '.join(sorted(varying))}: a sweep has at most {MAX_ARMS:,} arms; vary fewer values"
         )
-    arms = (_arm(list(choices), combination, varying) for combination in itertools.product(*choices.values()))
-    return Sweep(tuple(dict.fromkeys(arms)), tuple(settings))
+    combinations = itertools.product(*choices.values())
+    arms = tuple(dict.fromkeys(_arm(list(choices), combination, varying) for combination in combinations))
+    if len({arm.name for arm in arms}) < len(arms):
+        raise BadInput(
+            "arms of the sweep differ in a secret alone, which makes no other cell: give it one value"
+        )
+    return Sweep(arms, tuple(settings))
 
 
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
     # In an order that does not depend on how they were written: the name is part of a measurement's identity.
-    named = sorted(text for key, text in zip(keys, combination, strict=True) if key in varying)
+    chosen = (text for key, text in zip(keys, combination, strict=True) if key in varying)
+    named = sorted(hide(text, strict=True) for text in chosen)
     return Arm(" ".join(named or essential(combination)) or DEFAULT_ARM, tuple(combination))

@@ -26,6 +26,7 @@ from minivllm.bench.record import Failure, Validity
 from minivllm.bench.records import record_in
 from minivllm.config import quoted
 from minivllm.errors import BadInput
+from minivllm.redaction import hide, shown
 from minivllm.report.format import count
 from minivllm.tracking.base import SafeTracker, Tracker
 
@@ -149,22 +150,28 @@ def _launch(plan: Plan, launch: Launch) -> None:
     """Write the plan and run the jobs that are pending."""
     path, sweep = plan.folder / PLAN, plan.sweep
     definition = {
-        "arms": [[arm.name, *arm.overrides] for arm in sweep.arms],
-        "settings": list(sweep.settings),
+        "arms": [[arm.name, *_hidden(arm.overrides)] for arm in sweep.arms],
+        "settings": _hidden(sweep.settings),
     }
     jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
-    storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": jobs})
+    public = [[{**entry, "config": shown(entry["config"])} for entry in job] for job in jobs]
+    storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
     if not jobs:
         return
     try:
-        returns = launch(_job_overrides(plan, path))
+        with storage.private_json(storage.private(path), jobs if jobs != public else None):
+            returns = launch(_job_overrides(plan, path))
     except Exception as error:
         if any(recorded_status(measurement) is not None for job in plan.jobs for measurement in job):
             raise
         # Without Slurm, say, or a Ray cluster at the address given.
         raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
     _report_crashes(returns)
+
+
+def _hidden(overrides: Sequence[str]) -> list[str]:
+    return [hide(text, strict=True) for text in overrides]
 
 
 def _warn_of_old_terms(plan: Plan) -> None:
@@ -187,12 +194,13 @@ def _warn_of_old_terms(plan: Plan) -> None:
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
     """For each job the overrides of one of its arms (they share an engine) and where its list is.
 
-    A job may run on another machine, from wherever its launcher starts it.
+    A job may run on another machine, from wherever its launcher starts it. A launcher may store them, so they have no
+    secrets; those are in the private copy of the list.
     """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
         [
-            *arms[job[0].arm].overrides,
+            *_hidden(arms[job[0].arm].overrides),
             f"sweep.name={quoted(plan.name)}",
             f"sweep.plan={quoted(str(path))}",
             f"sweep.job={i}",

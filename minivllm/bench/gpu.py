@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from minivllm.redaction import hide
+
 
 class NullGpu:
     """Stands in where there is no GPU, or where the run does not use one. Every reading is None."""
@@ -138,7 +140,7 @@ def device_of(config: dict[str, Any], said: str | None = None) -> str:
         return wanted
     engine = config.get("engine") or {}
     if engine.get("url") and not engine.get("command"):
-        return f"server at {engine['url']}"
+        return f"server at {hide(str(engine['url']), strict=True)}"
     torch = sys.modules.get("torch")  # a process that does without is not made to load it
     found = open_gpu("auto").present or (torch is not None and torch.cuda.is_available())
     return "cuda" if found else "cpu"

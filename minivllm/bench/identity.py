@@ -14,6 +14,7 @@ from minivllm.bench.provenance import environment
 from minivllm.bench.records import record_files
 from minivllm.bench.storage import STEPS
 from minivllm.errors import BadInput
+from minivllm.redaction import anonymous
 
 ENGINE_GROUPS = (
     "model",
@@ -136,6 +137,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     Returns:
         12 hexadecimal digits.
     """
+    config = anonymous(config)  # a secret's value is no part of it
     parts: dict[str, Any] = {
         group: _asked(group, config[group]) for group in (*ENGINE_GROUPS, *LOAD_GROUPS) if config.get(group)
     }

@@ -19,6 +19,7 @@ import psutil
 
 from minivllm.bench.gpu import device_of, open_gpu
 from minivllm.bench.telemetry import cpu_max_mhz, cpu_mhz
+from minivllm.redaction import hide
 from minivllm.threads import thread_count, usable_cores, usual_threads
 
 PACKAGES = (
@@ -161,13 +162,13 @@ def git() -> tuple[str | None, str | None]:
 
 
 def command() -> str:
-    """The command line, without the folders of this machine that the interpreter and the script lie in."""
+    """The command line, without secrets and the folders of this machine that the interpreter and the script lie in."""
     words = list(sys.orig_argv)
     words[0] = Path(words[0]).name
     script = next((i for i, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
     if script is not None and "=" not in words[script]:
         words[script] = Path(words[script]).name
-    return shlex.join(words)
+    return shlex.join(hide(word, strict=True) for word in words)
 
 
 def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from minivllm.redaction import shown
+
 SCHEMA_VERSION = 2
 KERNELS_VERSION = 1  # of kernels.json, which is no Record
 STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
@@ -257,10 +259,12 @@ class Record:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with files and folders by their names: where they lie says nothing on another machine.
+    """The configuration as it is stored: without secrets, and with files and folders by their names.
 
-    What is in a model's folder is told by the fingerprint within `cell_id`, a text's content by `reference_id`.
+    Where those lie says nothing on another machine: what is in a model's folder is told by the fingerprint
+    within `cell_id`, a text's content by `reference_id`.
     """
+    config = shown(config)
     places = (("model", ("path", "weights")), ("quality", ("text",)), ("engine", ("python",)))
     for group, keys in places:
         node = config.get(group)

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from minivllm.bench.record import Record, portable
+from minivllm.redaction import clean, hide
+from minivllm.untrusted import printable
 
 RECORD = "record.json"
 KERNELS = "kernels.json"  # the record of task=kernels, one a run
@@ -63,8 +65,27 @@ def _write(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; not-a-number and infinity become null, since JSON has neither."""
-    write_text(path, json.dumps(_finite(value), indent=1, default=str) + "\n")
+    """Write JSON atomically and without secrets; not-a-number and infinity become null, since JSON has neither."""
+    write_text(path, json.dumps(clean(_finite(value)), indent=1, default=str) + "\n")
+
+
+def private(path: Path) -> Path:
+    """Where the private copy of a file is, while there is one."""
+    return path.with_name(f".{path.name}.private")
+
+
+@contextmanager
+def private_json(path: Path, value: Any) -> Iterator[None]:
+    """While it is open there is a JSON file as it is, secrets too, that nobody else may read; None: there is none."""
+    path.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        if value is not None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(value, file, default=str)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:
@@ -78,10 +99,10 @@ def _finite(value: Any) -> Any:
 
 
 def write_yaml(path: Path, value: Any) -> None:
-    """Write YAML atomically."""
+    """Write YAML atomically and without secrets."""
     import yaml
 
-    write_text(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(clean(value), sort_keys=False, allow_unicode=True))
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Any:
@@ -208,7 +229,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:
-    """The last lines of a log, at most `limit` characters; empty where there is none."""
+    """The last lines of a log, at most `limit` characters that are safe to show; empty where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -216,4 +237,4 @@ def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])[-limit:]
+    return "\n".join(printable(hide(text)).splitlines()[-lines:])[-limit:]

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from minivllm import redaction
 from minivllm.bench import storage
 from minivllm.bench.completion import NO_TRACE
 from minivllm.bench.identity import profile_wanted
@@ -75,6 +76,7 @@ class Worker:
         code, session = 0, None
         for line in given:
             measurement = Measurement.from_dict(json.loads(line))
+            redaction.learn(measurement.config)
             session = session or Session(measurement.config, self.pipe)
             _log_to(measurement.path / storage.LOG)
             try:
@@ -109,7 +111,7 @@ class Worker:
 
     def _report(self, error: Exception, going_on: bool) -> int:
         """Put a failure into the log and tell the supervisor; returns the exit code."""
-        status, message = classify(error), str(error) or type(error).__name__
+        status, message = classify(error), redaction.hide(str(error)) or type(error).__name__
         if status == "invalid":
             print(message, file=sys.stderr, flush=True)
         else:
@@ -158,7 +160,8 @@ def main(arguments: Sequence[str]) -> int:
     """Entry point; see the module's docstring."""
     descriptor, parent = arguments
     die_with(int(parent))
-    return Worker(Pipe(int(descriptor))).run(sys.stdin.buffer)
+    with redaction.console():  # the log
+        return Worker(Pipe(int(descriptor))).run(sys.stdin.buffer)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 
 from minivllm.errors import BadInput
+from minivllm.redaction import hide
+from minivllm.untrusted import printable
 
 TAIL_LINES = 15
 LAST_WORDS_S = 1.0
@@ -68,12 +70,13 @@ class Child:
         self._pump.start()
 
     def _copy(self) -> None:
-        """Pass on what it prints; descriptor 2 is whichever log the worker writes at the time."""
+        """Pass on what it prints, but for secrets; descriptor 2 is whichever log the worker writes at the time."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._tail.append(line.decode(errors="replace").rstrip())
+            text = hide(line.decode(errors="replace"))
+            self._tail.append(printable(text).rstrip())
             with suppress(OSError):
-                os.write(2, line)
+                os.write(2, text.encode())
 
     def say(self, line: bytes) -> None:
         """Write to its standard input. That it has ended shows elsewhere."""

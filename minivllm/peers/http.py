@@ -14,12 +14,11 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from minivllm.errors import BadInput
-from minivllm.peers.stream import ServerError, server_words
+from minivllm.peers.stream import MOST_ERROR, ServerError, server_words
 from minivllm.untrusted import MIB, parse_json, printable, size
 
 ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
 MOST_ANSWER = 4 * MIB  # of one that is no stream
-MOST_ERROR = 1 << 16  # of an error's text, of which a line is kept
 MOST_LINE = 8 * MIB  # longest event of a stream: some repeat the prompt
 T = TypeVar("T")
 

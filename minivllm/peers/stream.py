@@ -12,11 +12,13 @@ from typing import Any
 
 from minivllm.bench.engine import UNKNOWN_TOKEN, EngineOutput
 from minivllm.errors import BadInput
+from minivllm.redaction import hide
 from minivllm.untrusted import parse_json, printable
 
 DATA, DONE = b"data:", b"[DONE]"
 MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
-MOST_WORDS = 300  # characters of a server's own words
+MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
+MOST_WORDS = 300  # and that are kept
 LONGEST_TOKEN = 1024  # characters; the longest of known vocabularies, runs of spaces, have a few hundred
 REASONS = {"stop": "stop", "length": "length"}
 
@@ -27,13 +29,14 @@ class ServerError(ValueError):
 
 def server_words(text: str) -> str:
     """A server's error text, which servers like to wrap in JSON, as one line that is safe to show."""
+    text = text[:MOST_ERROR]
     try:
         parsed = json.loads(text)
         error = parsed.get("error", parsed)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(printable(text).split())[:MOST_WORDS] or "no text"
+    return " ".join(printable(hide(text)).split())[:MOST_WORDS] or "no text"
 
 
 # ---- the schema of an event

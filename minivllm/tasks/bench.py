@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm import plug_ins
-from minivllm.bench import identity, profile
+from minivllm.bench import identity, profile, storage
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.driver import require_one_completion
@@ -23,6 +23,7 @@ from minivllm.bench.supervisor import run as supervise
 from minivllm.config import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.peers import presence, tables
+from minivllm.redaction import learn
 from minivllm.tasks.ending import conclude, refuse_unwritable
 from minivllm.threads import refuse_absent_cores
 from minivllm.tracking.base import SafeTracker
@@ -74,12 +75,16 @@ def _go_to(folder: str) -> None:
 def _run_job(path: Path, job: int) -> list[Outcome]:
     """Measure one job of a plan. The sweeper reports."""
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [[Measurement.from_dict(item) for item in items] for items in plan["jobs"]]
+        whole = storage.private(path)  # where there are secrets
+        plan = json.loads((whole if whole.exists() else path).read_text(encoding="utf-8"))
+        entries = plan if isinstance(plan, list) else plan["jobs"]
+        jobs = [[Measurement.from_dict(item) for item in items] for items in entries]
         measurements = jobs[job]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
+    for measurement in measurements:
+        learn(measurement.config)
     with Display(before, total) as display:
         config = measurements[0].config if measurements else {}
         return supervise(measurements, tracked(display, config))

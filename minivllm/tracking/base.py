@@ -10,6 +10,7 @@ from typing import Any
 
 from minivllm.bench import storage
 from minivllm.config import build
+from minivllm.errors import first_line
 
 
 class Tracker:
@@ -55,7 +56,7 @@ def _attempt(what: Callable[[], None]) -> str:
     try:
         what()
     except Exception as error:
-        reason = str(error).split("\n")[0]
+        reason = first_line(error)
         warning = f"warning: not tracked: {type(error).__name__}: {reason}; the record is complete without"
         print(warning, file=sys.stderr, flush=True)
         return warning

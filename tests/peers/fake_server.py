@@ -52,6 +52,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    @property
+    def route(self) -> str:
+        return self.path.partition("?")[0]
+
     def do_GET(self) -> None:
         if self.redirected():
             return None
@@ -62,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 while True:
                     self.wfile.write(b"A" * (1 << 20))
-        if self.path != "/v1/models":
+        if self.route != "/v1/models":
             return self.answer(404, {"error": {"message": "no such path"}})
         self.answer(200, {"data": [{"id": "small", "max_model_len": self.settings.get("context", 512)}]})
 
@@ -75,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
                 file.write(json.dumps({"at": self.path, "key": self.headers["Authorization"], **body}) + "\n")
         if self.path == self.settings.get("reset"):
             return self.answer(200, {})
-        if self.path != "/v1/completions":
+        if self.route != "/v1/completions":
             return self.answer(404, {"error": {"message": "no such path"}})
         if self.settings.get("fault") == "refuse":
             return self.answer(400, {"error": {"message": "this model is not for you"}})

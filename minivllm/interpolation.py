@@ -1,0 +1,69 @@
+"""Interpolations of a configuration: their values, and which of them come from the environment. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.resolvers import oc
+
+from minivllm.redaction import is_secret, redact
+
+AsWritten = tuple[
+    list[Any], str, bool
+]  # keys that lead to a value, its text as written, whether it is secret
+
+
+def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
+    """The configuration as plain data, and those of its values that the environment gave, however they are wrapped.
+
+    A value is secret where its own name, a group's around it or the variable's says so, or what it holds does, as the
+    URL with a password.
+
+    Raises:
+        OmegaConfBaseException: a value is missing or an interpolation leads nowhere.
+    """
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    written: list[AsWritten] = []
+    for path, text in _interpolations(OmegaConf.to_container(config, resolve=False)):
+        with _watched() as variables:
+            node: Any = config
+            for key in path:
+                node = node[key]
+        if variables:
+            value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+            named = any(is_secret(str(name)) for name in (*path, *variables))
+            written.append((path, text, named or redact(value) != value))
+    return plain, written
+
+
+def _interpolations(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], str]]:
+    """Every text of unresolved data that may hold an interpolation, with the keys that lead to it."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _interpolations(value, (*path, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _interpolations(value, (*path, index))
+    elif isinstance(node, str) and "${" in node:
+        yield list(path), node
+
+
+@contextmanager
+def _watched() -> Iterator[list[str]]:
+    """While it is open: the environment variables that interpolations have read."""
+    variables: list[str] = []
+
+    @functools.wraps(oc.env)
+    def env(key: str, *default: Any) -> Any:
+        variables.append(key)
+        return oc.env(key, *default)
+
+    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    try:
+        yield variables
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
