@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 from minivllm.engine.tokenizer import Tokenizer
@@ -59,6 +59,20 @@ def test_chat_prompts_name_special_tokens_as_with_transformers(
     folder = word_level(tmp_path, config, special)
     theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(TALK, tokenize=False)
     assert Tokenizer(folder).chat_text(TALK, False) == theirs
+
+
+def test_a_conversation_begins_with_one_begin_of_text(tmp_path: Path) -> None:
+    """The template writes it; the tokenizer, which adds one to other text, does not add a second."""
+    folder = word_level(
+        tmp_path, {"bos_token": "<bos>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    )
+    fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    begin = fast.token_to_id("<bos>")
+    fast.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", begin)])
+    fast.save(str(folder / "tokenizer.json"))
+    ours = Tokenizer(folder)
+    assert ours.encode("hi") == [begin, 0]
+    assert ours.render_chat(TALK) == [begin, 0]
 
 
 @pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "GPT2Tokenizer"])
