@@ -129,6 +129,12 @@ def note_exit_code(code: int) -> None:
 
 
 def _run() -> int:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise BadInput(
+            f"the working directory is gone ({error.strerror}): change to one that is there"
+        ) from None
     note_exit_code(0)
     OmegaConf.register_new_resolver("minivllm_help", _help, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)

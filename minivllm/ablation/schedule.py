@@ -46,6 +46,7 @@ class Plan:
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
     jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
     launched: set[str] = field(default_factory=set)  # run_ids that this process has had measured
+    refused: bool = False  # whether no job of the last launch could measure anything
 
     @property
     def measurements(self) -> list[Measurement]:

@@ -45,7 +45,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
 
     Returns:
-        The exit code: 0 if every record of the sweep is ok, else 1.
+        The exit code: 0 if every record of the sweep is ok, 2 if nothing could be measured, else 1.
 
     Raises:
         BadInput: no arm at all can be measured, or no report can be written; nothing has been written then.
@@ -76,6 +76,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
             raise
         finally:
             reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
+    if plan.refused:
+        return 2
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
 
@@ -155,7 +157,12 @@ def _launch(plan: Plan, launch: Launch) -> None:
     }
     jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
     public = [[{**entry, "config": shown(entry["config"])} for entry in job] for job in jobs]
-    storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
+    try:
+        storage.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
+    except OSError as error:
+        raise BadInput(
+            f"runs_dir={plan.folder.parent}: the plan {path} cannot be written ({error.strerror or error})"
+        ) from None
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
     if not jobs:
         return
@@ -167,7 +174,7 @@ def _launch(plan: Plan, launch: Launch) -> None:
             raise
         # Without Slurm, say, or a Ray cluster at the address given.
         raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
-    _report_crashes(returns)
+    plan.refused = _report_crashes(returns)
 
 
 def _hidden(overrides: Sequence[str]) -> list[str]:
@@ -210,13 +217,19 @@ def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
     ]
 
 
-def _report_crashes(returns: Sequence[Any]) -> None:
-    """Name jobs that raised; those that a failing cell ended have left a record, and say so there."""
+def _report_crashes(returns: Sequence[Any]) -> bool:
+    """Name jobs that raised; those that a failing cell ended have left a record, and say so there.
+
+    Returns:
+        Whether every job was refused, and has said why: a lock file cannot be used, the disk is full.
+    """
+    refused = 0
     for index, job in enumerate(returns):
         try:
-            _ = job.return_value  # raises what the job raised
+            refused += job.return_value == 2  # or raises what the job raised
         except Exception as error:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
+    return bool(returns) and refused == len(returns)
 
 
 def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:

@@ -9,33 +9,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from minivllm.bench.gpu import open_gpu
+from minivllm.bench.lock import HolderLock
 from minivllm.bench.measurement import SIMULATED
 
 
 @contextlib.contextmanager
-def device_lock(config: dict[str, Any], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def device_lock(
+    config: dict[str, Any], waiting: Callable[[str], None] = lambda holder: None
+) -> Iterator[None]:
     """Hold the device, so that no two supervisors on this machine measure on it at once.
 
     Simulations use none, and go on side by side.
 
     Args:
         config: the resolved configuration.
-        waiting: called once if another supervisor holds the device.
+        waiting: called once if another supervisor holds the device, with who and since when; "" where that is not known.
+
+    Raises:
+        BadInput: the lock file cannot be used.
     """
     if (config.get("engine") or {}).get("_target_") == SIMULATED:
         yield
         return
-    uuid = open_gpu((config.get("runtime") or {}).get("device") or "auto").describe().get("uuid")
-    name = re.sub(r"[^A-Za-z0-9-]", "-", uuid or "cpu")
-    lock = filelock.FileLock(Path(tempfile.gettempdir()) / f"minivllm-{name}.lock", mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        waiting()
-        lock.acquire(poll_interval=0.2)
+    device = (config.get("runtime") or {}).get("device") or "auto"
+    name = re.sub(r"[^A-Za-z0-9-]", "-", open_gpu(device).describe().get("uuid") or "cpu")
+    path = Path(tempfile.gettempdir()) / f"minivllm-{name}.lock"
+    lock = HolderLock(path, f"runtime.device={device}", mode=0o666)
+    if not lock.acquire():
+        waiting(lock.holder())
+        lock.acquire(wait=True)
     try:
         yield
     finally:

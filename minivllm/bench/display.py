@@ -77,6 +77,7 @@ class Display:
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
             block = measurement.block + 1  # more than were asked for, where measure.target_ci adds some
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"
+        phase = f"{PHASES.get(name, name)}{': ' + event['holder'] if event.get('holder') else ''}"
         if name in ("done", "failed"):
             style = "green" if name == "done" else "red"
             message = f": {printable(event['message'])}" if event.get("message") else ""
@@ -85,10 +86,10 @@ class Display:
             self.console.print(Text.assemble(head, " ", (event["status"], style), message), soft_wrap=True)
         elif self._progress is None:
             if self._last != (measurement.run_id, name):
-                self.console.print(Text(f"{head} {PHASES.get(name, name)}"), soft_wrap=True)
+                self.console.print(Text(f"{head} {phase}"), soft_wrap=True)
                 self._last = (measurement.run_id, name)
         else:
-            self._show(f"{head} {PHASES.get(name, name)}", event, position, total)
+            self._show(f"{head} {phase}", event, position, total)
 
     def _show(self, description: str, event: Event, position: int, total: int) -> None:
         assert self._progress is not None and self._task is not None

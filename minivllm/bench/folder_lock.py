@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
+from minivllm.bench.lock import HolderLock
 from minivllm.errors import BadInput
+
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -16,25 +17,30 @@ def folder_lock(folder: Path, what: str, knob: str) -> Iterator[None]:
     """Hold a folder of records: two processes that go by what it holds would measure everything twice.
 
     Args:
-        folder: `<runs_dir>/<name>`; made where it is not there.
-        what: is measured into it, a "sweep" or a "search".
+        folder: `<runs_dir>/<name>`; made where it is not there, and removed, as is an empty `runs_dir`, where
+            nothing has come into it.
+        what: is measured into it, a "sweep", a "search" or a "run".
         knob: that gives it another name.
 
     Raises:
-        BadInput: another process holds it, or it cannot be made.
+        BadInput: another process holds it, or it cannot be made or locked.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"runs_dir={folder.parent}: no folder for records can be made ({error})") from None
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
+    lock = HolderLock(folder / LOCK, f"{what} {folder.name}")
+    if not lock.acquire():
+        holder = lock.holder()
         raise BadInput(
-            f"{what} {folder.name} is running in another process; wait, or give {knob}=..."
-        ) from None
+            f"{what} {folder.name} is running in another process{holder and f': {holder}'}; wait, or give {knob}=..."
+        )
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
+                folder.parent.rmdir()  # if it is empty now
         lock.release()

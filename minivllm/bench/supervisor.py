@@ -142,14 +142,17 @@ class Supervisor:
     def _measured(self, measurement: Measurement) -> Outcome:
         if self._worker is None:
             self._device.enter_context(
-                device_lock(measurement.config, lambda: self._emit({"event": "waiting"}))
+                device_lock(measurement.config, lambda who: self._emit({"event": "waiting", "holder": who}))
             )
         try:
             storage.prepare(measurement.path, measurement.config)
         except OSError as error:
             if self._worker is None:
                 self._device.close()
-            return self._settle("error", f"the record's folder could not be made: {error}")
+            raise BadInput(
+                f"runs_dir={measurement.path.parent.parent}: the folder {measurement.path.name} of a record cannot be made "
+                f"({error.strerror or error})"
+            ) from None
         self._facts = provenance(measurement.config, code_hash())
         self._began_s = time.monotonic()
         if self._worker is None:
@@ -243,6 +246,11 @@ class Supervisor:
         try:
             write_failure(self._current, status, kind, message, self._facts, rows)
         except OSError as error:  # nothing can be written: a resumed sweep measures it again
+            if self._lone:
+                why = os.strerror(error.errno) if error.errno else str(error)
+                raise BadInput(
+                    f"runs_dir={self._current.path.parent.parent}: no record can be written ({why}); {message}"
+                ) from None
             message = f"{message} (nor could its record be written: {error})"
         return self._settle(status, message)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from minivllm.bench import identity, profile, storage
 from minivllm.bench.arrivals import check_times
 from minivllm.bench.display import Display
 from minivllm.bench.driver import require_one_completion
+from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.gpu import is_torch_for_gpus
 from minivllm.bench.measurement import SIMULATED, Measurement
 from minivllm.bench.supervisor import Outcome, Progress
@@ -27,6 +28,7 @@ from minivllm.redaction import learn
 from minivllm.tasks.ending import conclude, refuse_unwritable
 from minivllm.threads import refuse_absent_cores
 from minivllm.tracking.base import SafeTracker
+from minivllm.untrusted import MAX_TEXT, read_json
 
 # Engines that compute with the torch of this interpreter.
 OWN_TORCH = (
@@ -76,7 +78,8 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
     """Measure one job of a plan. The sweeper reports."""
     try:
         whole = storage.private(path)  # where there are secrets
-        plan = json.loads((whole if whole.exists() else path).read_text(encoding="utf-8"))
+        there = whole if whole.exists() else path
+        plan = read_json(there, str(there), limit=MAX_TEXT)
         entries = plan if isinstance(plan, list) else plan["jobs"]
         jobs = [[Measurement.from_dict(item) for item in items] for items in entries]
         measurements = jobs[job]
@@ -137,16 +140,25 @@ def _run_lone(config: dict[str, Any]) -> int:
     refuse_absent_hardware(config)
     refuse_unwritable(config)
     config, fingerprint, warnings = check(config)
-    root, dry = Path(config.get("runs_dir") or "runs"), (config.get("sweep") or {}).get("dry_run")
-    name = config.get("name") or "<time>" if dry else folder_name(root, config.get("name"))
-    measurements = identity.expand(config, name, identity.cell_name(config), root, fingerprint)
+    root = Path(config.get("runs_dir") or "runs")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
-    if dry:
+    if (config.get("sweep") or {}).get("dry_run"):
         from minivllm.ablation.preview import show_lone
 
-        show_lone(measurements)
+        show_lone(_measurements(root, config.get("name") or "<time>", config, fingerprint))
         return 0
+    with run_folder(root, config.get("name")) as name:
+        return _measure_into(root, name, config, fingerprint)
+
+
+def _measurements(root: Path, name: str, config: dict[str, Any], fingerprint: str) -> list[Measurement]:
+    return identity.expand(config, name, identity.cell_name(config), root, fingerprint)
+
+
+def _measure_into(root: Path, name: str, config: dict[str, Any], fingerprint: str) -> int:
+    """Measure a lone run into its folder; the exit code."""
+    measurements = _measurements(root, name, config, fingerprint)
     code, reported, refused = 1, False, False
     try:
         with Display() as display:
@@ -208,6 +220,14 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         reference.window_and_stride(config["quality"], longest)
     warnings = [] if simulated else list(source.warnings)  # of weights, of which a simulation has none
     return {**config, "model": node}, source.fingerprint, warnings
+
+
+@contextlib.contextmanager
+def run_folder(root: Path, given: str | None) -> Iterator[str]:
+    """Hold the folder of a lone run, and give its name; see `folder_name`. Raises BadInput also where another run has it."""
+    name = folder_name(root, given)
+    with folder_lock(root / name, "run", "name"):
+        yield name
 
 
 def folder_name(root: Path, given: str | None) -> str:

@@ -15,7 +15,7 @@ from minivllm.bench.device_lock import device_lock
 from minivllm.bench.provenance import provenance
 from minivllm.bench.record import KERNELS_VERSION, portable
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import folder_name
+from minivllm.tasks.bench import run_folder
 from minivllm.tasks.ending import refuse_unwritable
 from minivllm.threads import pin, thread_count
 
@@ -50,10 +50,13 @@ def run(config: dict[str, Any]) -> int:
 
     refuse_unwritable(config)
     console = Console(highlight=False)
-    with device_lock(config, lambda: console.print("waiting: another run has the device")):
+    root, task = Path(config.get("runs_dir") or "runs"), config["task"]
+
+    def waiting(holder: str) -> None:
+        console.print(f"waiting: another run has the device{holder and f': {holder}'}", markup=False)
+
+    with device_lock(config, waiting), run_folder(root, config.get("name")) as name:
         setting, synchronise = _setting(config)
-        root, task = Path(config.get("runs_dir") or "runs"), config["task"]
-        name = folder_name(root, config.get("name"))
         place = root / name / storage.KERNELS
         begin, all_s, own_s = time.monotonic(), busy_seconds(), _own_seconds()
         with console.status("probing the device") as status:
