@@ -43,7 +43,7 @@ FORBIDDEN = {
     **dict.fromkeys(
         tuple(
             f"ablation/{name}.py"
-            for name in ("analysis", "comparison", "design", "findings", "metric", "statistics")
+            for name in ("analysis", "comparison", "design", "findings", "metric", "remarks", "statistics")
         ),
         (*HEAVY, "hydra", *(f"minivllm.{name}" for name in (*INFERENCE, "tasks", "cli", "config"))),
     ),

@@ -22,13 +22,16 @@ from minivllm.ablation.findings import (
     Togetherness,
     Verdict,
 )
-from minivllm.ablation.metric import OTHERS, Block, Metric, find_metric, logarithms, zero_blocks
+from minivllm.ablation.metric import OTHERS, USUAL, Block, Metric, find_metric, logarithms
+from minivllm.ablation.remarks import Told, remarks
 from minivllm.ablation.sameness import Sameness
 from minivllm.bench.records import flatten
 from minivllm.report.cells import Cell, foundations, gather, started
-from minivllm.report.format import count, whole_percent
 from minivllm.report.liveness import liveness
-from minivllm.report.rows import Row, below, status_of
+from minivllm.report.ranking import Ranking, rank
+from minivllm.report.rows import Row, below
+
+SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
 
 
 def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | None:
@@ -57,9 +60,21 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
                 arms[cell.arm] = cell
     cells = list(arms.values())
     left_out = len(told) - sum(len(cell.rows) for cell in cells)
-    metric = find_metric(str(newest["ablation.metric"]))
+    ranking = rank([cell for cell in cells if cell.timed])
+    metric = _metric(newest, cells, ranking)
     lossless = frozenset(newest.get("ablation.lossless") or ())
-    return _Reading(cells, design, metric, left_out, lossless).analysis()
+    return _Reading(Told(cells, metric, ranking, left_out, lossless), design).analysis()
+
+
+def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> Metric:
+    """What the verdicts are about: what the command named, else what ranks the arms, as far as it was recorded."""
+    asked = find_metric(str(newest["ablation.metric"]))
+    if (
+        newest.get("ablation.named") or asked.name != USUAL
+    ):  # older records do not say, and that was the default
+        return asked
+    known = map(find_metric, ranking.metrics)
+    return next((m for m in known if any(logarithms(cell, m) for cell in cells)), asked)
 
 
 def _read_as(row: Row, planned: Planned) -> Row:
@@ -93,12 +108,19 @@ def _fits(cell: Cell, design: Design) -> bool:
 class _Reading:
     """The cells of one ablation by their arms."""
 
-    cells: list[Cell]
+    told: Told
     design: Design
-    metric: Metric
-    left_out: int  # records of other ablations, code or devices, and those that newer ones replace
-    lossless: frozenset[str]  # optimisations that are declared so
     sameness: Sameness = field(default_factory=Sameness)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All arms."""
+        return self.told.cells
+
+    @property
+    def metric(self) -> Metric:
+        """What the verdicts are about."""
+        return self.told.metric
 
     @cached_property
     def arms(self) -> dict[Chosen, Cell]:
@@ -130,7 +152,7 @@ class _Reading:
             attribution=self._attribution(metric),
             blocks=0 if baseline is None else len(baseline.timed),
             blocks_needed=statistics.blocks_needed(self.tests),
-            notes=tuple(self._notes(effects, noise, interactions)),
+            notes=tuple(remarks(self.told, effects, noise, interactions)),
         )
 
     def _further(self, metric: Metric) -> list[Effect]:
@@ -175,7 +197,7 @@ class _Reading:
             enough = estimate.n >= statistics.blocks_needed(self.tests)
             return "none" if enough else "too few blocks"
         logarithm = math.log(estimate.ratio)
-        if abs(logarithm) <= band:
+        if abs(logarithm) <= band or abs(estimate.ratio - 1) < SMALLEST:
             return "none"
         return "faster" if logarithm * metric.better > 0 else "slower"
 
@@ -204,7 +226,7 @@ class _Reading:
             p_value=estimate.p_value if estimate else None,
             p_holm=p_holm,
             blocks=len(logs),
-            minimum_detectable=None if least is None else max(least, math.expm1(band)),
+            minimum_detectable=None if least is None else max(least, math.expm1(band), SMALLEST),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
         )
@@ -348,60 +370,6 @@ class _Reading:
             factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
         whole = statistics.paired(total)
         return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)
-
-    # ---- words
-
-    def _notes(
-        self, effects: Sequence[Effect], noise: Effect | None, interactions: Sequence[Interaction]
-    ) -> list[str]:
-        notes = []
-        for found, noun in ((effects, "optimisation"), (interactions, "interaction")):
-            if any(item.verdict == "too few blocks" for item in found):
-                needed = statistics.blocks_needed(len(found))
-                notes.append(
-                    f"A verdict over {count(len(found), noun)} needs {needed} blocks: measure.repeats={needed} "
-                    "adds what is missing."
-                )
-        if noise is None:
-            notes.append("There is no A/A arm with figures, so the noise is not known.")
-        elif noise.verdict in ("faster", "slower"):
-            notes.append(
-                "The A/A arm differs from the baseline, of which it is a copy: something besides the "
-                "optimisations changed while measuring, or this is the one time in twenty."
-            )
-        for effect in effects:
-            if effect.verdict == "not live":
-                notes.append(
-                    f"{effect.name} did no work that its counters show, so what is measured is not its effect."
-                )
-            share = effect.same_tokens
-            if effect.name in self.lossless and share is not None and share < 1:
-                notes.append(
-                    f"{effect.name} is declared lossless, and only {whole_percent(share)} of the outputs are the "
-                    "same with it and without it: in 16 bits sums in another order do that, and quant=fp32 or "
-                    "runtime.determinism=batch tells it from a mistake."
-                )
-            if effect.verdict == "apart":
-                notes.append(
-                    f"{effect.name}: one arm was measured after the other had ended, so that what drifted in between is in "
-                    "the ratio; sweep.fresh=true measures them block by block."
-                )
-        for cell in self.cells:
-            if zeros := zero_blocks(cell, self.metric):
-                notes.append(
-                    f"{cell.label}: {self.metric.name} is 0 in {count(zeros, 'block')}, and nothing can be divided by that."
-                )
-        failed = sum(status_of(row) != "ok" for cell in self.cells for row in cell.rows)
-        if failed:
-            notes.append(
-                f"{count(failed, 'measurement')} did not end well; {'its block counts' if failed == 1 else 'their blocks count'} for other arms only."
-            )
-        if self.left_out:
-            notes.append(
-                f"{self.left_out} records of other ablations, other code or other devices, or that were measured "
-                "again, are left out."
-            )
-        return notes
 
 
 def _band(noise: Effect | None) -> float:

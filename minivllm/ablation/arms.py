@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from minivllm.ablation.design import AGAIN, Chosen, Design
-from minivllm.ablation.metric import find_metric
+from minivllm.ablation.metric import USUAL, find_metric
 from minivllm.ablation.plan import Arm, Sweep, part
 from minivllm.config import finish
 from minivllm.errors import BadInput
@@ -35,7 +35,7 @@ class Blocks:
     """What an ablation adds to a sweep: its arms are measured in shuffled blocks and compared as designed."""
 
     design: Design
-    metric: str
+    metric: str | None  # None: the records decide
     seed: int
     lossless: tuple[str, ...] = ()  # optimisations that are declared to change no output
 
@@ -44,7 +44,8 @@ class Blocks:
         requires = {name: list(needed) for name, needed in self.design.requires.items() if needed}
         return {
             "design": self.design.kind,
-            "metric": self.metric,
+            "metric": self.metric or USUAL,
+            "named": self.metric is not None,
             "optimisations": list(self.design.names),
             "requires": requires,
             "on": list(arm.on),
@@ -92,7 +93,8 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     ]
     config = compose([*about, *settings], load)
     options, measure = config[GROUP], config["measure"]
-    find_metric(options["metric"], "ablation.metric")
+    if options["metric"] is not None:
+        find_metric(options["metric"], "ablation.metric")
     if measure["isolation"] != "run":
         raise BadInput(
             f"measure.isolation={measure['isolation']}: the blocks of an ablation are shuffled, which needs run"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minivllm.ablation import statistics
-from minivllm.ablation.metric import Metric, find_metric, logarithms, zero_blocks
+from minivllm.ablation.metric import USUAL, Metric, find_metric, logarithms, zero_blocks
 from minivllm.report.cells import DEVICE, Cell, gather, like_for_like, show, varying_columns
 from minivllm.report.format import count, listing
+from minivllm.report.ranking import LATENCIES, keeps_up, rank
 from minivllm.report.rows import Row
 from minivllm.report.turns import took_turns
 
@@ -20,11 +21,11 @@ NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
 
 @dataclass(frozen=True)
 class Compared:
-    """One cell in both runs. Ratios are after / before: above 1 the metric has grown, whichever way is better."""
+    """One figure of a cell in both runs. Ratios are after / before: above 1 it has grown, whichever way is better."""
 
     label: str
     cell_id: str
-    before: float | None  # geometric means over blocks
+    before: float | None  # arithmetic means over blocks, as in every table
     after: float | None
     blocks: tuple[int, int]  # with figures, before and after
     method: Literal["paired", "two samples"] | None  # None: there is nothing to test
@@ -36,20 +37,34 @@ class Compared:
     # "slower" is worse, "undecided" that it may be much worse, "failed" that only the second run has no figures, or failures
     verdict: Verdict
     loss: float | None = None  # the greatest that the interval does not exclude, a fraction of before
-    reason: str = ""  # of "undecided", "failed" and "not comparable"
+    reason: str = ""  # why, where the figures alone do not say
+    metric: str = ""
+    direction: Literal["higher", "lower"] = "higher"  # which is better
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two runs."""
 
-    metric: str
-    direction: Literal["higher", "lower"]
+    metric: str  # or several, as one lists them
+    direction: (
+        Literal["higher", "lower"] | None
+    )  # which is better; None: of some metrics this, of others that
     threshold: float
     cells: tuple[Compared, ...]  # of both runs
     only_before: tuple[str, ...]  # labels of cells that the other run lacks
     only_after: tuple[str, ...]
     differing: str = ""  # settings that differ between the runs, where they have no cell in common
+    notes: tuple[str, ...] = ()  # sentences on what was compared
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one figure of a cell was compared."""
+        return len({cell.metric for cell in self.cells}) > 1
+
+    def name(self, cell: Compared) -> str:
+        """The cell, and which figure of it where there are several."""
+        return f"{cell.label}, {cell.metric}" if self.several else cell.label
 
     @property
     def exit_code(self) -> int:
@@ -75,17 +90,17 @@ class Comparison:
                 " measure the same command twice."
             )
         worse = [
-            f"{cell.label} ({cell.reason})" if cell.reason else cell.label
+            f"{self.name(cell)} ({cell.reason})" if cell.reason else self.name(cell)
             for cell in self.cells
             if cell.verdict in ("slower", "failed")
         ]
         if worse:
-            return f"Regression of {self.metric} in {len(worse)} of {len(self.cells)}: {'; '.join(worse)}."
+            return f"Regression of {self.metric} in {len(worse)} of {self._counted}: {'; '.join(worse)}."
         unclear = [cell for cell in self.cells if cell.verdict in ("not comparable", "undecided")]
         if unclear or self.only_before:
             labels: dict[str, list[str]] = {}
             for cell in unclear:
-                labels.setdefault(cell.reason, []).append(cell.label)
+                labels.setdefault(cell.reason, []).append(self.name(cell))
             if self.only_before:
                 labels["the second run has no such cell"] = [*self.only_before]
             undecided = not self.only_before and all(cell.verdict == "undecided" for cell in unclear)
@@ -102,22 +117,28 @@ class Comparison:
                 excluded += f" in {len(losses)} of them"
         return (
             f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in {len(self.cells)} of "
-            f"{len(self.cells)} shared cells{excluded}."
+            f"{self._counted} shared cells{excluded}."
         )
+
+    @property
+    def _counted(self) -> str:
+        """How many cells were compared, or figures of them."""
+        cells = len({(cell.cell_id, cell.label) for cell in self.cells})
+        return f"{len(self.cells)} figures of {cells}" if self.several else str(len(self.cells))
 
 
 def compare(
-    before: Sequence[Row], after: Sequence[Row], metric: str, threshold: float, margin: float
+    before: Sequence[Row], after: Sequence[Row], metric: str | None, threshold: float, margin: float
 ) -> Comparison:
     """Compare the cells that two runs share.
 
     A cell is tested by blocks in pairs where the two runs took turns on one host, block by block; else as two
-    samples. p-values are corrected over all cells that are tested (Holm).
+    samples. p-values are corrected over all that is tested (Holm).
 
     Args:
         before: rows of the first run, the one to compare with.
         after: of the second.
-        metric: as for `find_metric`.
+        metric: as for `find_metric`; None: throughput, or of a cell whose load sets it every latency (see `rank`).
         threshold: a fraction: a change of less is none, however certain.
         margin: a fraction: where nothing was found, the interval has to exclude a greater loss (non-inferiority), or the
             cell is undecided.
@@ -125,7 +146,8 @@ def compare(
     Raises:
         BadInput: there is no such metric.
     """
-    figure = find_metric(metric)
+    if metric is not None:
+        find_metric(metric)
     first, second = _newest(before), _newest(after)
     matched, used = [], set()
     for key, cell in first.items():
@@ -141,7 +163,7 @@ def compare(
         if partner is not None:
             matched.append((cell, partner))
             used.add((partner.cell_id, partner.arm))
-    drafts = [_Draft(one, other, figure) for one, other in matched]
+    drafts = [_Draft(one, other, figure) for one, other in matched for figure in _figures(one, other, metric)]
     tests = sum(draft.problem is None and not draft.broken for draft in drafts)
     estimates = [draft.estimate(tests) for draft in drafts]
     corrected = statistics.holm([e.p_value if e else None for e in estimates])
@@ -150,15 +172,48 @@ def compare(
         for draft, estimate, p_holm in zip(drafts, estimates, corrected, strict=True)
     ]
     paired = {(cell.cell_id, cell.arm) for cell, _ in matched}
+    compared = {draft.metric.name: draft.metric.direction for draft in drafts}
+    directions = {*compared.values()} or {find_metric(metric or USUAL).direction}
     return Comparison(
-        metric,
-        figure.direction,
+        listing([*compared]) or metric or USUAL,
+        directions.pop() if len(directions) == 1 else None,
         threshold,
         tuple(cells),
         tuple(cell.label for key, cell in first.items() if key not in paired),
         tuple(cell.label for key, cell in second.items() if key not in used),
         "" if cells else _differing([*first.values()], [*second.values()]),
+        tuple(_notes(matched, metric)),
     )
+
+
+def _figures(first: Cell, second: Cell, metric: str | None) -> list[Metric]:
+    """What of a cell is compared: what was asked for, or what ranks the two, as far as the first run has it."""
+    if metric is not None:
+        return [find_metric(metric)]
+    names = rank([cell for cell in (first, second) if cell.timed] or [first]).metrics
+    found = [figure for figure in map(find_metric, names) if logarithms(first, figure)]
+    if names == LATENCIES and not found:  # no latency was recorded
+        return [find_metric(USUAL)]
+    whole = found or [find_metric(names[0])]
+    return whole if second.timed else whole[:1]  # what failed did so once
+
+
+def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str]:
+    """Whether the load sets what was asked for, and which cells do not keep up with it any more."""
+    both = [(one, other) for one, other in matched if one.timed and other.timed]
+    found = [rank(pair) for pair in both]
+    told = []
+    if metric is not None:
+        told += list(dict.fromkeys(notice for one in found if (notice := one.notice(metric))))
+    elif any(one.metrics == LATENCIES for one in found):
+        told.append(
+            "Where requests came at the load's own pace and were kept up with, the load sets the throughput, and latencies "
+            "are compared."
+        )
+    fallen = [one.label for one, other in both if keeps_up(one) and keeps_up(other) is False]
+    if fallen:
+        told.append(f"Kept up with in the first run and not in the second: {listing(fallen)}.")
+    return told
 
 
 def _differing(first: list[Cell], second: list[Cell]) -> str:
@@ -283,6 +338,8 @@ class _Draft:
             cell_id=self.first.cell_id,
             before=_mean(self.before),
             after=_mean(self.after),
+            metric=self.metric.name,
+            direction=self.metric.direction,
             blocks=(len(self.before), len(self.after)),
             method=self.method if estimate else None,
             ratio=estimate.ratio if estimate else None,
@@ -315,4 +372,4 @@ def _percent(share: float, towards: Callable[[float], int]) -> str:
 
 
 def _mean(logs: dict[Any, float]) -> float | None:
-    return math.exp(math.fsum(logs.values()) / len(logs)) if logs else None
+    return math.fsum(map(math.exp, logs.values())) / len(logs) if logs else None

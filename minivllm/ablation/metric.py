@@ -9,12 +9,13 @@ from typing import Any, Literal
 from minivllm.bench import metrics, record
 from minivllm.errors import BadInput
 from minivllm.report.cells import Cell
+from minivllm.report.ranking import THROUGHPUT
 from minivllm.report.rows import Row, number
 
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
-USUAL = "output_tokens_per_s"
+USUAL = THROUGHPUT
 ENERGY = "energy.joules_per_output_token"
-OTHERS = ("ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
+OTHERS = (USUAL, "ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _show_design(plan: Plan, console: Console) -> None:
     from minivllm.report.terminal import bare_table, print_table
 
     assert plan.sweep.blocks is not None
-    design, metric = plan.sweep.blocks.design, plan.sweep.blocks.metric
+    design, metric = plan.sweep.blocks.design, plan.sweep.blocks.metric or "what ranks the arms"
     table = bare_table(
         *(Column(name, overflow="fold") for name in ("optimisation", "requires", "with it", "against"))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,11 @@ from minivllm.bench import identity, metrics
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.bench.record import Quality, Record
-from minivllm.bench.records import record_in
+from minivllm.bench.records import flatten, record_in
 from minivllm.config import OPTIONS, quoted
 from minivllm.errors import BadInput, nearest
 from minivllm.report.format import count
+from minivllm.report.ranking import caution
 
 WORST = 1e18  # beyond any figure, bytes and operations too
 FAILED = 1e3  # the relative excess that a failure counts as
@@ -138,6 +140,8 @@ class Search:
         Raises:
             BadInput: another process is at the same search, or no trial at all was valid.
         """
+        if (told := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
+            print(f"warning: {told}", file=sys.stderr)
         with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
             print(self.aim)
             try:

@@ -187,6 +187,7 @@ class Ablation:
     order: int = 0  # of the arm within its block, which is shuffled
     seed: int = 0  # of the shuffling
     lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
+    named: bool = False  # whether the command asked for the metric; else the records decide what ranks
 
 
 class Config(TypedDict, total=False):

@@ -14,7 +14,7 @@ class AblationOptions(Options):
 
     group = "ablation"
     design: Literal["leave_one_out", "add_one_in", "pairs", "factorial"] = "leave_one_out"
-    metric: str = "output_tokens_per_s"
+    metric: str | None = None
     baseline: list[str] = field(default_factory=list)
     optimisations: dict[str, Any] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ class CompareOptions(Options):
     """task=compare."""
 
     group = "task"
-    metric: str = "output_tokens_per_s"
+    metric: str | None = None
     threshold: float = knob(0.02, at_least=0)
     margin: float = knob(0.25, at_least=0)
 

@@ -15,6 +15,7 @@ from minivllm.bench.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME, QUALITY_TA
 from minivllm.bench.measurement import SIMULATED
 from minivllm.bench.validity import shared
 from minivllm.report.format import MISSING
+from minivllm.report.ranking import open_loop
 from minivllm.report.rows import Row, below, number, status_of, strings
 
 # Parts of the configuration that are not knobs of the measurement.
@@ -43,7 +44,6 @@ CHOICE_ORDER = (
     "arrival",
     "engine",
 )
-OPEN_LOOPS = ("poisson", "gamma", "constant", "ramp", "replay")  # arrivals at a rate that is set
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"
 PACKAGES = {
@@ -271,10 +271,8 @@ def met_others(row: Row) -> bool:
 
 
 def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
-    """The knobs of an arrival process that sets a rate, which caps the throughput; None where the engine sets it."""
-    if cell.first("choices.arrival") not in OPEN_LOOPS:
-        return None
-    return tuple(sorted(below((cell.ok or cell.rows)[0], "config.arrival").items()))
+    """See `open_loop`, of a cell."""
+    return open_loop((cell.ok or cell.rows)[0])
 
 
 def _newest(rows: list[Row]) -> list[Row]:

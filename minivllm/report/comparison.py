@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+# One kind of mean, and how it stands beside the ratio.
+MEANS = "Means are arithmetic, over blocks; the ratio, after / before, is that of the typical block."
 HEADINGS = (
     "cell",
     "mean before",
@@ -50,7 +52,7 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
     """One row a cell, under HEADINGS."""
     return [
         [
-            cell.label,
+            comparison.name(cell),
             sig(cell.before),
             sig(cell.after),
             sig(cell.ratio),
@@ -79,10 +81,9 @@ def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The whole comparison; `names` are the runs'."""
     old, new = map(markdown_text, names)
     lines = [f"# {new} against {old}", "", markdown_text(comparison.conclusion), ""]
-    lines += [
-        f"`{comparison.metric}`, {comparison.direction} is better; means are geometric, ratios after / before.",
-        "",
-    ]
+    better = f", {comparison.direction} is better" if comparison.direction else ""
+    lines += [f"`{comparison.metric}`{better}. {MEANS}", ""]
+    lines += [line for note in comparison.notes for line in (markdown_text(note), "")]
     if comparison.cells:
         lines.append(markdown_table(HEADINGS[:1], HEADINGS[1:], table_rows(comparison), HEADINGS[6:]))
     for name, labels in zip((old, new), (comparison.only_before, comparison.only_after), strict=True):
@@ -109,14 +110,15 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
             if cell.low is not None and cell.high is not None:
                 axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
             axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
-        rows_axis(axes, [cell.label for cell in cells], sheet)
-        axes.set_xlabel(f"{comparison.metric}, after / before ({comparison.direction} is better, log scale)")
+        rows_axis(axes, [comparison.name(cell) for cell in cells], sheet)
+        better = f"{comparison.direction} is better, " if comparison.direction else ""
+        axes.set_xlabel(f"{comparison.metric}, after / before ({better}log scale)")
         legend_below(drawn, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
         return drawn
 
     caption = (
-        f"Before: {names[0]}; after: {names[1]}. Ratios of geometric means with 95 % bootstrap intervals, in the colour of "
-        "the verdict; the grey band is what the threshold lets pass."
+        f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % intervals, in the colour of the verdict; "
+        "the grey band is what the threshold lets pass."
     )
     if len(known) > MAX_BARS:
         caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."

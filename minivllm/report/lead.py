@@ -5,10 +5,10 @@ from __future__ import annotations
 from minivllm.report.cells import DEVICE, Cell, Stat, like_for_like, set_load, show
 from minivllm.report.format import ratio, sig
 from minivllm.report.plots import THROUGHPUT, time_unit
+from minivllm.report.ranking import LATENCIES, NAMES, rank
 from minivllm.report.rows import number
 from minivllm.report.turns import took_turns
 
-LATENCIES = (("metrics.ttft_ms.p50", "TTFT p50"), ("metrics.e2e_ms.p50", "E2E p50"))
 NO_INTERVAL = "these are least and greatest, not a confidence interval"
 
 
@@ -19,7 +19,7 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     (best, most), (worst, least) = ranked[0], ranked[-1]
     headline = f"Fastest: {best.label} at {sig(most.mean)} output tokens/s"
     lines = _not_like_for_like(done)
-    if set_load(best) is None and (second := _tied(ranked)) is not None:
+    if (second := _tied(ranked)) is not None:
         headline += f", not separated from {second.label} at {sig(second.mean(THROUGHPUT))}"
     if not lines:
         if not _overlap(most, least):
@@ -37,10 +37,14 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
 
 
 def not_separated(cells: list[Cell]) -> list[str]:
-    """That the fastest two cells cannot be told apart, if throughput is theirs to set and they cannot."""
-    known = [(cell, stat) for cell in cells if (stat := cell.stat(THROUGHPUT))]
-    ranked = sorted(known, key=lambda item: -item[1].mean)
-    return _tie(ranked, "fastest") if ranked and set_load(ranked[0][0]) is None else []
+    """That the first two cells cannot be told apart by what ranks them, if so."""
+    done = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    if (latency := _by_latency(done)) is not None:
+        return _tie(latency[1], "lowest")
+    if rank(done).paced:
+        return []
+    known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
+    return _tie(sorted(known, key=lambda item: -item[1].mean), "fastest")
 
 
 def _tied(ranked: list[tuple[Cell, Stat]]) -> Cell | None:
@@ -62,17 +66,23 @@ def _tie(ranked: list[tuple[Cell, Stat]], called: str) -> list[str]:
 
 
 def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
-    """The same by latency, where each cell's requests arrived at a set rate, which their throughput follows.
+    """The same by latency, where that is what ranks the cells (see `rank`).
 
     Returns:
-        None where an engine set its rate itself, or fewer than two cells have a latency.
+        None where throughput ranks them, or fewer than two cells have a latency.
     """
-    if any(set_load(cell) is None for cell in done):
+    found = _by_latency(done)
+    return None if found is None else _lowest(*found, base, _not_like_for_like(done))
+
+
+def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Stat]]] | None:
+    """The latency that ranks the cells, and the cells, the lowest first; None where throughput does."""
+    if rank(done).metrics != LATENCIES:
         return None
-    for key, name in LATENCIES:
-        known = [(cell, stat) for cell in done if (stat := cell.stat(key))]
+    for metric in LATENCIES:
+        known = [(cell, stat) for cell in done if (stat := cell.stat(f"metrics.{metric}"))]
         if len(known) > 1:
-            return _lowest(name, sorted(known, key=lambda item: item[1].mean), base, _not_like_for_like(done))
+            return NAMES[metric], sorted(known, key=lambda item: item[1].mean)
     return None
 
 

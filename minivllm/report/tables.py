@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
+from minivllm.report.ranking import keeps_up
 from minivllm.report.spreadsheet import csv_table, markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -141,7 +142,7 @@ def searched(cells: list[Cell]) -> bool:
 
 
 def speedups(cells: list[Cell]) -> list[float | None]:
-    """Output tokens/s of each cell against the first's; None where the two are not like for like.
+    """Output tokens/s of each cell against the first's; None where the two are not like for like, or the load sets it.
 
     Empty where no other cell can be held against the first, or that is no baseline but a search's first guess: such a
     column is left out, on the page as in the terminal.
@@ -153,7 +154,7 @@ def speedups(cells: list[Cell]) -> list[float | None]:
 
 
 def _speedup(cell: Cell, base: Cell) -> float | None:
-    if not like_for_like(cell, base):
+    if not like_for_like(cell, base) or keeps_up(cell) or keeps_up(base):
         return None
     mine, theirs = cell.mean(COLUMNS[0].key), base.mean(COLUMNS[0].key)
     return mine / theirs if mine is not None and theirs else None

@@ -13,8 +13,9 @@ from minivllm.ablation.findings import Goal
 from minivllm.report import precision, tables
 from minivllm.report.cells import Cell, name_columns, names_of, started, varying_columns
 from minivllm.report.chart import Chart, Panel, Series, finish
-from minivllm.report.format import count, listing
+from minivllm.report.format import count, listing, sig
 from minivllm.report.palette import BETTER, INK, WORSE
+from minivllm.report.ranking import LATENCIES, NAMES, Ranking, keeps_up, rank
 from minivllm.report.rows import Row, below, number
 from minivllm.report.sections import place_of
 from minivllm.report.style import Plot, short
@@ -65,6 +66,17 @@ class Tuning:
 
     goal: Goal
     trials: tuple[Trial, ...]  # in their order
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """What ranks the trials that could be the best."""
+        done = [trial.cell for trial in self.kept]
+        return rank(done or [trial.cell for trial in self.trials if trial.cell.ok])
+
+    @property
+    def paced(self) -> bool:
+        """Whether the load sets the objective, so that it says little of the engine and nothing is best by it."""
+        return self.ranking.sets(self.goal.objective)
 
     @cached_property
     def ranked(self) -> list[Trial]:
@@ -166,6 +178,8 @@ def sentences(tuning: Tuning) -> list[str]:
 
 
 def _best(tuning: Tuning) -> list[str]:
+    if tuning.paced:
+        return _paced(tuning)
     (best, *others), objective = tuning.kept, tuning.columns[0]
     within = " within the limits" if tuning.goal.limits else ""
     headline = f"Best{within}, {_figure(best, objective)}: {best.cell.label}"
@@ -182,6 +196,31 @@ def _best(tuning: Tuning) -> list[str]:
             f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it is: measure it again, beside "
             "the default, before believing the gain."
         )
+    return lines
+
+
+def _paced(tuning: Tuning) -> list[str]:
+    """That the load sets what was searched for, and which trial leads by what the engine sets."""
+    kept, objective = tuning.kept, tuning.columns[0]
+    well = [trial for trial in kept if keeps_up(trial.cell)]
+    within = " within the limits" if tuning.goal.limits else ""
+    lines = [
+        f"No trial is best by {objective.title}: {len(well)} of {len(kept)}{within} kept up with the pace at which requests "
+        "came, so the load sets it.",
+        _asked(tuning),
+    ]
+    for metric in LATENCIES:
+        known = [
+            (value, trial) for trial in well if (value := trial.cell.mean(f"metrics.{metric}")) is not None
+        ]
+        if known:
+            value, least = min(known, key=lambda item: item[0])
+            lines.append(f"Of these {NAMES[metric]} is lowest, {sig(value)} ms, in {least.cell.label}.")
+            break
+    lines.append(
+        f"To search by what the engine sets: sweep.direction=minimize sweep.objective=metrics.{LATENCIES[0]}, or "
+        "arrival=concurrency."
+    )
     return lines
 
 
@@ -287,7 +326,7 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
     for trial in drawn:
         if trial.within and (not best or tuning.loss(trial) < tuning.loss(best[-1])):
             best.append(trial)
-    if best:
+    if best and not tuning.paced:
         xs = [float(number) for number in (*(trial.number for trial in best), len(tuning.trials))]
         ys = [_scaled(trial, objective) for trial in (*best, best[-1])]
         series.insert(0, Series("best so far", INK, xs, ys, "steps"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minivllm.report.cells import Cell, set_load
+from minivllm.report.cells import Cell
 from minivllm.report.format import count, listing, sig
 from minivllm.report.lead import NO_INTERVAL, by_latency, by_throughput, range_text
 from minivllm.report.liveness import liveness
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.precision import headline as quality
+from minivllm.report.ranking import rank
 
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
 
@@ -128,8 +129,4 @@ def _trust(done: list[Cell]) -> list[str]:
         )
     elif len(measured) == len(done) == 1 and (stat := done[0].stat(THROUGHPUT)):
         lines.append(f"Over {stat.n} blocks {range_text(stat)} tokens/s; {NO_INTERVAL}.")
-    if any(set_load(cell) is not None for cell in done):
-        lines.append(
-            "Requests arrived at a set rate, which caps the throughput: compare latencies, not tokens/s."
-        )
-    return lines
+    return [*lines, *rank(done).notes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
+from minivllm.report import ranking
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.effects import every_effect, markdown_text
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
 NAMES = {
     "output_tokens_per_s": "output tokens/s",
-    "ttft_ms.p50": "TTFT p50",
-    "itl_ms.p50": "ITL p50",
+    **ranking.NAMES,
     "energy.joules_per_output_token": "J/token",
 }
 TONES = {

@@ -15,7 +15,7 @@ def run(config: dict[str, Any]) -> int:
     """Compare the cells that two runs share; print a table, and write it with a plot below `reports_dir`.
 
     Args:
-        config: the resolved configuration; uses `task.metric`, `task.threshold` and `task.margin`, `runs` (two folders or
+        config: the resolved configuration; uses `task.metric` (None: what ranks), `task.threshold` and `task.margin`, `runs` (two folders or
             globs, the one to compare with first), `runs_dir`, `reports_dir` and `name`.
 
     Returns:
@@ -25,14 +25,15 @@ def run(config: dict[str, Any]) -> int:
         BadInput: `runs` does not name two, one of them has no records, there is no such metric, or nothing can be written there.
     """
     task, runs = config["task"], config["runs"]
-    find_metric(task["metric"], "task.metric")
+    if task["metric"] is not None:
+        find_metric(task["metric"], "task.metric")
     if len(runs) != 2:
         raise BadInput(f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'")
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
 
     from minivllm.ablation.comparison import compare
     from minivllm.report.cells import gather
-    from minivllm.report.comparison import comparison_table, figure, markdown
+    from minivllm.report.comparison import MEANS, comparison_table, figure, markdown
     from minivllm.report.rows import read_rows
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy
@@ -56,7 +57,9 @@ def run(config: dict[str, Any]) -> int:
         write_bytes(out_dir / "compare.png", drawn.png)
     if comparison.cells:
         print_table(comparison_table(comparison))
-        print("Means are geometric, over blocks.")
+        print(MEANS)
+        for note in comparison.notes:
+            print(note)
     for name, labels in zip(names, (comparison.only_before, comparison.only_after), strict=True):
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")

@@ -51,6 +51,7 @@ def conclude(
     from minivllm.report.banner import simulated
     from minivllm.report.effects import effects_table
     from minivllm.report.lead import not_separated
+    from minivllm.report.ranking import rank
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy
 
@@ -69,7 +70,8 @@ def conclude(
             for line in tuning.sentences(found):
                 print(line)
         else:
-            for line in not_separated(material.cells):
+            done = [cell for cell in material.cells if cell.ok]
+            for line in [*not_separated(done), *rank(done).notes]:
                 print(line)
         for line in busy(material.cells):
             print(line)

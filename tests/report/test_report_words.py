@@ -102,7 +102,13 @@ def test_different_rates_get_no_ratio(tmp_path: Path) -> None:
     assert "Requests arrived at different rates" in page.text and "the slowest" not in page.text
     records[0].config["arrival"] = {"rate": 2.0}
     page, _ = build(tmp_path / "alike", records)
-    assert "at different rates" not in page.text and "Lowest TTFT p50:" in page.text
+    assert "at different rates" not in page.text
+    # 0.2 of the 2 requests a second were served: what came faster than it was served caps nothing.
+    assert "Fastest: " in page.text and "No cell kept up with the pace of its requests" in page.text
+    for record in records:
+        record.metrics.ttft_ms.mean = record.metrics.queue_ms.mean = 10.0  # nobody waits
+    page, _ = build(tmp_path / "kept_up", records)
+    assert "Lowest E2E p50:" in page.text and "the load sets the throughput" in page.text
 
 
 def test_the_first_cell_as_the_fastest_is_said_plainly(tmp_path: Path) -> None:
