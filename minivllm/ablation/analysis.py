@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,16 +22,14 @@ from minivllm.ablation.findings import (
     Togetherness,
     Verdict,
 )
-from minivllm.ablation.metric import OTHERS, USUAL, Block, Metric, find_metric, logarithms
-from minivllm.ablation.remarks import Told, remarks
+from minivllm.ablation.metric import OTHERS, USUAL, Block, Metric, find_metric, gaps, logarithms
+from minivllm.ablation.remarks import SMALLEST, Told, remarks, why_none
 from minivllm.ablation.sameness import Sameness
 from minivllm.bench.records import flatten
 from minivllm.report.cells import Cell, foundations, gather, started
 from minivllm.report.liveness import liveness
 from minivllm.report.ranking import Ranking, rank
 from minivllm.report.rows import Row, below
-
-SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
 
 
 def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | None:
@@ -153,6 +151,7 @@ class _Reading:
             blocks=0 if baseline is None else len(baseline.timed),
             blocks_needed=statistics.blocks_needed(self.tests),
             notes=tuple(remarks(self.told, effects, noise, interactions)),
+            gaps=tuple(one for cell in self.cells if (one := gaps(cell, metric)).missing),
         )
 
     def _further(self, metric: Metric) -> list[Effect]:
@@ -175,20 +174,28 @@ class _Reading:
             self.design.contrasts, read, estimates, corrected, strict=True
         ):
             verdict: Verdict
+            reason = ""
             if estimate is None:
-                verdict = "failed"
+                verdict = self._lacking({arm for pair in contrast.pairs for arm in pair}, metric)
             elif not self._live(pairs):
                 verdict = "not live"
             elif self._apart(pairs):
                 verdict = "apart"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
+                reason = why_none(estimate, p_holm, self.tests, band) if verdict == "none" else ""
             effect = self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band)
+            effect = replace(effect, reason=reason)
             if metric == self.metric:  # the outputs are the same whatever else is told of them
                 cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
                 effect = replace(effect, same_tokens=self.sameness.share(cells))
             found.append(effect)
         return tuple(found)
+
+    def _lacking(self, arms: Collection[Chosen], metric: Metric) -> Literal["failed", "not measured"]:
+        """Whether some arm failed, or all that lacks is still to be measured."""
+        there = [cell for chosen in arms if (cell := self.arms.get(chosen)) is not None]
+        return "failed" if any(not logarithms(cell, metric) for cell in there) else "not measured"
 
     def _verdict(
         self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
@@ -229,6 +236,7 @@ class _Reading:
             minimum_detectable=None if least is None else max(least, math.expm1(band), SMALLEST),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
+            spikes=statistics.spikes(logs),
         )
 
     def _measured(
@@ -287,7 +295,8 @@ class _Reading:
         estimate = statistics.paired(logs)
         enough = len(logs) >= statistics.blocks_needed(1)
         verdict: Verdict = "none" if enough else "too few blocks"
-        if estimate.p_value is not None and estimate.p_value <= statistics.ALPHA:
+        found = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
+        if found and abs(estimate.ratio - 1) >= SMALLEST:
             verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
         return Effect(
             name="A/A",
@@ -305,6 +314,8 @@ class _Reading:
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
             same_tokens=self.sameness.share([(again, self.arms[self.design.baseline])]),
+            reason=why_none(estimate, estimate.p_value, 1, 0.0) if verdict == "none" else "",
+            spikes=statistics.spikes(logs),
         )
 
     # ---- more than one at a time
@@ -326,11 +337,13 @@ class _Reading:
         found = []
         for contrast, estimate, p_holm in zip(contrasts, estimates, corrected, strict=True):
             verdict: Togetherness
+            reason = ""
             if estimate is None:
-                verdict = "failed"
+                verdict = self._lacking({arm for four in contrast.quadruples for arm in four}, metric)
             elif p_holm is None or p_holm > statistics.ALPHA:
                 enough = estimate.n >= statistics.blocks_needed(len(contrasts))
                 verdict = "none" if enough else "too few blocks"
+                reason = why_none(estimate, p_holm, len(contrasts), 0.0) if enough else ""
             else:
                 improved = math.log(estimate.ratio) * metric.better > 0
                 verdict = "more together" if improved else "less together"
@@ -346,6 +359,7 @@ class _Reading:
                     p_holm,
                     estimate.n if estimate else 0,
                     verdict,
+                    reason,
                 )
             )
         return tuple(found)
@@ -366,9 +380,9 @@ class _Reading:
             return None
         factors = []
         for name in self.design.names:
-            estimate = statistics.paired(self._by_block(arms, metric, share(name)))
+            estimate = statistics.mean(self._by_block(arms, metric, share(name)))
             factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
-        whole = statistics.paired(total)
+        whole = statistics.mean(total)
         return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)
 
 

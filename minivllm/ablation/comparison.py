@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minivllm.ablation import statistics
-from minivllm.ablation.metric import USUAL, Metric, find_metric, logarithms, zero_blocks
+from minivllm.ablation.metric import USUAL, Metric, find_metric, gaps, logarithms
 from minivllm.report.cells import DEVICE, Cell, gather, like_for_like, show, varying_columns
-from minivllm.report.format import count, listing
+from minivllm.report.format import count, listing, p_value
 from minivllm.report.ranking import LATENCIES, keeps_up, rank
 from minivllm.report.rows import Row
 from minivllm.report.turns import took_turns
@@ -210,6 +210,16 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
             "Where requests came at the load's own pace and were kept up with, the load sets the throughput, and latencies "
             "are compared."
         )
+    for which, side in (("first", 0), ("second", 1)):
+        for pair in matched:
+            figures = _figures(*pair, metric)
+            found_gaps = gaps(pair[side], figures[0])
+            if found_gaps.missing and logarithms(pair[side], figures[0]):
+                why = ", ".join(f"{n} {kind}" for kind, n in found_gaps.why.items())
+                told.append(
+                    f"{pair[0].label}: {found_gaps.missing} of {count(found_gaps.blocks, 'block')} of the {which} run have no "
+                    f"{figures[0].name} ({why}) and are left out."
+                )
     fallen = [one.label for one, other in both if keeps_up(one) and keeps_up(other) is False]
     if fallen:
         told.append(f"Kept up with in the first run and not in the second: {listing(fallen)}.")
@@ -313,6 +323,13 @@ class _Draft:
             change = estimate.ratio - 1
             if abs(change) > threshold:
                 verdict = "faster" if change * self.metric.better > 0 else "slower"
+            else:
+                reason = f"found, but of no more than task.threshold, {100 * threshold:g} %"
+        elif estimate is not None and p_holm is not None and (estimate.p_value or 0) <= statistics.ALPHA:
+            reason = (
+                f"p is {p_value(estimate.p_value)} by itself and {p_value(p_holm)} among all that is tested (Holm); the "
+                "interval is for it alone"
+            )
         if verdict == "none" and (loss is None or loss > margin):
             verdict = "undecided"
             reason = (
@@ -354,12 +371,13 @@ class _Draft:
 
 
 def _why(cell: Cell, metric: Metric) -> str:
-    zeros = zero_blocks(cell, metric)
-    return (
-        f"it is 0 in {count(zeros, 'block')}, and nothing can be divided by that"
-        if zeros
-        else cell.status_text
-    )
+    """Why a cell has no figure."""
+    why = gaps(cell, metric).why
+    zeros = why.get("zero", 0)
+    if zeros or why.get("negative"):
+        what, number = ("0", zeros) if zeros else ("negative", why["negative"])
+        return f"it is {what} in {count(number, 'block')}, and nothing can be divided by that"
+    return "it is in no record" if cell.timed else cell.status_text
 
 
 def _percent(share: float, towards: Callable[[float], int]) -> str:

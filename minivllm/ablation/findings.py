@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["faster", "slower", "none", "not live", "apart", "failed", "too few blocks"]
-Togetherness = Literal["more together", "less together", "none", "failed", "too few blocks"]
+Verdict = Literal["faster", "slower", "none", "not live", "apart", "failed", "not measured", "too few blocks"]
+Togetherness = Literal["more together", "less together", "none", "failed", "not measured", "too few blocks"]
 
 # What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has them now. A record
 # that was there already says what it was made for, which may have been another ablation.
@@ -18,8 +18,7 @@ Planned = Mapping[str, Mapping[str, Any]]
 class Effect:
     """What one optimisation does to one metric, in an arm with it against an arm without it.
 
-    A `ratio` is with / without, the geometric mean over blocks: above 1 the metric is larger with it,
-    whichever way is better. Figures are None where there are too few blocks for them, or none.
+    A `ratio` is with / without, in the typical block: above 1 the metric is larger with it, whichever way is better. Figures are None where there are too few blocks for them, or none.
     """
 
     name: str  # of the optimisation
@@ -30,13 +29,15 @@ class Effect:
     ratio: float | None
     low: float | None  # confidence interval of the ratio
     high: float | None
-    p_value: float | None  # sign-flip test over blocks
+    p_value: float | None  # signed-rank test over blocks
     p_holm: float | None  # corrected for the number of optimisations
     blocks: int  # with figures of all arms
     minimum_detectable: float | None  # fraction that would be found with power 0.8; never below the A/A arm's
     verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
     same_tokens: float | None = None  # share of the requests whose output is the same with it and without it
+    reason: str = ""  # why `none`, where p-value or interval seem to say otherwise
+    spikes: int = 0  # blocks so far from the others that they are no part of their scatter
 
     @property
     def width(self) -> float | None:
@@ -58,6 +59,21 @@ class Interaction:
     p_holm: float | None  # corrected for the number of interactions
     blocks: int
     verdict: Togetherness
+    reason: str = ""  # why `none`, where p-value or interval seem to say otherwise
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Blocks of an arm that have no figure to compare, and why."""
+
+    arm: str
+    blocks: int  # of the arm, with a figure or without
+    why: Mapping[str, int]  # a status, "no figure", "zero" or "negative", and how many blocks
+
+    @property
+    def missing(self) -> int:
+        """How many blocks."""
+        return sum(self.why.values())
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Shapley values of a factorial, as factors: their product is `total`, all on against all off."""
+    """Shapley values of a factorial, as factors of geometric means: their product is `total`, all on against all off."""
 
     metric: str
     factors: tuple[Factor, ...]
@@ -99,6 +115,7 @@ class Analysis:
     blocks: int  # of the baseline, those that are ok
     blocks_needed: int  # for a verdict over so many optimisations
     notes: tuple[str, ...]  # sentences
+    gaps: tuple[Gaps, ...] = ()  # of the arms in which blocks have no figure
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from minivllm.ablation.findings import Gaps
 from minivllm.bench import metrics, record
 from minivllm.errors import BadInput
 from minivllm.report.cells import Cell
 from minivllm.report.ranking import THROUGHPUT
-from minivllm.report.rows import Row, number
+from minivllm.report.rows import Row, number, status_of
 
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
 USUAL = THROUGHPUT
@@ -39,9 +41,10 @@ class Metric:
 
 
 def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
-    """The figure of each block that has one; none of any where one is zero.
+    """The figure of each block that has one; none of any where one is zero or negative.
 
-    Ratios are compared, and what is divided by zero has none: to leave such a block out would flatter the others.
+    Ratios are compared, and what is divided by zero has none: to leave such a block out would flatter the others. Blocks
+    that are left out are counted by `gaps`.
     """
     found = _recorded(cell, metric)
     return [] if any(value <= 0 for _, value in found) else found
@@ -57,9 +60,16 @@ def block_of(row: Row) -> Block:
     return str(row.get("provenance.host") or ""), int(row.get("block") or 0)
 
 
-def zero_blocks(cell: Cell, metric: Metric) -> int:
-    """Blocks whose figure is zero."""
-    return sum(value <= 0 for _, value in _recorded(cell, metric))
+def gaps(cell: Cell, metric: Metric) -> Gaps:
+    """The blocks of a cell that have no figure to compare."""
+    why = Counter(status_of(row) for row in cell.failed)
+    for row in cell.timed:
+        value = number(row.get(metric.column))
+        if value is None:
+            why["no figure"] += 1
+        elif value <= 0:
+            why["negative" if value else "zero"] += 1
+    return Gaps(cell.label, cell.tried, dict(why))
 
 
 def _recorded(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:

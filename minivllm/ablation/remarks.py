@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.ablation import statistics
 from minivllm.ablation.findings import Effect, Interaction
-from minivllm.ablation.metric import Metric, zero_blocks
+from minivllm.ablation.metric import Metric, gaps
 from minivllm.report.cells import Cell
-from minivllm.report.format import count, whole_percent
+from minivllm.report.format import count, p_value, ratio, sig, whole_percent
 from minivllm.report.ranking import Ranking
-from minivllm.report.rows import status_of
+
+SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,84 @@ def remarks(
                 f"{effect.name}: one arm was measured after the other had ended, so that what drifted in between is in "
                 "the ratio; sweep.fresh=true measures them block by block."
             )
-    for cell in told.cells:
-        if zeros := zero_blocks(cell, told.metric):
-            notes.append(
-                f"{cell.label}: {told.metric.name} is 0 in {count(zeros, 'block')}, and nothing can be divided by that."
-            )
-    failed = sum(status_of(row) != "ok" for cell in told.cells for row in cell.rows)
-    if failed:
-        notes.append(
-            f"{count(failed, 'measurement')} did not end well; {'its block counts' if failed == 1 else 'their blocks count'} for other arms only."
-        )
+        if effect.reason:
+            notes.append(f"{effect.name} is none: {effect.reason}.")
+        notes += _spikes(effect)
+    notes += _gaps(told)
     if told.left_out:
         notes.append(
             f"{told.left_out} records of other ablations, other code or other devices, or that were measured "
             "again, are left out."
         )
     return notes
+
+
+def _gaps(told: Told) -> list[str]:
+    """Which blocks have no figure, an arm a sentence; failures of all arms in one."""
+    notes = []
+    found = [gaps(cell, told.metric) for cell in told.cells]
+    name = told.metric.name
+    for one in found:
+        for kind, words in (("zero", "0"), ("negative", "negative")):
+            if number := one.why.get(kind):
+                notes.append(
+                    f"{one.arm}: {name} is {words} in {count(number, 'block')}, and nothing can be divided by that."
+                )
+        if number := one.why.get("no figure"):
+            notes.append(
+                f"{one.arm}: no {name} in {number} of {count(one.blocks, 'block')}, which count for other arms only."
+            )
+    ended = [
+        (one.arm, {kind: n for kind, n in one.why.items() if kind not in ("zero", "negative", "no figure")})
+        for one in found
+    ]
+    if failed := sum(n for _, why in ended for n in why.values()):
+        arms = [f"{arm}: {', '.join(f'{n} {kind}' for kind, n in why.items())}" for arm, why in ended if why]
+        notes.append(
+            f"{count(failed, 'measurement')} did not end well ({'; '.join(arms[:4])}{'; ...' * (len(arms) > 4)}); "
+            f"{'its block counts' if failed == 1 else 'their blocks count'} for other arms only."
+        )
+    return notes
+
+
+def _spikes(effect: Effect) -> list[str]:
+    """That blocks lie far from the others, and how far the ratios reach."""
+    if not effect.spikes:
+        return []
+    lies = "lies" if effect.spikes == 1 else "lie"
+    ends = f"{ratio(math.exp(min(effect.log_ratios)))} to {ratio(math.exp(max(effect.log_ratios)))}"
+    robust = statistics.withstands_a_spike(effect.blocks)
+    return [
+        f"{effect.name}: {effect.spikes} of {count(effect.blocks, 'block')} {lies} far from the others, with ratios from {ends}; the ratio is "
+        "that of the typical block"
+        + (
+            "."
+            if robust
+            else ", and its interval, of so few, is not robust to one spike: add blocks (measure.repeats)."
+        )
+    ]
+
+
+def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, band: float) -> str:
+    """Why there is no verdict although the p-value or the interval seem to say that there is one; empty where they do not.
+
+    Args:
+        estimate: of the effect.
+        p_holm: its p-value after correction.
+        tests: how many effects it is one of.
+        band: half-width of the logarithms that the A/A arm cannot be told from.
+    """
+    p, low, high = estimate.p_value, estimate.low, estimate.high
+    apart = low is not None and high is not None and not low <= 1 <= high
+    if p is None or p_holm is None or not (apart or p <= statistics.ALPHA):
+        return ""
+    if p_holm > statistics.ALPHA:
+        return (
+            f"p is {p_value(p)} by itself and {p_value(p_holm)} as one of {count(tests, 'test')} (Holm); the interval is for it "
+            "alone"
+        )
+    if abs(math.log(estimate.ratio)) <= band:
+        return f"found, but by no more than the A/A arm may differ, {sig(100 * math.expm1(band), 2)} %"
+    if abs(estimate.ratio - 1) < SMALLEST:
+        return f"found, but of less than {100 * SMALLEST:g} %"
+    return ""

@@ -1,6 +1,6 @@
 """The statistics of ablations and comparisons, on logarithms of ratios; docs/reference/statistics.md says why these.
 
-Everything is deterministic: resampling starts from a fixed seed, so equal records give equal figures.
+Everything is deterministic: equal records give equal figures.
 scipy and statsmodels are imported when first used, since they take a second.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,13 @@ Array = NDArray[np.float64]
 
 ALPHA = 0.05  # accepted rate of false verdicts in a family; intervals have confidence 1 - ALPHA
 POWER = 0.8  # with which `minimum_detectable` would be found
-RESAMPLES = 9_999  # of bootstraps, and of permutations where there are more than this
-EXACT = 1 << 14  # permutations up to this number are all tried
-FEWEST = 4  # samples for an interval; one resample in nine of three has no spread to studentise by
+RESAMPLES = 9_999  # permutations where there are more than EXACT
+EXACT = 1 << 14  # permutations of two samples up to this number are all tried
+FEWEST = 4  # samples for an interval
+FEWEST_RANKED = 6  # for one by ranks: of five pairs all of one sign is no 95 % yet
+MANY = 40  # samples of each side from which the rank sum is taken for normal
+FAR = 6.0  # standard deviations from the median, told from the median deviation, beyond which a block is a spike
+LEAST_SCATTER = 0.002  # standard deviation of logarithms that the search for spikes takes for granted
 SEED = 0
 
 
@@ -40,18 +45,35 @@ class Estimate:
 
 
 def paired(log_ratios: Sequence[float] | Array) -> Estimate:
-    """Mean of paired log-ratios, one a block.
+    """The typical ratio of paired blocks.
 
     Args:
         log_ratios: natural logarithms of (with / without), float64 [blocks], at least one.
 
     Returns:
-        The geometric mean ratio, its studentised bootstrap interval, and the p-value of the sign-flip test.
+        The pseudomedian (see `centre`) as a ratio, its interval, and the p-value of the signed-rank test, which belongs to
+        the interval: from FEWEST_RANKED blocks the interval leaves 1 out where the p-value is at most ALPHA.
     """
     x = np.asarray(log_ratios, dtype=np.float64)
-    mean = float(x.mean())
-    low, high = _studentised(mean, _standard_error(x), _resampled(x)) if len(x) >= FEWEST else (None, None)
-    return Estimate(math.exp(mean), low, high, sign_flip(x), len(x))
+    return _estimate(*centre(x), x)
+
+
+def mean(log_ratios: Sequence[float] | Array) -> Estimate:
+    """The geometric mean of paired ratios with Student's interval: for shares of a whole, which have to add up."""
+    x = np.asarray(log_ratios, dtype=np.float64)
+    return _estimate(x.mean(), *_student(x), x)
+
+
+def _estimate(middle: Array, low: Array, high: Array, x: Array) -> Estimate:
+    """Of logarithms, with the test; without the interval where there are too few."""
+    known = len(x) >= FEWEST
+    return Estimate(
+        _exp(float(middle)),
+        _exp(float(low)) if known else None,
+        _exp(float(high)) if known else None,
+        sign_flip(x),
+        len(x),
+    )
 
 
 def two_sample(first: Sequence[float] | Array, second: Sequence[float] | Array) -> Estimate:
@@ -62,92 +84,167 @@ def two_sample(first: Sequence[float] | Array, second: Sequence[float] | Array) 
         second: the same, float64 [m].
 
     Returns:
-        The ratio of geometric means, its studentised bootstrap interval with Welch's standard error, and
-        the p-value of the permutation test.
+        The median of all ratios of one of the second to one of the first (Hodges and Lehmann 1963), its interval by the
+        rank sum (Moses), and the p-value of the rank-sum test (Mann and Whitney 1947).
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    difference = float(b.mean() - a.mean())
-    means_a, errors_a = _resampled(a)
-    means_b, errors_b = _resampled(b, SEED + 1)
-    resampled = means_b - means_a, np.hypot(errors_a, errors_b)
-    error = math.hypot(_standard_error(a), _standard_error(b))
-    low, high = _studentised(difference, error, resampled) if min(len(a), len(b)) >= FEWEST else (None, None)
-    return Estimate(math.exp(difference), low, high, _permutation([a, b], "independent"), len(a) + len(b))
+    differences = np.sort((b[:, None] - a[None, :]).ravel())
+    low = high = None
+    if min(len(a), len(b)) >= FEWEST:
+        k = _rank_sum_ends(len(a), len(b))
+        low, high = _exp(float(differences[k - 1])), _exp(float(differences[-k]))
+    ratio = _exp(float(np.median(differences)))
+    return Estimate(ratio, low, high, _rank_sum(a, b), len(a) + len(b))
+
+
+def centre(x: Array) -> tuple[Array, Array, Array]:
+    """The pseudomedian of each row with its interval of 1 - ALPHA.
+
+    The median of the means of every two values, each with itself included (Hodges and Lehmann 1963). The interval is made of
+    such means, too, those that the exact signed-rank test cannot tell from the truth (Tukey; Hollander and Wolfe, section
+    3.3); of fewer than FEWEST_RANKED values it is Student's.
+
+    Args:
+        x: float64 [..., n].
+
+    Returns:
+        Estimate, low and high, float64 [...]; low and high are NaN for a single value.
+    """
+    n = x.shape[-1]
+    i, j = np.triu_indices(n)
+    pairs = np.sort((x[..., i] + x[..., j]) / 2, axis=-1)
+    middle = np.median(pairs, axis=-1)
+    if n < FEWEST_RANKED:
+        return middle, *_student(x)
+    k = _signed_rank_ends(n)
+    return middle, pairs[..., k - 1], pairs[..., -k]
+
+
+def _student(x: Array) -> tuple[Array, Array]:
+    """Student's interval of the mean of each row; NaN for a single value."""
+    from scipy.stats import t
+
+    n = x.shape[-1]
+    if n < 2:
+        return np.full(x.shape[:-1], np.nan), np.full(x.shape[:-1], np.nan)
+    reach = t.ppf(1 - ALPHA / 2, n - 1) * x.std(axis=-1, ddof=1) / math.sqrt(n)
+    return x.mean(axis=-1) - reach, x.mean(axis=-1) + reach
+
+
+@cache
+def _signed_rank_ends(n: int) -> int:
+    """Which mean of two, counted from either end, bounds the interval: the greatest k with P(W < k) <= ALPHA / 2."""
+    return int(np.searchsorted(_cumulated(tuple(range(1, n + 1))), ALPHA / 2, side="right"))
+
+
+@lru_cache
+def _cumulated(ranks: tuple[int, ...]) -> Array:
+    """Probability that the ranks of positive sign sum up to at most s, over all patterns of signs, float64 [s]."""
+    weights = np.ones(1)
+    for rank in ranks:
+        grown = np.zeros(len(weights) + rank)
+        grown[: len(weights)] += weights / 2
+        grown[rank:] += weights / 2
+        weights = grown
+    return np.minimum(np.cumsum(weights), 1.0)
 
 
 def sign_flip(x: Array) -> float | None:
-    """Two-sided p-value of "the distribution is symmetric about 0", by flipping signs (Fisher 1935).
+    """Two-sided p-value of "the distribution is symmetric about 0": Wilcoxon's signed-rank test (1945), exact.
 
-    All 2^n sign patterns are tried up to EXACT of them, then RESAMPLES random ones.
+    Of all 2^n patterns of signs it counts those whose ranks sum up to as much or more on one side. Ties share their mean
+    rank; a zero has no sign.
     """
-    return _permutation([x], "samples")
+    from scipy.stats import rankdata
 
-
-def _permutation(samples: list[Array], kind: str) -> float | None:
-    from scipy.stats import permutation_test
-
-    if max(map(len, samples)) < 2 or min(map(len, samples)) < 1:
+    if len(x) < 2:
         return None
+    x = np.round(x, 12)  # the last bits must not tell equal values apart
+    x = x[x != 0]
+    if not len(x):
+        return 1.0
+    doubled = np.rint(2 * rankdata(np.abs(x))).astype(int)
+    least = int(min(doubled[x > 0].sum(), doubled[x < 0].sum()))
+    return float(min(1.0, 2 * _cumulated(tuple(np.sort(doubled).tolist()))[least]))
 
-    def statistic(*parts: Array, axis: int = -1) -> Array:
-        means = [part.mean(axis=axis) for part in parts]
-        # Sums in another order differ in the last bits, which must not tell equal patterns apart.
-        return np.round(means[-1] - (means[0] if len(means) == 2 else 0.0), 12)
 
-    count = math.comb(sum(map(len, samples)), len(samples[0])) if len(samples) == 2 else 2 ** len(samples[0])
+def _rank_sum(a: Array, b: Array) -> float | None:
+    """Two-sided p-value of "both are drawn from one distribution", by which sample each rank belongs to.
+
+    All ways to deal the ranks are tried up to EXACT of them, then RESAMPLES random ones.
+    """
+    from scipy.stats import permutation_test, rankdata
+
+    if max(len(a), len(b)) < 2 or min(len(a), len(b)) < 1:
+        return None
+    ranks = rankdata(np.round(np.concatenate([a, b]), 12))
+
+    def statistic(one: Array, other: Array, axis: int = -1) -> Array:
+        return np.asarray(other.mean(axis=axis) - one.mean(axis=axis)).round(12)
+
     result = permutation_test(
-        samples,
+        (ranks[: len(a)], ranks[len(a) :]),
         statistic,
-        permutation_type=kind,
+        permutation_type="independent",
         vectorized=True,
-        n_resamples=np.inf if count <= EXACT else RESAMPLES,
+        n_resamples=np.inf if math.comb(len(ranks), len(a)) <= EXACT else RESAMPLES,
         rng=np.random.default_rng(SEED),
     )
     return float(result.pvalue)
 
 
-def _standard_error(x: Array) -> float:
-    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+@cache
+def _rank_sum_ends(n: int, m: int) -> int:
+    """Which difference, counted from either end, bounds the interval: the greatest k with P(U < k) <= ALPHA / 2."""
+    if min(n, m) > MANY:
+        from scipy.stats import norm
+
+        deviation = math.sqrt(n * m * (n + m + 1) / 12)
+        return max(1, math.floor(n * m / 2 - norm.ppf(1 - ALPHA / 2) * deviation))
+    # Ways to deal n + m ranks with each value of U: the Gaussian binomial coefficient, a factor after the other.
+    ways = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        for u in range(n * m, m + i - 1, -1):
+            ways[u] -= ways[u - m - i]
+        for u in range(i, n * m + 1):
+            ways[u] += ways[u - i]
+    allowed, k = math.comb(n + m, n) * ALPHA / 2, 0
+    while (allowed := allowed - ways[k]) >= 0:
+        k += 1
+    return k
 
 
-def _resampled(x: Array, seed: int = SEED) -> tuple[Array, Array]:
-    """Mean and standard error of RESAMPLES bootstrap samples of x, float64 [RESAMPLES] each."""
-    n = len(x)
-    samples = x[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
-    deviations = samples.std(axis=1, ddof=1) if n > 1 else np.full(RESAMPLES, np.nan)
-    return samples.mean(axis=1), deviations / math.sqrt(n)
+def spikes(log_ratios: Sequence[float] | Array) -> int:
+    """How many blocks lie so far from the median that they are no part of the scatter of the others."""
+    x = np.asarray(log_ratios, dtype=np.float64)
+    if len(x) < FEWEST_RANKED:
+        return 0
+    away = np.abs(x - np.median(x))
+    return int((away > FAR * max(1.4826 * float(np.median(away)), LEAST_SCATTER)).sum())
 
 
-def _studentised(
-    estimate: float, error: float, resampled: tuple[Array, Array]
-) -> tuple[float, float] | tuple[None, None]:
-    """Bootstrap-t interval of a log-ratio, as ratios (Efron and Tibshirani 1993, section 12.5)."""
-    means, errors = resampled
-    if not math.isfinite(error):
-        return None, None
-    if error < 1e-12:  # a virtual clock: every block is the same
-        return math.exp(estimate), math.exp(estimate)
-    usable = errors > 1e-9 * error
-    quotients = (means[usable] - estimate) / errors[usable]
-    low, high = np.quantile(quotients, [ALPHA / 2, 1 - ALPHA / 2])
-    return _exp(estimate - high * error), _exp(estimate - low * error)
+def withstands_a_spike(n: int) -> bool:
+    """Whether one block, however far off, leaves both ends of the interval of n blocks among the others."""
+    return n >= FEWEST_RANKED and _signed_rank_ends(n) > n
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(max(value, -50.0), 50.0))  # few samples may give an interval beyond all bounds
+    return math.exp(min(max(value, -50.0), 50.0))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """p-values corrected for all of them being looked at (Holm 1979); None stays None."""
-    from statsmodels.stats.multitest import multipletests
-
-    known = [p for p in p_values if p is not None]
-    corrected = iter(multipletests(known, method="holm")[1] if known else [])
-    return [None if p is None else float(next(corrected)) for p in p_values]
+    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    greatest = 0.0
+    for rank, (p, i) in enumerate(known):
+        greatest = max(greatest, min(1.0, p * (len(known) - rank)))
+        corrected[i] = greatest
+    return corrected
 
 
 def blocks_needed(tests: int, alpha: float = ALPHA) -> int:
-    """Fewest blocks with which the sign-flip test can give a verdict on one of so many, after Holm.
+    """Fewest blocks with which the signed-rank test can give a verdict on one of so many, after Holm.
 
     The least two-sided p-value of n blocks is 2 / 2^n, and the smallest of k is compared with alpha / k.
     """

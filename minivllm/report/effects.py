@@ -12,7 +12,9 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLOURS = {"faster": "green", "slower": "red", "failed": "red", "not live": "yellow", "apart": "yellow"}
+COLOURS = {"faster": "green", "slower": "red", "failed": "red"} | dict.fromkeys(
+    ("not live", "apart", "not measured"), "yellow"
+)
 
 
 def effects_table(analysis: Analysis) -> Table:
@@ -30,9 +32,13 @@ def effects_table(analysis: Analysis) -> Table:
 
 
 def markdown_text(analysis: Analysis) -> str:
-    """The same lines in Markdown."""
+    """The same lines in Markdown, with the reason of a verdict that figures seem to deny."""
     first, *others = _heading(analysis)
-    return markdown_table([first], others, [_line(effect) for effect in every_effect(analysis)])
+    lines = [
+        [*_line(effect)[:-1], f"{effect.verdict}: {effect.reason}" if effect.reason else effect.verdict]
+        for effect in every_effect(analysis)
+    ]
+    return markdown_table([first], others, lines)
 
 
 def every_effect(analysis: Analysis) -> tuple[Effect, ...]:

@@ -41,18 +41,38 @@ def verdict(cells: list[Cell]) -> Verdict:
         for key, name in (("metrics.ttft_ms.p50", "TTFT"), ("metrics.itl_ms.p50", "ITL")):
             value = cell.mean(key)
             headline += "" if value is None else f", median {name} {sig(value)} ms"
-        lines = [*_memory(done), *quality(cells), *_failures(cells), *busy(cells), *_trust(done)]
+        lines = [
+            *_memory(done),
+            *quality(cells),
+            *_failures(cells),
+            *incomplete(cells),
+            *busy(cells),
+            *_trust(done),
+        ]
         return Verdict(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += _memory(done) + quality(cells)
-    lines += _dead(cells) + _failures(cells) + busy(cells) + _trust(done)
+    lines += _dead(cells) + _failures(cells) + incomplete(cells) + busy(cells) + _trust(done)
     return Verdict(headline, lines)
 
 
 def remarks(cells: list[Cell]) -> list[str]:
     """What is worth knowing besides who is fastest: memory, quality, failures, and a busy machine."""
     weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
-    return weighed + quality(cells) + _failures(cells) + busy(cells)
+    return weighed + quality(cells) + _failures(cells) + incomplete(cells) + busy(cells)
+
+
+def incomplete(cells: list[Cell]) -> list[str]:
+    """Which cells have a throughput in some of their good blocks only, so that means are over those."""
+    lacking = [
+        (cell, len(cell.timed) - stat.n)
+        for cell in cells
+        if (stat := cell.stat(THROUGHPUT)) and stat.n < len(cell.timed)
+    ]
+    return [
+        f"{cell.mention}: no throughput in {missing} of {count(len(cell.timed), 'block')}; means are over the others."
+        for cell, missing in lacking
+    ]
 
 
 def busy(cells: list[Cell]) -> list[str]:

@@ -104,6 +104,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         ("not live", "Not live, so not a result"),
         ("apart", "Measured at other times, so not a result"),
         ("failed", "Failed"),
+        ("not measured", "Not measured yet"),
         ("too few blocks", "Too few blocks for a verdict"),
     ):
         if names := [_undecided(e) for e in analysis.effects if e.verdict == state]:
@@ -150,6 +151,7 @@ def section(
         {
             "name": e.name,
             "verdict": e.verdict,
+            "reason": e.reason,
             "tone": TONES.get(e.verdict, "mixed"),
             "sort": e.ratio,
             "ratio": ratio(e.ratio),
@@ -171,6 +173,7 @@ def section(
         {
             "names": f"{i.first} with {i.second}",
             "verdict": i.verdict,
+            "reason": i.reason,
             "tone": TONES.get(i.verdict, "mixed"),
             "sort": i.ratio,
             "ratio": ratio(i.ratio),
@@ -239,7 +242,7 @@ def forest(analysis: Analysis) -> Plot | None:
     said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
     caption = (
-        "Geometric means over blocks with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
+        "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
         "effect. The verdict is that of the test, after correction for the number of optimisations."
     )
     return finish(Chart("forest", "Which effects are real?", alt, caption, [("", [panel])]))

@@ -53,7 +53,7 @@ def conclude(
     from minivllm.report.lead import not_separated
     from minivllm.report.ranking import rank
     from minivllm.report.terminal import print_table
-    from minivllm.report.verdict import busy
+    from minivllm.report.verdict import busy, incomplete
 
     try:
         material = report.read(folder, planned, goal)
@@ -73,7 +73,7 @@ def conclude(
             done = [cell for cell in material.cells if cell.ok]
             for line in [*not_separated(done), *rank(done).notes]:
                 print(line)
-        for line in busy(material.cells):
+        for line in [*incomplete(material.cells), *busy(material.cells)]:
             print(line)
         if (banner := simulated(material.cells)) is not None:
             print(f"{banner.title} {banner.text}")

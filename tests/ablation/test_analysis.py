@@ -83,6 +83,79 @@ def test_failed_arms_are_told_from_slow_ones() -> None:
     assert any("8 measurements did not end well" in note for note in found.notes)
 
 
+def test_blocks_without_a_figure_are_counted_arm_by_arm() -> None:
+    rows = ablation_rows(Design("leave_one_out", SIX), {"c": 0.9}, blocks=10)
+    by = {(row["arm"], row["block"]): row for row in rows}
+    by["without c", 0]["metrics.output_tokens_per_s"] = None
+    by["without c", 1]["metrics.output_tokens_per_s"] = math.nan
+    by["without c", 2]["status"] = "oom"
+    by["without e", 0]["metrics.output_tokens_per_s"] = -1.0
+    by["without f", 0]["validity.ok"] = False
+    found = analysed(rows)
+    gaps = {one.arm: one for one in found.gaps}
+    assert gaps["without c"].why == {"no figure": 2, "oom": 1} and gaps["without c"].blocks == 10
+    assert gaps["without e"].why == {"negative": 1} and gaps["without f"].why == {"invalid": 1}
+    assert by_name(found.effects)["c"].blocks == 7 and by_name(found.effects)["e"].verdict == "failed"
+    notes = " ".join(found.notes)
+    assert "without c: no output_tokens_per_s in 2 of 10 blocks" in notes
+    assert "without e: output_tokens_per_s is negative in 1 block" in notes
+    assert "2 measurements did not end well (without c: 1 oom; without f: 1 invalid)" in notes
+
+
+def test_an_arm_that_is_still_to_be_measured_has_not_failed() -> None:
+    rows = ablation_rows(Design("pairs", SIX), {"c": 0.9}, blocks=10)
+    partial = [row for row in rows if row["arm"] not in ("with c", "with e+f")]
+    found = analysed(partial)
+    assert by_name(found.effects)["c"].verdict == "not measured"
+    assert {
+        one.verdict for one in found.interactions if (one.first, one.second) in (("c", "e"), ("c", "f"))
+    } == {"not measured"}
+    (pair,) = (one for one in found.interactions if (one.first, one.second) == ("e", "f"))
+    assert pair.verdict == "not measured"
+    for row in rows:
+        if row["arm"] == "with c":
+            row["status"] = "oom"
+    assert by_name(analysed(rows).effects)["c"].verdict == "failed"
+
+
+def test_none_says_why_where_the_figures_seem_to_deny_it() -> None:
+    rows = ablation_rows(Design("add_one_in", SIX), {"c": 1.02}, noise=0.002, blocks=9)
+    assert by_name(analysed(rows).effects)["c"].reason == ""
+    small = analysed(ablation_rows(Design("add_one_in", SIX), {"c": 1.004}, noise=1e-4, blocks=9))
+    effect = by_name(small.effects)["c"]
+    assert (effect.verdict, effect.reason) == ("none", "found, but of less than 0.5 %")
+    for row in rows:
+        if row["arm"] == "baseline again":
+            row["metrics.output_tokens_per_s"] *= 1.0 + 0.06 * (-1) ** row["block"]
+    within = by_name(analysed(rows).effects)["c"]
+    assert within.verdict == "none" and "no more than the A/A arm may differ" in within.reason
+    assert f"c is none: {within.reason}." in analysed(rows).notes
+    few = ablation_rows(Design("add_one_in", SIX), {}, noise=1e-5, blocks=9)
+    for row in few:
+        if row["arm"] == "with c":  # of the nine ranks the second is of the other sign: p is 6 / 512
+            row["metrics.output_tokens_per_s"] *= math.exp(
+                0.01 * (row["block"] + 1) * (-1) ** (row["block"] == 1)
+            )
+    effect = by_name(analysed(few).effects)["c"]
+    assert effect.verdict == "none" and effect.low is not None and effect.low > 1
+    assert (
+        effect.reason
+        == "p is 0.012 by itself and 0.070 as one of 6 tests (Holm); the interval is for it alone"
+    )
+
+
+def test_a_spike_is_told_with_the_range() -> None:
+    rows = ablation_rows(Design("add_one_in", SIX), {"c": 1.2}, blocks=9)
+    for row in rows:
+        if (row["arm"], row["block"]) == ("with c", 4):
+            row["metrics.output_tokens_per_s"] *= 0.3
+    found = analysed(rows)
+    effect = by_name(found.effects)["c"]
+    assert effect.spikes == 1 and effect.ratio == pytest.approx(1.2, rel=0.02)
+    (note,) = (note for note in found.notes if "far from the others" in note)
+    assert note.startswith("c: 1 of 9 blocks lies") and "not robust to one spike" in note
+
+
 def test_a_failed_block_costs_only_that_block() -> None:
     rows = ablation_rows(Design("leave_one_out", SIX), {"c": 0.9}, blocks=9)
     rows = [row for row in rows if (row["arm"], row["block"]) != ("without c", 3)]

@@ -13,6 +13,7 @@ from minivllm.ablation.design import Design
 from minivllm.bench.identity import QUALITY_TASK
 from minivllm.errors import BadInput
 from minivllm.report import comparison
+from minivllm.report.cells import gather
 from minivllm.report.palette import NEUTRAL
 from minivllm.report.rows import Row
 from tests.ablation.synthetic import ablation_rows
@@ -331,6 +332,33 @@ def test_a_cell_that_is_missing_now_is_not_passed_over() -> None:
     assert len(found.cells) == 2 and len(found.only_before) == 1
     assert found.exit_code == 3 and "the second run has no such cell" in found.conclusion
     assert compared(after, quiet(run_rows())).exit_code == 0  # a new one is no matter
+
+
+def test_means_are_those_of_every_table() -> None:
+    """Arithmetic, as a cell's own."""
+    before, after = quiet(run_rows()), quiet(run_rows(0.9, day=2))
+    found = compared(before, after)
+    means = {cell.cell_id: cell.mean("metrics.output_tokens_per_s") for cell in gather(before)}
+    assert {cell.cell_id: cell.before for cell in found.cells} == pytest.approx(means)
+    text = comparison.markdown(found, ("before", "after"))
+    assert "Means are arithmetic, over blocks" in text and "geometric" not in text
+
+
+def test_none_says_why_where_the_p_value_seems_to_deny_it() -> None:
+    found = compared(quiet(run_rows()), quiet(run_rows(0.97, day=2)), threshold=0.05)
+    (small,) = (cell for cell in found.cells if cell.p_holm is not None and cell.p_holm <= 0.05)
+    assert (small.verdict, small.reason) == ("none", "found, but of no more than task.threshold, 5 %")
+
+
+def test_blocks_without_a_figure_are_told() -> None:
+    before, after = quiet(run_rows(blocks=8)), quiet(run_rows(blocks=8, day=2))
+    for row in after:
+        if row["arm"] == "with a" and row["block"] < 3:
+            row["metrics.output_tokens_per_s"] = (None, math.nan, math.inf)[row["block"]]
+    (note,) = compared(before, after).notes
+    assert (
+        "3 of 8 blocks of the second run have no output_tokens_per_s (3 no figure) and are left out" in note
+    )
 
 
 def test_ratios_are_drawn_on_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
 from minivllm.ablation import statistics
-from minivllm.ablation.statistics import ALPHA, holm, minimum_detectable, paired, sign_flip, two_sample
+from minivllm.ablation.statistics import (
+    ALPHA,
+    centre,
+    holm,
+    mean,
+    minimum_detectable,
+    paired,
+    sign_flip,
+    two_sample,
+)
+from tests.scripts import load_script
 
 
-def test_the_sign_flip_test_counts_sign_patterns() -> None:
+def test_the_signed_rank_test_counts_sign_patterns() -> None:
     assert sign_flip(np.array([0.1, 0.2, 0.3, 0.4])) == 2 / 16
     # Of the 16 sums of +-1, +-2, +-3, +-4, ten are at least as far from 0 as 1 + 2 + 3 - 4 = 2, besides those at 0.
     far = sum(
@@ -66,6 +79,86 @@ def test_intervals_contain_the_truth_as_often_as_they_say(n: int, monkeypatch: p
     assert binomtest(inside, 300, 1 - ALPHA).pvalue > 1e-3
 
 
+ROWS = 1500  # simulated ablations a noise and number of blocks
+KINDS = (
+    "normal",
+    "lognormal",
+    "heavy-tailed (t, 3)",
+    "spikes in 1 block of 10, one arm",
+    "two machine states",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_hold_under_every_kind_of_noise(kind: str) -> None:
+    """The rates of docs/reference/statistics.md, within what so few simulations can tell."""
+    script = load_script("statistics_coverage")
+    draw = script.KINDS[kind]
+    middle = script.typical(draw)
+    for n in (5, 10, 13, 20):
+        _, low, high = centre(draw(np.random.default_rng(n), ROWS, n))
+        inside = int(((low <= middle) & (middle <= high)).sum())
+        assert binomtest(inside, ROWS, 1 - ALPHA, alternative="less").pvalue > 1e-3, (kind, n, inside / ROWS)
+
+
+def test_the_documented_rates_are_those_of_the_script() -> None:
+    script = load_script("statistics_coverage")
+    path = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "statistics_coverage.json"
+    record = json.loads(path.read_text())
+    assert script.markdown(record) == path.with_suffix(".md").read_text()
+    told = {one["blocks"]: one for one in record["kinds"]["normal"]}
+    anew = script.cell(script.normal, 10, 300, 0.0)
+    assert abs(told[10]["coverage_typical"] - anew["coverage_typical"]) < 0.05
+    for kind in KINDS:
+        assert all(one["coverage_typical"] > 0.93 for one in record["kinds"][kind]), kind
+
+
+@pytest.mark.parametrize("n", [6, 7, 9, 13, 20])
+def test_interval_and_test_agree(n: int) -> None:
+    for x in np.random.default_rng(n).normal(0.015, 0.02, (200, n)):
+        found = paired(x)
+        assert found.low is not None and found.high is not None and found.p_value is not None
+        assert (found.p_value <= ALPHA) is not (found.low <= 1 <= found.high)
+
+
+def test_the_interval_by_hand() -> None:
+    """Of six blocks the ends are the least and the greatest; of eight the fourth mean of two from either end."""
+    x = np.array([0.1, 0.3, 0.2, 0.6, 0.4, 0.5])
+    middle, low, high = centre(x)
+    assert (middle, low, high) == pytest.approx((0.35, 0.1, 0.6))
+    x = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    pairs = sorted((a + b) / 2 for i, a in enumerate(x) for b in x[i:])
+    assert centre(x) == pytest.approx((3.5, pairs[3], pairs[-4]))
+
+
+def test_a_spike_moves_the_typical_ratio_by_little_and_is_counted() -> None:
+    x = np.random.default_rng(0).normal(math.log(1.1), 0.01, 13)
+    hit = np.append(x[:-1], math.log(0.2))
+    clean, spiked = paired(x), paired(hit)
+    assert spiked.ratio == pytest.approx(clean.ratio, rel=0.01)
+    assert spiked.low is not None and spiked.high is not None and spiked.low > 1.08 and spiked.high < 1.12
+    assert mean(hit).ratio < 1.0
+    assert (statistics.spikes(x), statistics.spikes(hit)) == (0, 1)
+    assert not statistics.withstands_a_spike(11) and statistics.withstands_a_spike(12)
+
+
+def test_two_samples_hold_too() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(400):
+        a, b = 0.02 * rng.standard_t(3, 5), math.log(0.9) + 0.02 * rng.standard_t(3, 6)
+        found = two_sample(a, b)
+        inside += found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
+    assert binomtest(inside, 400, 1 - ALPHA, alternative="less").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (4, 6), (5, 5), (3, 8)])
+def test_the_ends_of_two_samples_are_counted(n: int, m: int) -> None:
+    sums = [sum(chosen) - n * (n - 1) // 2 for chosen in itertools.combinations(range(n + m), n)]
+    k = statistics._rank_sum_ends(n, m)
+    assert sum(u < k for u in sums) / len(sums) <= ALPHA / 2 < sum(u <= k for u in sums) / len(sums)
+
+
 def test_three_blocks_give_no_interval() -> None:
     """Theirs would contain the truth in about 81 of 100 cases."""
     x = np.random.default_rng(0).normal(0, 0.02, 4)
@@ -95,7 +188,7 @@ def test_two_alike_samples_are_told_apart_one_time_in_twenty(monkeypatch: pytest
 
 
 def test_an_effect_as_large_as_the_minimum_is_found_as_often_as_it_says() -> None:
-    """Approximately: the power is the t-test's, the verdict the sign-flip test's."""
+    """Approximately: the power is the t-test's, the verdict the signed-rank test's."""
     rng = np.random.default_rng(2)
     found = 0
     size = math.log1p(minimum_detectable(_unit_noise(12, 0.02), 1) or 0.0)

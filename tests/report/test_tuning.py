@@ -59,6 +59,26 @@ def test_the_best_within_the_limits_leads(tmp_path: Path) -> None:
     assert trust.startswith("It was chosen of 2 for looking best")
 
 
+def test_where_the_load_sets_what_was_searched_for_no_trial_is_best(tmp_path: Path) -> None:
+    """Every trial that keeps up with the arrivals has their throughput."""
+    records = [trial(*one) for one in THREE]
+    for record, e2e_ms in zip(records, (800.0, 900.0, 700.0), strict=True):
+        record.config["choices"]["arrival"] = "poisson"
+        record.metrics.queue_ms.mean, record.metrics.e2e_ms.p50 = 5.0, e2e_ms
+    headline, asked, lowest, remedy = said(tmp_path, *records)
+    assert headline == (
+        "No trial is best by Output: 2 of 2 within the limits kept up with the pace at which requests came, so the load sets it."
+    )
+    assert asked.startswith("Searched for: the most Output")
+    assert lowest == "Of these E2E p50 is lowest, 700 ms, in max_num_seqs=3."
+    assert "sweep.direction=minimize sweep.objective=metrics.e2e_ms.p50" in remedy
+    for record in records:
+        record.metrics.queue_ms.mean = 1e3 * (
+            record.metrics.duration_s or 0.0
+        )  # a queue that grew: the engine's own
+    assert said(tmp_path / "behind", *records)[0].startswith("Best within the limits")
+
+
 def test_the_least_where_less_is_better(tmp_path: Path) -> None:
     goal = {"objective": TTFT, "direction": "minimize", "limits": {}}
     headline, asked, *_ = said(tmp_path, *(trial(*one, **goal) for one in THREE))
