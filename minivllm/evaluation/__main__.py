@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import urllib.error
+import urllib.request
 from importlib.util import find_spec
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
+
+HUB = "https://huggingface.co"  # unless HF_ENDPOINT says otherwise
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+ASK_S = 5.0
 
 
 def main() -> int:
     """Register the model and hand over to lm-eval, which reads `sys.argv`.
 
     Returns:
-        Exit code: 0, or 2 for bad input, told in one line.
+        Exit code: 0, or 2 for bad input and data sets that cannot be reached, told in one line.
     """
     try:
         if find_spec("lm_eval") is None:
             raise BadInput("lm-eval is not installed: pip install 'minivllm[eval]'")
+        if not any(os.environ.get(name) for name in OFFLINE) and not hub_answers():
+            # Before its libraries are imported, which read this once; they would try each file again for minutes.
+            os.environ.update(dict.fromkeys(OFFLINE, "1"))
         from lm_eval.__main__ import cli_evaluate
 
         import minivllm.evaluation.adapter  # noqa: F401  registers the model
 
-        cli_evaluate()
+        try:
+            cli_evaluate()
+        except ConnectionError as error:
+            raise BadInput(
+                f"a task's data set cannot be reached ({first_line(error)}): connect to the hub, run the task once where it "
+                "can be reached, whose cache then serves it, or use tasks over local files (--include_path)"
+            ) from error
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def hub_answers() -> bool:
+    """Whether the hub that data sets come from can be reached at all, whatever it answers."""
+    request = urllib.request.Request(os.environ.get("HF_ENDPOINT") or HUB, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import yaml
 
 from minivllm.evaluation import __main__ as runner
 from tests.evaluation.conftest import ASSETS, Pair
+from tests.peers import fake_server
 
 ROOT = Path(__file__).resolve().parents[2]
 HELDOUT = (ASSETS / "heldout.txt").read_text()
@@ -158,6 +159,37 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert runner.main() == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: quantt: no such model argument; did you mean quant?")
+
+
+def test_a_data_set_that_cannot_be_reached_is_one_line(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the hub its libraries are told so, and do not try again and again."""
+    import lm_eval.__main__
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in runner.OFFLINE:
+        monkeypatch.setenv(name, "")
+
+    def evaluate() -> None:
+        assert [os.environ[name] for name in runner.OFFLINE] == ["1", "1"]
+        raise ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub\nmore of it")
+
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", evaluate)
+    assert runner.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: a task's data set cannot be reached (Couldn't reach 'allenai/ai2_arc' on the Hub)"
+    )
+
+
+def test_a_hub_that_answers_anything_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, url = fake_server.in_thread()
+    monkeypatch.setenv("HF_ENDPOINT", url)  # it knows no HEAD
+    assert runner.hub_answers()
+    server.shutdown()
+    server.server_close()
+    assert not runner.hub_answers()
 
 
 def test_without_lm_eval_it_says_what_to_install(
