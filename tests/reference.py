@@ -199,7 +199,7 @@ def make_batch(sequences: list[list[int]]) -> StepBatch:
         logit_rows=starts[1:] - 1,
         query_lens_host=lens,
         seq_lens_host=lens,
-        prompt_lens_host=lens,
+        rotated_lens_host=lens,
     )
 
 

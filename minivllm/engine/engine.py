@@ -107,7 +107,8 @@ class Engine:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
         self.cache = CacheManager(layout, self.kv.disk)
-        self.scheduler = Scheduler(policy, self.cache, self.events)
+        anew_at = loaded.config.rope.rotates_anew_at
+        self.scheduler = Scheduler(policy, self.cache, self.events, rotated_anew_at=anew_at)
         self.intake = Intake(
             loaded.config.vocab_size,
             self.max_model_len,

@@ -205,7 +205,7 @@ class GraphKeeper:
         lengths = (key.blocks * self.runner.block_size,) * size
         ones = (1,) * size
         tensors = shape.unpack(ints[extra:])
-        first = StepBatch(**tensors, query_lens_host=ones, seq_lens_host=lengths, prompt_lens_host=ones)
+        first = StepBatch(**tensors, query_lens_host=ones, seq_lens_host=lengths, rotated_lens_host=ones)
         layout = self.runner.attention.prepare(first)
 
         def step() -> tuple[Tensor, ...]:

@@ -74,6 +74,7 @@ class Request:
         "num_evicted_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_rotated_tokens",
         "params",
         "parent",
         "prefix_nodes",
@@ -104,6 +105,7 @@ class Request:
             list(prompt_token_ids) if isinstance(prompt_token_ids, list) else prompt_token_ids
         )
         self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_rotated_tokens = len(prompt_token_ids)  # the length that some rotary scalings go by
         self.num_computed_tokens = 0
         self.num_evicted_tokens = 0  # of those computed, what the cache no longer holds
         self.max_num_tokens = max_num_tokens

@@ -77,7 +77,7 @@ class Runner:
             **self._inputs.put(ints, shape),
             query_lens_host=tuple([part.num_tokens for part in scheduled]),
             seq_lens_host=shape.seq_lens,
-            prompt_lens_host=tuple([part.request.num_prompt_tokens for part in scheduled]),
+            rotated_lens_host=tuple([part.request.num_rotated_tokens for part in scheduled]),
         )
         if pending is not None:
             batch = batch._replace(token_ids=fill_in(batch.token_ids, pending))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
+from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
@@ -35,6 +36,8 @@ class Scheduler:
         cache: gives blocks to growing requests.
         events: bus for state changes and decisions.
         now: clock in seconds, for deadlines and waiting.
+        rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another way from then on
+            (rope type longrope), so it is computed again.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Scheduler:
         cache: CacheManager,
         events: EventBus,
         now: Callable[[], float] = time.monotonic,
+        rotated_anew_at: int | None = None,
     ) -> None:
         self.policy = policy
+        self.rotated_anew_at = rotated_anew_at
         self.cache = cache
         self.events = events
         self.now = now
@@ -132,6 +137,7 @@ class Scheduler:
             self._step_s = min(self._step_s, now - self._worked_at_s)
         step = _Step(self.policy.max_num_batched_tokens)
         self._shed_overdue(step, now)
+        self._restart_rotated()
         if self.cache.tiers is not None:
             self.cache.prefetch(self.waiting.front())
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
@@ -310,7 +316,18 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def _preempt(self, request: Request) -> Request:
+    def _restart_rotated(self) -> None:
+        """Let requests whose keys are rotated in another way from now on compute all their tokens again."""
+        if (length := self.rotated_anew_at) is None:
+            return
+        for request in list(self.running):
+            is_there = request.num_rotated_tokens < length <= request.num_tokens < request.max_num_tokens
+            if is_there and request in self.running:  # beams go together
+                for one in request.fellows or (request,):
+                    one.num_rotated_tokens = length
+                self._preempt(request, Recompute())
+
+    def _preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
         """Take a request's blocks; it waits, in the place that it had.
 
         Of beams the first one waits, with the others as siblings: they start again once it is computed, on those of
@@ -328,7 +345,7 @@ class Scheduler:
         request.siblings += beams
         # Where it waits for its fellows nothing is left to compute; then the last token is computed again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        self.policy.on_full.preempt(request, self.cache)
+        (strategy or self.policy.on_full).preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)

@@ -69,7 +69,7 @@ class StepBatch(NamedTuple):
     logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
     query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
     seq_lens_host: tuple[int, ...]
-    prompt_lens_host: tuple[int, ...]  # tokens of each request's prompt, which some rotary scalings go by
+    rotated_lens_host: tuple[int, ...]  # the length of each request that some rotary scalings go by
     # float32 [R, B], where backends add the attention that each block gets; None: unasked
     mass: Tensor | None = None
     observed_host: tuple[int, ...] = ()  # with `mass`: how many of each request's last queries count

@@ -24,10 +24,10 @@ class Rotary(nn.Module):
 
     Two scalings ask for the length of the whole sequence, not only for the position, and have no table:
     "dynamic" and "longrope". A token's length is that of its prompt (transformers: what one prefill sees), and for
-    "dynamic" at least its own position + 1 (transformers: what each further step sees). So tokens equal
-    those of transformers' generate, and neither chunks, batches nor preemption change them. The exception: a
-    longrope sequence whose prompt is within the original context and which grows out of it keeps the short
-    factors, where transformers computes all its keys anew.
+    "dynamic" at least its own position + 1 (transformers: what each further step sees). A longrope sequence that
+    grows out of the original context is computed anew, with the long factors (so in transformers' Phi-3; vLLM takes
+    the long factors for all sequences if the longest may need them). So tokens equal those of transformers'
+    generate, and neither chunks, batches nor preemption change them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Rotary(nn.Module):
         if not self.rope.depends_on_length:
             rows = self.table.index_select(0, batch.positions)
         else:
-            counts = torch.tensor(batch.query_lens_host), torch.tensor(batch.prompt_lens_host)
+            counts = torch.tensor(batch.query_lens_host), torch.tensor(batch.rotated_lens_host)
             lengths = counts[1].repeat_interleave(counts[0]).to(batch.positions.device)
             if self.rope.kind == "dynamic":
                 lengths = torch.maximum(lengths, batch.positions + 1)

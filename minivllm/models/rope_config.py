@@ -49,6 +49,11 @@ class RopeConfig:
             **scaling,
         }
 
+    @property
+    def rotates_anew_at(self) -> int | None:
+        """The length from which on all tokens of a sequence, those before it too, are rotated in another way."""
+        return int(self.scaling[_ORIGINAL]) + 1 if self.kind == "longrope" else None
+
     def table_bytes(self, positions: int, head_dim: int, itemsize: int) -> int:
         """Bytes of the cosines and sines of so many positions, which are computed once."""
         return 0 if self.depends_on_length else positions * 2 * self.rotary_dim(head_dim) * itemsize

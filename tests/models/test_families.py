@@ -89,19 +89,62 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
         assert llm.engine.loaded.config.eos_token_ids == (3, 4)
 
 
-def test_a_longrope_sequence_keeps_the_factors_of_its_prompt(tmp_path: Path) -> None:
-    """transformers computes the whole sequence anew, with the long factors, when it leaves the context of 32."""
-    family, overrides = VARIANTS["phi3 longrope"]
-    model = make_checkpoint(tmp_path, family, **overrides)
-    prompt = LONG[:25]
-    expected = reference_tokens(model, prompt, 16)
+LEAVING = [LONG[:25], LONG[:31], LONG[:32], LONG[:40], [5]]  # at different steps, from the start, never
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        CHUNKED,
+        ["cache.num_blocks=100", "batching=static"],
+        ["cache.num_blocks=100", "batching.chunked_prefill=false"],
+        ["cache.num_blocks=30", "cache.block_size=4", "batching.max_num_batched_tokens=12"],
+        [
+            *(
+                "cache.num_blocks=30",
+                "cache.block_size=4",
+                "batching.preemption=swap",
+                "cache.swap_space_gb=0.01",
+            ),
+            "batching.max_num_batched_tokens=12",
+        ],
+        ["cache.num_blocks=60", "cache.block_size=4", "batching.preemption=reserve"],
+        [*CHUNKED, "runtime.overlap=true"],
+        ["cache=none"],
+    ],
+    ids=lambda overrides: " ".join(overrides),
+)
+def test_a_longrope_sequence_that_leaves_its_context_is_computed_anew(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    family, changes = VARIANTS["phi3 longrope"]  # the original context has 32 tokens
+    model = make_checkpoint(tmp_path, family, **changes)
+    expected = [reference_tokens(model, prompt, 16) for prompt in LEAVING]
+    with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=overrides) as llm:
+        assert tokens(llm, LEAVING, GREEDY) == expected
+        assert llm.engine.scheduler.num_preemptions >= 3
+        assert tokens(llm, [LONG[:17]], GREEDY)[0] == reference_tokens(
+            model, LONG[:17], 16
+        )  # 33rd: never read
+
+
+def test_samples_and_beams_leave_the_context_as_each_alone_would(tmp_path: Path) -> None:
+    family, changes = VARIANTS["phi3 longrope"]
+    model = make_checkpoint(tmp_path, family, **changes)
     with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=CHUNKED) as llm:
-        got = tokens(llm, [prompt], GREEDY)[0]
-        assert got[:8] == expected[:8]  # the last of them is chosen after 32 tokens
-        # Two places: the frequencies' own, and generate's, which forgets its cache where the context is left.
-        model.config.original_max_position_embeddings = 64
-        model.model.rotary_emb.config.rope_parameters["original_max_position_embeddings"] = 64
-        assert got == reference_tokens(model, prompt, 16)
+        both = llm.generate([LONG[:25]], SamplingParams(max_tokens=16, n=3, ignore_eos=True))[0].outputs
+        assert {tuple(one.token_ids) for one in both} == {tuple(reference_tokens(model, LONG[:25], 16))}
+        params = SamplingParams(max_tokens=12, beam_width=3, ignore_eos=True)
+        ours = llm.generate([LONG[:25]], params)[0].outputs[0].token_ids
+    theirs = model.generate(
+        torch.tensor([LONG[:25]]),
+        max_new_tokens=12,
+        num_beams=3,
+        do_sample=False,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    assert ours == theirs[0, 25:].tolist()
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gemma3_text", "mistral", "phi3 partial rotary, tied"])

@@ -115,5 +115,5 @@ def _batch(setting: Setting, sequences: int, context: int, queries: int, blocks:
         logit_rows=tensor(torch.arange(sequences), torch.int64),
         query_lens_host=(queries,) * sequences,
         seq_lens_host=(context,) * sequences,
-        prompt_lens_host=(context,) * sequences,
+        rotated_lens_host=(context,) * sequences,
     )
