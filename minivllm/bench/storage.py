@@ -206,8 +206,8 @@ def write_record(
 
 
 def hand_over(directory: Path, record: Record) -> None:
-    """Write a worker's record for the supervisor, numbers that are not finite as they are: it judges them."""
-    write_text(directory / HANDOVER, json.dumps(record.to_dict(), default=str))
+    """Write a worker's record for the supervisor, without secrets, and with numbers that are not finite: it judges them."""
+    write_text(directory / HANDOVER, json.dumps(clean(record.to_dict()), default=str))
 
 
 def finish(directory: Path, record: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from minivllm.report.cells import (
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.parquet import frame
 from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
+from minivllm.report.tables import COLUMNS
 
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
@@ -241,9 +242,12 @@ def newest(rows: list[Row]) -> str:
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Notes and reasons of the validity gate, each once with the cells it concerns; failures have a list of their own."""
+    """Notes and reasons of the validity gate, each once with the cells it concerns, and means that not every block is part of;
+    failures have a list of their own."""
     found: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
+        for line in partial_means(cell):
+            found.setdefault(("incomplete", line), []).append(cell.label)
         for row in cell.rows:
             failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
@@ -265,6 +269,15 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
             "cells": "all cells" if len(labels) == len(cells) > 1 else listing(labels, 6),
         }
         for (kind, line), labels in found.items()
+    ]
+
+
+def partial_means(cell: Cell) -> list[str]:
+    """Figures of the main table that some of a cell's blocks do not have, so that their mean is of the others."""
+    return [
+        f"{column.title}: {len(cell.timed) - stat.n} of {len(cell.timed)} blocks have no figure, and the mean is of the others"
+        for column in COLUMNS
+        if (stat := cell.stat(column.key)) is not None and stat.n < len(cell.timed)
     ]
 
 
