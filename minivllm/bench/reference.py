@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 import numpy as np
 
 from minivllm.bench import storage
 from minivllm.bench.engine import LogitsEngine
 from minivllm.bench.identity import code_hash, digest, engine_id, environment_hash
+from minivllm.bench.lock import HolderLock
 from minivllm.bench.quality import (
     LOG_PROBS,
     Reference,
@@ -37,10 +38,11 @@ from minivllm.bench.quality import (
     negative_log_likelihood,
     num_predicted,
 )
+from minivllm.bench.schema import checker
 from minivllm.config import OPTIONS, compose
 from minivllm.errors import BadInput
 from minivllm.models.source import EMBEDDED, resolve
-from minivllm.untrusted import MAX_TEXT, decode, read_bytes
+from minivllm.untrusted import MAX_TEXT, decode, read_bytes, read_object
 
 FOLDER = "quality"
 REFERENCE = "reference.json"
@@ -104,10 +106,20 @@ def _file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load(folder: Path) -> Reference:
-    """Read what `compute` wrote."""
-    content = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
-    return Reference(**content, folder=folder)
+def load(folder: Path) -> Reference | None:
+    """What `compute` wrote; None where it is not there or is damaged, and so is to be computed again."""
+    types = {name: kind for name, kind in get_type_hints(Reference).items() if name != "folder"}
+    try:
+        content = read_object(folder / REFERENCE, REFERENCE, limit=MAX_TEXT)
+        if content.keys() != types.keys() or any(checker(types[key])(content[key]) for key in types):
+            return None
+        rows = len(np.load(folder / LOG_PROBS, mmap_mode="r"))
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    reference = Reference(**content, folder=folder)
+    predicted = num_predicted(len(reference.token_ids), reference.window, reference.stride)
+    whole = len(reference.top1) == predicted and rows == reference.kl_tokens and reference.continuations
+    return reference if whole else None
 
 
 def ensure(config: dict[str, Any], root: Path, announce: Callable[[], None] = lambda: None) -> Reference:
@@ -123,17 +135,24 @@ def ensure(config: dict[str, Any], root: Path, announce: Callable[[], None] = la
         MemoryError: the reference does not fit.
         RuntimeError: it could not be computed.
     """
-    import filelock
-
     folder = root / FOLDER / reference_id(config)
-    if not (folder / REFERENCE).exists():
-        announce()
-        (root / FOLDER).mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / FOLDER / ".lock"):
-            if not (folder / REFERENCE).exists():
-                _remove_unfinished(root / FOLDER)
-                _compute_apart(config, folder)
-    return load(folder)
+    if (found := load(folder)) is not None:
+        return found
+    announce()
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    lock = HolderLock(root / FOLDER / ".lock", "quality")
+    lock.acquire(wait=True)
+    try:
+        if (found := load(folder)) is None:  # nor has another process made it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            _remove_unfinished(root / FOLDER)
+            _compute_apart(config, folder)
+            found = load(folder)
+    finally:
+        lock.release()
+    if found is None:
+        raise RuntimeError(f"{folder} cannot be read back, though it was just written")
+    return found
 
 
 def _remove_unfinished(root: Path) -> None:

@@ -186,6 +186,33 @@ def test_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert sorted(path.name for path in found.folder.iterdir()) == [LOG_PROBS, reference.REFERENCE]
 
 
+def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reference.ensure(make_config(), tmp_path)
+    kept = tmp_path / "kept"
+    shutil.copytree(found.folder, kept)
+    made: list[Path] = []
+
+    def again(config: dict[str, Any], folder: Path) -> None:
+        assert not folder.exists()
+        made.append(folder)
+        shutil.copytree(kept, folder)
+
+    monkeypatch.setattr(reference, "_compute_apart", again)
+    text, logs = (kept / reference.REFERENCE).read_text(), (kept / LOG_PROBS).read_bytes()
+    content = json.loads(text)
+    damage: list[tuple[str, bytes]] = [
+        *((reference.REFERENCE, half.encode()) for half in ("", text[: len(text) // 2], "[]", "{}")),
+        (reference.REFERENCE, json.dumps({**content, "top1": "words"}).encode()),
+        (reference.REFERENCE, json.dumps({**content, "top1": content["top1"][:-1]}).encode()),
+        *((LOG_PROBS, half) for half in (b"", logs[: len(logs) // 2], logs[:100])),
+    ]
+    for times, (name, half) in enumerate(damage, 1):
+        (found.folder / name).write_bytes(half)
+        assert reference.load(found.folder) is None
+        assert reference.ensure(make_config(), tmp_path) == found and len(made) == times
+    assert reference.ensure(make_config(), tmp_path) == found and len(made) == len(damage)
+
+
 def test_an_interrupt_or_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (KeyboardInterrupt(), OSError(28, "No space left on device")):
 
