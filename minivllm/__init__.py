@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minivllm.bench.records import load_records
     from minivllm.engine.params import SamplingParams
-    from minivllm.errors import BadInput
+    from minivllm.errors import BadInput, NonFiniteLogits
     from minivllm.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BadInput", "SamplingParams", "__version__", "load_records"]
+__all__ = ["LLM", "BadInput", "NonFiniteLogits", "SamplingParams", "__version__", "load_records"]
 
 _HOMES = {
     "LLM": "minivllm.llm",
     "BadInput": "minivllm.errors",
+    "NonFiniteLogits": "minivllm.errors",
     "SamplingParams": "minivllm.engine.params",
     "load_records": "minivllm.bench.records",
 }

@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 BENCH = "minivllm.tasks.bench.run"
+# Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
+ANSWERING = ("minivllm.tasks.chat.run", "minivllm.tasks.generate.run")
 # Attention that can be the same in any batch, and that returns how much of it a token got; `auto` finds one.
 AUTO = "minivllm.attention.auto.select"
 INVARIANT = (AUTO, "minivllm.attention.invariant.InvariantBackend", "minivllm.attention.triton.TritonBackend")
@@ -155,7 +157,19 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     if written:
         finished[redaction.AS_WRITTEN] = written
     redaction.learn(finished)  # before anything is said of it
-    return validate(finished, names)
+    checked = validate(finished, names)
+    if checked["task"].get("_target_") in ANSWERING:
+        overrides = OmegaConf.select(cfg, "hydra.overrides.task")
+        if overrides is None and HydraConfig.initialized():
+            overrides = HydraConfig.get().overrides.task
+        checked["decoding_given"] = given_knobs("decoding", overrides or ())
+    return checked
+
+
+def given_knobs(group: str, overrides: Sequence[str]) -> list[str]:
+    """The knobs of a group that overrides set, and the group's own name where they choose an option of it."""
+    names = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    return [name.removeprefix(f"{group}.") for name in names if name == group or name.startswith(f"{group}.")]
 
 
 # ---- validation

@@ -74,7 +74,7 @@ def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
     except TypeError:
         found = ("",)
     if not all(isinstance(text, str) and text for text in found):
-        raise BadInput(f"{what}={value!r} must be texts that are not empty")
+        raise BadInput(f"{what}={value!r} must be non-empty strings")
     return found
 
 

@@ -5,70 +5,24 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
-from minivllm.config import compose, conf_dir, quoted
+from minivllm.config import compose, conf_dir, given_knobs, quoted
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, nearest
 from minivllm.loading_bar import LoadingBar
+from minivllm.models.generation import unset_defaults
+from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
+from minivllm.prompts import Message, Prompt, as_batch, conversations, text_or_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Prompt = str | list[int]
-
-
-@dataclass
-class CompletionOutput:
-    """One completion of a prompt."""
-
-    index: int
-    text: str | None = None  # None without a tokenizer
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
-    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
-    stop_reason: int | str | None = (
-        None  # the stop string or token id that ended it; None for the model's own end
-    )
-    cumulative_logprob: float | None = None  # of a beam: natural log of its probability
-    score: float | None = None  # of a beam: cumulative_logprob / (tokens ** length_penalty)
-
-
-@dataclass
-class RequestMetrics:
-    """Times of one prompt, in seconds from the call."""
-
-    first_token_s: float | None = None
-    finished_s: float | None = None
-
-
-@dataclass
-class RequestOutput:
-    """A prompt and its completions."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, float]] | None = None
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
-
-
-@dataclass(frozen=True)
-class StreamPiece:
-    """One token of a streamed completion; the last piece has none where the request was ended without one."""
-
-    token_id: int | None
-    text: str
-    finish_reason: str | None
-    logprobs: dict[int, float] | None = None
 
 
 def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
@@ -120,11 +74,18 @@ class LLM:
             chosen = ["model=hf", f"model.path={quoted(model)}"]
         chosen += [f"{group}={option}" for group, option in groups.items()]
         config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
-        self._start(config)
+        try:
+            self._start({**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])})
+        except BadInput as error:
+            hint = nearest(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
+            if "model=hf" not in chosen or Path(model).exists() or not hint.startswith("did you mean"):
+                raise
+            raise BadInput(f"{error}; {hint}") from error
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LLM:
-        """An LLM of a configuration that is already composed."""
+        """An LLM of a configuration that is already composed. Of `decoding` all counts as set, unless `decoding_given`
+        names the knobs that are."""
         llm = cls.__new__(cls)
         llm._start(config)
         return llm
@@ -141,6 +102,11 @@ class LLM:
         except MemoryError as error:
             raise BadInput(str(error) or "there is not enough memory for the weights") from error
         self.tokenizer = self.engine.tokenizer
+        # What the checkpoint says of decoding parameters that nobody has set.
+        self.checkpoint_defaults = unset_defaults(
+            config["decoding"], config.get("decoding_given"), self.engine.loaded.decoding_defaults
+        )
+        self._told_of_defaults = False
         self._counter = 0
         self._told_of_equal_noise = False
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken
@@ -153,7 +119,7 @@ class LLM:
         """Complete every prompt; they run together as the batching policy allows.
 
         Args:
-            prompts: texts or lists of token ids.
+            prompts: texts or lists of token ids; see prompts.py for the forms that these may have.
             params: one for all, or one a prompt; None takes the configuration's `decoding`.
 
         Returns:
@@ -163,7 +129,7 @@ class LLM:
             BadInput: a prompt cannot be served, or its masks leave no token; nothing is returned then.
             Exception: what a `token_mask` raises. Other requests go on.
         """
-        batch = self._as_batch(prompts)
+        batch = [text_or_ids(prompt) for prompt in as_batch(prompts)]
         if isinstance(params, Sequence):
             if len(params) != len(batch):
                 raise BadInput(
@@ -171,7 +137,7 @@ class LLM:
                 )
             chosen = list(params)
         else:
-            chosen = [params or self.default_params] * len(batch)
+            chosen = [params or self.get_default_sampling_params()] * len(batch)
         self._tell_of_equal_noise(chosen)
         started = time.perf_counter()
         results: list[RequestOutput] = []
@@ -211,6 +177,42 @@ class LLM:
             if request.hypotheses:
                 result.outputs = self._beams(request)
         return results
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several.
+
+        Args:
+            messages: {"role": ..., "content": ...} in order, or a list of such conversations.
+            params: as for `generate`.
+            add_generation_prompt: end the prompt where the assistant speaks.
+            tools: given to the chat template.
+            chat_template_kwargs: further variables of the chat template, such as enable_thinking.
+
+        Returns:
+            One output a conversation, in order; `prompt` is the text that the chat template made.
+
+        Raises:
+            BadInput: there is no tokenizer or chat template, or it refuses the messages; and as `generate`.
+        """
+        if self.tokenizer is None:
+            raise BadInput("this checkpoint has no tokenizer: it cannot chat; give token ids to generate")
+        variables = {**({} if tools is None else {"tools": list(tools)}), **(chat_template_kwargs or {})}
+        texts = [
+            self.tokenizer.chat_text(one, add_generation_prompt, **variables)
+            for one in conversations(messages)
+        ]
+        outputs = self.generate([self.tokenizer.encode(text, False) for text in texts], params)
+        for output, text in zip(outputs, texts, strict=True):
+            output.prompt = text
+        return outputs
 
     def _tell_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
         """Warn, once, that prompts draw with one seed."""
@@ -274,7 +276,7 @@ class LLM:
             BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or `prompt_logprobs` ask for
                 more than one stream of tokens can carry.
         """
-        params = params or self.default_params
+        params = params or self.get_default_sampling_params()
         check_streamable(params)
         pieces = self._stream(self._submit(self.encode(prompt), params))
         next(pieces)
@@ -302,17 +304,34 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The decoding parameters of the configuration."""
-        return params_of(self.config["decoding"])
+        """The decoding parameters of the configuration, and of the checkpoint's generation_config.json where the user has set
+        neither an option of `decoding` nor that knob."""
+        return params_of({**self.config["decoding"], **self.checkpoint_defaults})
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """See `default_params`; warns, once, of what the checkpoint decides."""
+        if self.checkpoint_defaults and not self._told_of_defaults:
+            self._told_of_defaults = True
+            warnings.warn(f"{self.defaults_note()} (told once)", stacklevel=3)
+        return self.default_params
+
+    def defaults_note(self) -> str:
+        """A line about `checkpoint_defaults`; empty where there are none."""
+        said = ", ".join(f"{name}={value}" for name, value in self.checkpoint_defaults.items())
+        return (
+            said
+            and f"the model's generation_config.json decides {said}, since decoding does not; decoding=greedy would"
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
 
         Raises:
-            BadInput: it is text and the checkpoint has no tokenizer.
+            BadInput: it is text and the checkpoint has no tokenizer, or it is neither text nor ids.
         """
+        prompt = text_or_ids(prompt)
         if not isinstance(prompt, str):
-            return list(prompt)
+            return prompt
         if self.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer.json: give token ids instead of text")
         return self.tokenizer.encode(prompt)
@@ -354,14 +373,6 @@ class LLM:
         if hasattr(self, "engine"):
             self.engine.abort(request_id)
         self._outputs.pop(request_id, None)
-
-    @staticmethod
-    def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str):
-            return [prompts]
-        if len(prompts) and isinstance(prompts[0], Integral):
-            return [list(prompts)]
-        return list(prompts)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Release model and cache. The LLM cannot be used afterwards."""

@@ -59,7 +59,7 @@ def test_texts_are_one_or_several() -> None:
         and texts("x", ["a", "b"]) == ("a", "b")
     )
     for wrong in (5, "", [""], [None]):
-        with pytest.raises(BadInput, match="must be texts"):
+        with pytest.raises(BadInput, match="must be non-empty strings"):
             texts("x", wrong)  # type: ignore[arg-type]
 
 

@@ -155,6 +155,78 @@ def test_parallel_samples_and_stream_agree_with_generate(plain: LLM) -> None:
     assert [p.finish_reason for p in pieces] == [None] * 7 + ["length"]
 
 
+FORMS = {
+    "list": [5, 6, 7],
+    "tuple": (5, 6, 7),
+    "range": range(5, 8),
+    "torch": torch.tensor([5, 6, 7]),
+    "numpy": np.array([5, 6, 7], dtype=np.int32),
+    "dictionary": {"prompt_token_ids": [5, 6, 7]},
+    "dictionary of a tensor": {"prompt_token_ids": torch.tensor([5, 6, 7])},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_of_ids_has_several_forms(plain: LLM, form: str) -> None:
+    prompt: Any = FORMS[form]
+    params = SamplingParams(max_tokens=3, ignore_eos=True, stop=None, stop_token_ids=None)  # type: ignore[arg-type]
+    [expected] = tokens(plain, [[5, 6, 7]], params)
+    (alone,) = plain.generate(prompt, params)
+    assert alone.prompt_token_ids == [5, 6, 7] and alone.outputs[0].token_ids == expected
+    assert tokens(plain, [prompt, [5, 6, 7]], params) == [expected, expected]
+    assert [piece.token_id for piece in plain.stream(prompt, params)] == expected
+    assert torch.equal(plain.logits(prompt), plain.logits([5, 6, 7]))
+
+
+def test_a_matrix_of_ids_is_a_batch(plain: LLM) -> None:
+    for batch in (torch.tensor([[5, 6], [7, 8]]), np.array([[5, 6], [7, 8]])):
+        assert [one.prompt_token_ids for one in plain.generate(batch, GREEDY)] == [[5, 6], [7, 8]]  # type: ignore[arg-type]
+    assert plain.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, b"text", [5.0], [None], torch.tensor(5), {"text": "x"}, [[[5]]], 1.5]
+)
+def test_what_is_no_prompt_is_refused_in_one_line(plain: LLM, wrong: Any) -> None:
+    with pytest.raises(BadInput, match="prompt"):
+        plain.generate(wrong, GREEDY)
+    assert not plain.engine.has_unfinished
+
+
+def test_a_model_s_name_that_is_nearly_one_is_told() -> None:
+    with pytest.raises(BadInput, match=r"model\.path=tinny is no local folder.*; did you mean tiny\?"):
+        LLM("tinny")
+    with pytest.raises(BadInput, match="did you mean attention"):
+        LLM(attenton="sdpa")
+
+
+def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
+    talk = [{"role": "user", "content": "ab"}]
+    with LLM("tiny", device="cpu") as llm:
+        assert llm.tokenizer is not None
+        llm.tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{{ extra }}{{ add_generation_prompt }}"
+        )
+        params = SamplingParams(max_tokens=3)
+        (one,) = llm.chat(talk, params)
+        assert one.prompt == "abTrue" and one.prompt_token_ids == llm.tokenizer.encode("abTrue", False)
+        assert (
+            one.outputs[0].token_ids == llm.generate([one.prompt_token_ids], params)[0].outputs[0].token_ids
+        )
+        both = llm.chat(
+            [talk, talk * 2],
+            [params, params],
+            add_generation_prompt=False,
+            chat_template_kwargs={"extra": "!"},
+        )
+        assert [output.prompt for output in both] == ["ab!False", "abab!False"]
+        for wrong in ([], "ab", [[]], ["ab"], [talk, "ab"], {"role": "user"}):
+            with pytest.raises(BadInput, match="is no conversation"):
+                llm.chat(wrong, params)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="has no tokenizer"):
+        plain.chat(talk)
+
+
 def test_one_seed_for_several_prompts_is_told_once(qwen3: Path) -> None:
     drawn = SamplingParams(max_tokens=3, temperature=1.0, seed=3)
     with LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=50"]) as llm:

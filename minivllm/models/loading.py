@@ -18,6 +18,7 @@ from minivllm.kernels.cpu.library import Kernels, active
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig, require_experts
+from minivllm.models.generation import decoding_defaults
 from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.llama import LlamaForCausalLM
 from minivllm.models.prequantized import Prequantized, part_names
@@ -46,6 +47,7 @@ class LoadedModel:
     quantized_layers: int  # and the head, if it is quantised
     linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
     kernels: Kernels | None = None  # those for CPUs that it was built on
+    decoding_defaults: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says
     warnings: list[str] = field(default_factory=list)
 
 
@@ -88,7 +90,8 @@ def load_model(
     config = ModelConfig.from_dict(source.config)
     length = config.context(max_model_len)
     require_experts(moe, config.num_experts)
-    tokenizer = Tokenizer.load(source.folder)  # before the weights: a mistake in it is told at once
+    # Before the weights: a mistake in these files is told at once.
+    tokenizer, decoding = Tokenizer.load(source.folder), decoding_defaults(source.folder)
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
@@ -116,6 +119,7 @@ def load_model(
         tokenizer=tokenizer,
         weights=source.weights,
         fingerprint=source.fingerprint,
+        decoding_defaults=decoding,
         linear_inputs=widths,
         kernels=active(),
         warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],

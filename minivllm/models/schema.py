@@ -33,6 +33,10 @@ class Values:
         lacking = {key: other._values[key] for key in keys if other.has(key) and not self.has(key)}
         return Values({**self._values, **lacking}, self.where, self._path)
 
+    def __getitem__(self, key: str) -> Any:
+        """The value as the file has it."""
+        return self._values[key]
+
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
         return self._values.get(key) is not None

@@ -15,9 +15,9 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import Checkpoint
 from minivllm.models.config import ModelConfig, read_architecture, read_eos
+from minivllm.models.generation import read_generation, with_ends
 from minivllm.models.registry import check_architecture
 from minivllm.models.rope_config import with_scaling
-from minivllm.models.schema import Values
 from minivllm.untrusted import MIB, read_object
 
 EMBEDDED = Path(__file__).parent.parent / "assets" / "tiny"
@@ -34,7 +34,7 @@ class Source:
 
     folder: Path | None  # where weights, or at least the tokenizer, lie
     weights: str  # "checkpoint" | "random"
-    config: dict[str, Any]  # config.json, with the end-of-sequence ids of generation_config.json
+    config: dict[str, Any]  # config.json, with all tokens that end an answer, see generation.py
     fingerprint: str  # of the checkpoint; for random weights of architecture and seed
     warnings: list[str]
 
@@ -97,13 +97,11 @@ def _existing(folder: Path, knob: str) -> Path:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    file, generation = folder / "config.json", folder / "generation_config.json"
+    file = folder / "config.json"
     config = read_object(file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG)
-    if generation.exists():
-        values = read_object(generation, str(generation), "repair or remove it", limit=_MAX_CONFIG)
-        read_eos(Values(values, str(generation)))
-        if (eos := values.get("eos_token_id")) is not None:
-            config["eos_token_id"] = eos
+    generation = read_generation(folder)
+    if read_eos(generation):
+        config["eos_token_id"] = generation["eos_token_id"]
     return config
 
 
@@ -127,7 +125,9 @@ def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[s
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
     config = _checked(_config(folder), str(folder / "config.json"), node)
     checkpoint = Checkpoint.open(folder)
-    return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), [*checkpoint.warnings])
+    config, lost = with_ends(config, folder)
+    warnings = [*checkpoint.warnings, *lost]
+    return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), warnings)
 
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
@@ -147,7 +147,8 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
         raise BadInput(f"model.weights=random needs model.architecture, or config.json in model.path={path}")
     identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)
     fingerprint = "random-" + hashlib.sha256(identity.encode()).hexdigest()
-    return node | {"weights": "random"}, Source(folder, "random", config, fingerprint, warnings)
+    config, lost = with_ends(config, folder)  # after its identity, of which a tokenizer at hand is no part
+    return node | {"weights": "random"}, Source(folder, "random", config, fingerprint, warnings + lost)
 
 
 def _cached(path: str) -> Path | None:

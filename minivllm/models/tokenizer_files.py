@@ -69,6 +69,26 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     )
 
 
+def named_token_id(folder: Path, name: str) -> int | None:
+    """Token id of "eos_token", ... of a checkpoint; None where it has no tokenizer, or one that names none.
+
+    The tokenizer itself is read only where tokenizer_config.json does not say the id.
+
+    Raises:
+        BadInput: a file cannot be read.
+    """
+    if not has_tokenizer(folder):
+        return None
+    config = _optional(folder / CONFIG)
+    if not (text := _special_names(folder, config).get(name)):
+        return None
+    listed = config.get("added_tokens_decoder")
+    for token_id, token in listed.items() if isinstance(listed, dict) else ():
+        if isinstance(token, dict) and token.get("content") == text and token_id.isdecimal():
+            return int(token_id)
+    return read_tokenizer(folder).fast.token_to_id(text)
+
+
 def guarded(what: str, call: Any, *arguments: Any, **options: Any) -> Any:
     """Call the tokenizers library. Its errors are bare exceptions, and of its Rust code panics, which are not even that.
 

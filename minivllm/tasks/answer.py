@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from minivllm.engine.params import SamplingParams
-from minivllm.llm import LLM, Prompt, StreamPiece
+from minivllm.llm import LLM
+from minivllm.outputs import StreamPiece
+from minivllm.prompts import Prompt
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 

@@ -203,6 +203,8 @@ def run(config: dict[str, Any]) -> int:
             note(f"warning: {warning}")
         if llm.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: it cannot chat")
+        if llm.checkpoint_defaults:
+            note(llm.defaults_note())
         chat = Chat(llm, write, note, task["system"], task["thinking"] == "show")
         name = config["choices"].get("model") or config["model"].get("path")
         if chat.is_base:

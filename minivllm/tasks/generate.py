@@ -36,7 +36,7 @@ def run(config: dict[str, Any]) -> int:
     shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the text as it is
 
     def show_all(llm: LLM) -> int:
-        (result,) = llm.generate(prompt)
+        (result,) = llm.generate(prompt, llm.default_params)
         for output in result.outputs:
             score = "" if output.score is None else f", score {output.score:.4f}"
             print(f"--- {output.index + 1}: {len(output.token_ids)} tokens{score}", file=sys.stderr)
@@ -52,6 +52,8 @@ def run(config: dict[str, Any]) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         if llm.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: it cannot complete text")
+        if llm.checkpoint_defaults:
+            print(llm.defaults_note(), file=sys.stderr)
         if llm.default_params.n > 1 or llm.default_params.beam_width > 1:
             return show_all(llm)
         answer = stream_answer(llm, prompt, llm.default_params, show, echo=prompt)

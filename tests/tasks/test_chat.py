@@ -56,6 +56,25 @@ def talk(folder: Path) -> Callable[..., tuple[Chat, Screen]]:
     return start
 
 
+def test_the_checkpoint_s_decoding_is_said_once(
+    folder: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "max_new_tokens": 4}')
+    command = [f"model.path={tmp_path}", "model=hf", "quant=fp32", "task.prompt=ab"]
+    done = cli("preset=generate", *command)
+    assert (
+        done.code == 0 and done.err.count("generation_config.json decides temperature=0.6, max_tokens=4") == 1
+    )
+    assert (
+        "generation_config.json"
+        not in cli("preset=generate", *command, "decoding=greedy", "decoding.max_tokens=4").err
+    )
+
+
 def test_a_turn_is_answered_and_remembered(talk: Callable[..., tuple[Chat, Screen]]) -> None:
     chat, screen = talk()
     assert chat.handle("hi")

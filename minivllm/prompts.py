@@ -1,0 +1,74 @@
+"""Prompts and conversations in the forms that callers have them: text, token ids, tensors, arrays, vLLM's dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from minivllm.errors import BadInput
+
+# Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what a template may know beside
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or an array as numbers and lists; everything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def as_batch(prompts: Any) -> list[Any]:
+    """One prompt or several, as a list of them.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    prompts = _plain(prompts)
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
+        raise BadInput(f"{prompts!r:.60} is no prompt: give text, a list of token ids, or a list of these")
+    found = list(prompts)
+    return [found] if found and isinstance(found[0], Integral) else found
+
+
+def text_or_ids(prompt: Any) -> str | list[int]:
+    """A prompt as text, or as a list of token ids.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    if isinstance(prompt, Mapping):
+        name = next((key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None)
+        if name is None:
+            raise BadInput(
+                f"a prompt with the keys {', '.join(map(str, prompt))} has neither prompt nor prompt_token_ids"
+            )
+        prompt = prompt[name]
+    prompt = _plain(prompt)
+    if isinstance(prompt, str):
+        return prompt
+    ids = list(prompt) if isinstance(prompt, Sequence | range) and not isinstance(prompt, bytes) else None
+    if ids is None or not all(isinstance(token, Integral) for token in ids):
+        raise BadInput(
+            f"{prompt!r:.60} is no prompt: it must be text, or token ids, which must be whole numbers"
+        )
+    return [int(token) for token in ids]
+
+
+def conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """One conversation or several, as a list of them.
+
+    Raises:
+        BadInput: it is neither, or a message is no dictionary.
+    """
+    given = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
+    found = [given] if given and isinstance(given[0], Mapping) else given
+    for one in found or [None]:
+        if not isinstance(one, Sequence) or not one or not all(isinstance(item, Mapping) for item in one):
+            raise BadInput(
+                f"{one!r:.60} is no conversation: give a list of messages as {{'role': 'user', 'content': 'text'}}, or a list "
+                "of such lists"
+            )
+    return [[dict(message) for message in one] for one in found]
