@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -99,6 +99,7 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
     return invariant
 
 
+@cache
 def token_kernels(cpu: Kernels | None, triton: bool) -> TokenKernels:
     """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as far as there are any."""
     if triton:
