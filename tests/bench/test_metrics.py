@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
+from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,8 @@ from minivllm.bench.record import Metrics, Percentiles, Window
 from minivllm.bench.workload import Workload
 from minivllm.engine.params import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "reports" / "examples" / "cpu" / "runs"
 
 
 class At(Arrival):
@@ -265,3 +270,25 @@ def test_gaps_add_up_to_the_time_after_the_first_token(bursts: list[int], output
     total = (metrics.itl_ms.mean or 0) * metrics.itl_ms.n
     assert total == pytest.approx(after_the_first)
     assert metrics.tpot_ms.mean == pytest.approx(metrics.itl_ms.mean)
+
+
+@pytest.mark.parametrize("sweep", ["decoding", "beam-width"])
+def test_the_example_records_have_the_gaps_of_their_token_times(sweep: str) -> None:
+    """Tokens of a beam search come at once: it has no gap, not one of 0 ms."""
+    files = sorted((EXAMPLES / sweep).glob("*/record.json"))
+    for file in files:
+        metrics = json.loads(file.read_text())["metrics"]
+        rows = pyarrow.parquet.read_table(file.parent / "requests.parquet").to_pylist()
+        traces = [
+            RequestTrace(row["request_id"], 1, 0.0, token_times=row["token_times_s"], finish_reason="length")
+            for row in rows
+        ]
+        found = compute(traces, {}, 1)
+        for name in ("itl_ms", "tpot_ms"):
+            assert metrics[name]["n"] == getattr(found, name).n
+            assert metrics[name]["mean"] == pytest.approx(getattr(found, name).mean)
+            assert "beam" not in file.parent.name or metrics[name]["mean"] is None
+        assert [row["tpot_ms"] for row in rows] == [
+            None if row["tpot_ms"] is None else pytest.approx(row["tpot_ms"]) for row in request_rows(traces)
+        ]
+    assert len(files) in (6, 10)
