@@ -57,8 +57,8 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
                     "one that is not the model's"
                 )
             found[own] = part
-        if len(found) > len(tensors) + _MOST_EXPERTS:
-            raise BadInput(f"{tensor.file}: tensor {tensor.name} has more experts than any model")
+            if len(found) > len(tensors) + _MOST_EXPERTS:
+                raise BadInput(f"{tensor.file}: tensor {tensor.name} has more experts than any model")
     return found
 
 
@@ -73,7 +73,13 @@ def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]
     """A tensor under its name, or each expert's matrices of one that holds all experts of a layer."""
     suffix = next((suffix for suffix in _FUSED if name.endswith(suffix)), None)
     size, pieces = tensor.end - tensor.begin, _FUSED[suffix] if suffix else ()
-    if not pieces or len(tensor.shape) != 3 or not size or tensor.shape[1] % len(pieces):
+    if (
+        not pieces
+        or len(tensor.shape) != 3
+        or not size
+        or tensor.shape[1] % len(pieces)
+        or not tensor.shape[0]
+    ):
         yield name, tensor
         return
     experts, rows, columns = tensor.shape

@@ -144,15 +144,20 @@ def test_an_error_names_a_tensor_as_the_file_does(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_more_experts_than_any_model_has_are_no_bomb() -> None:
-    many = {
-        f"model.layers.{i}.mlp.experts.gate_up_proj": StoredTensor(
-            Path("sparse"), f"model.layers.{i}.mlp.experts.gate_up_proj", "F32", (1 << 17, 2, 1), 0, 1 << 20
-        )
-        for i in range(1000)
-    }
+@pytest.mark.parametrize(("layers", "experts"), [(1000, 1 << 17), (1, 1 << 40)])
+def test_more_experts_than_any_model_has_are_no_bomb(layers: int, experts: int) -> None:
+    many = {}
+    for layer in range(layers):
+        name = f"model.layers.{layer}.mlp.experts.gate_up_proj"
+        many[name] = StoredTensor(Path("sparse"), name, "F32", (experts, 2, 1), 0, 8 * experts)
     with pytest.raises(BadInput, match="more experts than any model"):
         with_model_names(many)
+
+
+def test_a_layer_of_no_experts_is_left_as_it_is() -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    odd = StoredTensor(Path("file"), name, "X4", (0, 2, 1), 0, 8)  # of a type that nobody knows
+    assert with_model_names({name: odd}) == {name: odd}
 
 
 def test_published_mixtral_names_with_a_quantised_suffix() -> None:
