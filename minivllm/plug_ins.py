@@ -19,6 +19,7 @@ from typing import Any, Union, get_args, get_origin
 from minivllm import config
 from minivllm.errors import BadInput, first_line, last_frame
 
+ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them
 KINDS = frozenset((int, float, str, bool, type(None)))  # knobs of other types are the class's own matter
 Node = Mapping[str, Any]
@@ -56,11 +57,11 @@ def _problem(nodes: str, path: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"{names}: importing took more than {SECONDS:g} s"
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
+    answers = [line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+    if done.returncode or not answers:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         return f"{names}: importing ended the process with exit code {done.returncode}: {said}"
-    problem: str | None = json.loads(lines[-1])
+    problem: str | None = json.loads(answers[-1])
     return problem
 
 
@@ -110,7 +111,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 def _main() -> None:
     nodes = json.load(sys.stdin)
     problems = (problem_of(group, node) for group, node in nodes.items())
-    print("\n" + json.dumps(next(filter(None, problems), None)))
+    print("\n" + ANSWER + json.dumps(next(filter(None, problems), None)))
 
 
 if __name__ == "__main__":

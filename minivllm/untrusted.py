@@ -7,6 +7,7 @@ of their errors exist once.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -97,9 +98,13 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
         BadInput: as `open_file`; or a line is longer, with its number.
     """
     with open_file(path, what, advice) as file:
-        number = 0
-        while line := file.readline(longest + 2):
-            number += 1
+        for number in itertools.count(1):
+            try:
+                line = file.readline(longest + 2)
+            except OSError as error:
+                raise BadInput(_line(f"{what} cannot be read: {error.strerror or error}", advice)) from None
+            if not line:
+                return
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             if len(line) > longest:
                 raise BadInput(_line(f"{what}, line {number}: longer than {size(longest)}", advice))

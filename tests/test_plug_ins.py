@@ -54,7 +54,9 @@ def test_a_class_that_fits_passes(user_dir: Path) -> None:
     from minivllm import plug_ins
     from minivllm.config import compose
 
-    (user_dir / "my_batching.py").write_text(SOURCE + "print('hello')\n")
+    (user_dir / "my_batching.py").write_text(
+        SOURCE + "import atexit\nprint('hello')\natexit.register(print, 'bye')\n"
+    )
     settings = compose([])
     for node in (
         {"_target_": "my_batching.Mine", "share": 2, "odd": [{"a": 1}]},

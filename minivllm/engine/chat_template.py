@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -163,11 +165,14 @@ def _serve() -> None:
         answer: dict[str, str]
         try:
             template, variables = json.loads(line)
+            signal.alarm(math.ceil(SECONDS) + 5)  # where nobody is left to end it
             answer = {"text": compiled(template).render(**variables)}
         except MemoryError:
             answer = {"error": f"it needs more than {size(MEMORY)} of memory"}
         except Exception as error:  # a template is somebody else's program and may raise anything
             answer = {"error": first_line(error)[:500]}
+        finally:
+            signal.alarm(0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 
