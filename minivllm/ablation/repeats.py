@@ -65,12 +65,13 @@ def more_blocks(plan: Plan) -> int | None:
 
 
 def _widths(plan: Plan) -> list[float | None]:
-    """Relative widths: of an ablation's effects, else of each cell's own mean; None where there is no interval."""
+    """Relative widths: of an ablation's effects, else of what ranks the cells, in each; None where there is no interval."""
     from minivllm.ablation import statistics
     from minivllm.ablation.analysis import analyse
-    from minivllm.ablation.metric import USUAL, find_metric
+    from minivllm.ablation.metric import find_metric, logarithms
     from minivllm.bench.records import flatten, read_records
-    from minivllm.report.rows import number, status_of
+    from minivllm.report.cells import gather
+    from minivllm.report.ranking import rank
 
     recorded = [m.path for m in plan.measurements if (m.path / RECORD).exists()]
     rows: list[Row] = [flatten(record) for record in read_records(recorded)] if recorded else []
@@ -78,13 +79,9 @@ def _widths(plan: Plan) -> list[float | None]:
         analysis = analyse(rows, plan.ablations)
         effects = analysis.effects if analysis else ()
         return [effect.width for effect in effects if effect.ratio is not None]
-    column = find_metric(USUAL).column
-    widths = []
-    for cell in plan.cells:
-        values = [
-            number(row.get(column)) for row in rows if row["arm"] == cell.arm.name and status_of(row) == "ok"
-        ]
-        logs = [math.log(value) for value in values if value]
+    cells = [cell for cell in gather(rows) if cell.ok]
+    for metric in map(find_metric, rank(cells).metrics):
+        logs = [[*found.values()] for cell in cells if (found := logarithms(cell, metric))]
         if logs:
-            widths.append(statistics.paired(logs).width)
-    return widths
+            return [statistics.paired(values).width for values in logs]
+    return []
