@@ -73,13 +73,8 @@ def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]
     """A tensor under its name, or each expert's matrices of one that holds all experts of a layer."""
     suffix = next((suffix for suffix in _FUSED if name.endswith(suffix)), None)
     size, pieces = tensor.end - tensor.begin, _FUSED[suffix] if suffix else ()
-    if (
-        not pieces
-        or len(tensor.shape) != 3
-        or not size
-        or tensor.shape[1] % len(pieces)
-        or not tensor.shape[0]
-    ):
+    # The bytes bound the number of parts, whatever the shape of a format that is not known says.
+    if not pieces or len(tensor.shape) != 3 or not size or not _divides(tensor.shape, len(pieces), size):
         yield name, tensor
         return
     experts, rows, columns = tensor.shape
@@ -90,3 +85,8 @@ def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]
             own = f"{name.rpartition('.')[0]}.{expert}.{piece}.weight"
             yield own, replace(tensor, shape=(rows // len(pieces), columns), begin=start, end=start + each)
             start += each
+
+
+def _divides(shape: tuple[int, ...], pieces: int, size: int) -> bool:
+    """Whether rows and bytes of a tensor [experts, rows, columns] are cut evenly into every expert's matrices."""
+    return shape[0] > 0 and shape[1] % pieces == 0 and size % (shape[0] * pieces) == 0

@@ -109,6 +109,16 @@ NAMES = st.sampled_from(
         ),
     ]
 )
+
+
+@pytest.mark.parametrize("shape", [[10**12, 2, 1], [3, 2, 1], [0, 2, 1]])
+def test_a_tensor_has_no_more_parts_than_its_bytes(shape: list[int], tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    text = json.dumps({name: {"dtype": "F4", "shape": shape, "data_offsets": [0, 8]}}).encode()
+    (tmp_path / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
+    assert [*Checkpoint.open(tmp_path).tensors] == [name]
+
+
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 1 << 40]), max_size=4)
 
 
