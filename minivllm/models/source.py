@@ -58,7 +58,7 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
     if weights == "random":
         return _random(node, [_RANDOM])
     if weights not in ("auto", "hub"):
-        return _checkpoint(node, _existing(Path(weights).expanduser(), "model.weights"))
+        return _checkpoint(node, _existing(weights, "model.weights"))
     if not path:
         raise BadInput("model.path is empty: give a folder or a hub id such as Qwen/Qwen3-0.6B")
     if weights == "auto" and (folder := _local(path)):
@@ -80,14 +80,14 @@ def _local(path: str) -> Path | None:
                 f"the embedded model is missing from {EMBEDDED}: reinstall, or run scripts/train_tiny.py"
             )
         return EMBEDDED
-    folder = Path(path).expanduser()
-    if folder.exists() or not _HUB_ID.fullmatch(path):
-        return _existing(folder, "model.path")
+    if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.fullmatch(path):
+        return _existing(path, "model.path")
     return None
 
 
-def _existing(folder: Path, knob: str) -> Path:
-    if not folder.exists():
+def _existing(path: str, knob: str) -> Path:
+    folder = Path(os.path.expanduser(path))
+    if not os.path.exists(folder):  # False, too, for what no file can be named, such as 300 characters
         raise BadInput(
             f"{knob}={folder} does not exist: give a folder with config.json and .safetensors files"
         )
@@ -117,6 +117,8 @@ def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[s
     scaled = with_scaling(config, scaling)
     read = ModelConfig.from_dict(scaled, f"model.rope_scaling over {where}")
     del scaled["rope_scaling"]
+    if isinstance(text := scaled.get("text_config"), dict):  # whose own would count again
+        scaled["text_config"] = {key: value for key, value in text.items() if key != "rope_scaling"}
     parts = {"full_attention": read.rope, "sliding_attention": read.local_rope}
     both = {kind: rope.parameters for kind, rope in parts.items() if rope is not None}
     return {**scaled, "rope_parameters": both if len(both) > 1 else read.rope.parameters}
@@ -133,9 +135,8 @@ def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Sou
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
     """Random weights in the option's architecture, or in that of a folder at hand."""
     path = str(node.get("path") or "")
-    folder = (
-        _local(path) if path == "embedded" or not _HUB_ID.fullmatch(path) or Path(path).exists() else None
-    )
+    at_hand = path == "embedded" or not _HUB_ID.fullmatch(path) or os.path.exists(path)
+    folder = _local(path) if at_hand else None
     if folder is None and path:
         folder = _cached(path)
     architecture = node.get("architecture")

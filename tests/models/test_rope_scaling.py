@@ -71,6 +71,19 @@ def test_of_two_ropes_that_of_full_attention_is_scaled(tmp_path: Path) -> None:
     assert (after.rope.kind, after.rope.theta) == ("yarn", before.rope.theta)
 
 
+def test_a_scaling_goes_before_that_of_a_part(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "gemma3_text")
+    file = tmp_path / "config.json"
+    text = json.loads(file.read_text())
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    file.write_text(json.dumps(whole | {"text_config": text}))
+    before = ModelConfig.from_dict(resolve(node(tmp_path), False)[1].config)
+    after = ModelConfig.from_dict(resolve(node(tmp_path, rope_scaling=YARN), False)[1].config)
+    assert (before.rope.kind, after.rope.kind) == ("linear", "yarn")
+    assert (after.rope.theta, after.local_rope) == (before.rope.theta, before.local_rope)
+
+
 def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     file = tmp_path / "config.json"
