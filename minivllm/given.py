@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from minivllm.errors import BadInput, nearest
 
 FLOAT32 = 3.4028234663852886e38  # the largest number that it holds
+# The least above 0 that SamplingParams takes; top_p's is float32's smallest.
+LEAST = {"temperature": 1e-3, "top_p": 1e-45, "repetition_penalty": 1e-30}
 T = TypeVar("T")
 
 

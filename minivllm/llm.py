@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -17,7 +18,7 @@ from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest
 from minivllm.loading_bar import LoadingBar
-from minivllm.models.generation import unset_defaults
+from minivllm.models.generation import described, unset_defaults
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
 from minivllm.prompts import Message, Prompt, as_batch, conversations, text_or_ids
 
@@ -67,8 +68,9 @@ class LLM:
         config_dir: str | Path | None = None,
         **groups: str,
     ) -> None:
-        own = config_dir is not None and (Path(config_dir) / "model" / f"{model}.yaml").is_file()
-        if own or (conf_dir() / "model" / f"{model}.yaml").is_file():
+        folders = [conf_dir(), *([] if config_dir is None else [Path(config_dir)])]
+        # os.path's functions are False for what no file can be named, such as 300 characters.
+        if any(os.path.isfile(folder / "model" / f"{model}.yaml") for folder in folders):
             chosen = [f"model={model}"]
         else:
             chosen = ["model=hf", f"model.path={quoted(model)}"]
@@ -78,7 +80,7 @@ class LLM:
             self._start({**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])})
         except BadInput as error:
             hint = nearest(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
-            if "model=hf" not in chosen or Path(model).exists() or not hint.startswith("did you mean"):
+            if "model=hf" not in chosen or os.path.exists(model) or not hint.startswith("did you mean"):
                 raise
             raise BadInput(f"{error}; {hint}") from error
 
@@ -194,7 +196,8 @@ class LLM:
             params: as for `generate`.
             add_generation_prompt: end the prompt where the assistant speaks.
             tools: given to the chat template.
-            chat_template_kwargs: further variables of the chat template, such as enable_thinking.
+            chat_template_kwargs: further variables of the chat template, such as enable_thinking; they go before the
+                two above.
 
         Returns:
             One output a conversation, in order; `prompt` is the text that the chat template made.
@@ -204,11 +207,12 @@ class LLM:
         """
         if self.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: it cannot chat; give token ids to generate")
-        variables = {**({} if tools is None else {"tools": list(tools)}), **(chat_template_kwargs or {})}
-        texts = [
-            self.tokenizer.chat_text(one, add_generation_prompt, **variables)
-            for one in conversations(messages)
-        ]
+        variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        variables |= {} if tools is None else {"tools": list(tools)}
+        variables |= chat_template_kwargs or {}
+        if "messages" in variables or not all(isinstance(name, str) for name in variables):
+            raise BadInput("chat_template_kwargs must have names of variables, and not messages")
+        texts = [self.tokenizer.chat_text(one, **variables) for one in conversations(messages)]
         outputs = self.generate([self.tokenizer.encode(text, False) for text in texts], params)
         for output, text in zip(outputs, texts, strict=True):
             output.prompt = text
@@ -317,7 +321,7 @@ class LLM:
 
     def defaults_note(self) -> str:
         """A line about `checkpoint_defaults`; empty where there are none."""
-        said = ", ".join(f"{name}={value}" for name, value in self.checkpoint_defaults.items())
+        said = described(self.checkpoint_defaults)
         return (
             said
             and f"the model's generation_config.json decides {said}, since decoding does not; decoding=greedy would"

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 from minivllm.errors import BadInput
 
 MIB = 1 << 20
-MAX_JSON = 64 * MIB  # a configuration, an index, a record; the largest known tokenizer.json has 33 MiB
+MAX_JSON = 64 * MIB  # a configuration, an index, a record
+MAX_TOKENIZER = 256 * MIB  # the largest known tokenizer.json has 33 MiB
 MAX_TEXT = 1 << 30  # a file of prompts
 MAX_LINE = 16 * MIB  # of a file that is read line by line, or value by value
 CHUNK = 1 << 18  # characters that a list is read by

@@ -196,6 +196,8 @@ def test_what_is_no_prompt_is_refused_in_one_line(plain: LLM, wrong: Any) -> Non
 def test_a_model_s_name_that_is_nearly_one_is_told() -> None:
     with pytest.raises(BadInput, match=r"model\.path=tinny is no local folder.*; did you mean tiny\?"):
         LLM("tinny")
+    with pytest.raises(BadInput, match=r"model\.path=x+"):
+        LLM("x" * 300)
     with pytest.raises(BadInput, match="did you mean attention"):
         LLM(attenton="sdpa")
 
@@ -220,6 +222,11 @@ def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
             chat_template_kwargs={"extra": "!"},
         )
         assert [output.prompt for output in both] == ["ab!False", "abab!False"]
+        (own,) = llm.chat(talk, params, chat_template_kwargs={"add_generation_prompt": False})
+        assert own.prompt == "abFalse"
+        for kwargs in ({"messages": []}, {1: 2}):
+            with pytest.raises(BadInput, match="must have names of variables"):
+                llm.chat(talk, params, chat_template_kwargs=kwargs)  # type: ignore[arg-type]
         for wrong in ([], "ab", [[]], ["ab"], [talk, "ab"], {"role": "user"}):
             with pytest.raises(BadInput, match="is no conversation"):
                 llm.chat(wrong, params)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
-from minivllm.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids
+from minivllm.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
 # or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
@@ -26,7 +26,7 @@ _RANGES: dict[str, Range] = {
     "top_k": Range(-1, _INF, "0 or -1 (all tokens), or more", **_REQUEST),
     "top_p": Range(0, 1, "in (0, 1]"),
     "min_p": Range(0, 1, "in [0, 1]"),
-    "repetition_penalty": Range(1e-30, 1e30, "above 0 and finite: in [1e-30, 1e30]"),
+    "repetition_penalty": Range(LEAST["repetition_penalty"], 1e30, "above 0 and finite: in [1e-30, 1e30]"),
     "presence_penalty": Range(-2, 2, "in [-2, 2]"),
     "frequency_penalty": Range(-2, 2, "in [-2, 2]"),
     "seed": Range(-1, 2**63 - 1, "in [0, 2**63), or null", nullable=True, **_REQUEST),
@@ -126,8 +126,12 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         rules = (
             ("min_tokens", self.min_tokens <= (self.max_tokens or self.min_tokens), "in [0, max_tokens]"),
-            ("temperature", self.greedy or self.temperature >= 1e-3, _RANGES["temperature"].words),
-            ("top_p", self.top_p >= 1e-45, _RANGES["top_p"].words),  # float32's smallest
+            (
+                "temperature",
+                self.greedy or self.temperature >= LEAST["temperature"],
+                _RANGES["temperature"].words,
+            ),
+            ("top_p", self.top_p >= LEAST["top_p"], _RANGES["top_p"].words),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
             ("bad_words", all(word.strip() for word in self.bad_words), "words"),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),

@@ -59,7 +59,7 @@ class Tokenizer:
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
     def chat_text(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """A conversation as the chat template writes it, special tokens included.
 

@@ -17,10 +17,12 @@ from typing import Any, BinaryIO
 
 from minivllm.errors import BadInput
 from minivllm.models.names import with_model_names
-from minivllm.untrusted import MAX_JSON, MIB, open_file, read_bytes, read_object
+from minivllm.untrusted import MAX_TOKENIZER, MIB, open_file, read_bytes, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+GENERATION = "generation_config.json"
 _MAX_HEADER = 32 * MIB  # a model of 100,000 tensors in one file has 15 MiB
 _MAX_INDEX = 32 * MIB
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
@@ -93,15 +95,20 @@ class Checkpoint:
     def beside(self, name: str) -> Path | None:
         """A .safetensors file that the index does not list and that holds the tensor."""
         others = sorted({*self.folder.glob("*.safetensors")} - {*self.files})
-        return next((file for file in others if name in with_model_names(_read_header(file))), None)
+        return next((file for file in others if _holds(file, name)), None)
 
     def fingerprint(self) -> str:
         """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor; and over what decides
-        prompts and where answers end, if it is there: the tokenizer and the default generation settings."""
+        prompts and where answers end, if it is there: the tokenizer (tokenizer.json, or else vocab.json and merges.txt)
+        and generation_config.json.
+
+        Not covered: tensors beyond their first 4 KiB, and the names of special tokens and the chat template
+        (tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja).
+        """
         digest = hashlib.sha256()
-        for name in ("config.json", "tokenizer.json", "generation_config.json"):
-            if (file := self.folder / name).exists() or name == "config.json":
-                digest.update(read_bytes(file, MAX_JSON, str(file)))
+        tokenizer = next((names for names in ((TOKENIZER,), (VOCAB, MERGES)) if self._has(*names)), ())
+        for name in ("config.json", *tokenizer, *((GENERATION,) if self._has(GENERATION) else ())):
+            digest.update(read_bytes(self.folder / name, MAX_TOKENIZER, str(self.folder / name)))
         for file in self.files:
             with open_file(file, str(file)) as stream:
                 digest.update(f"{file.name}:{os.fstat(stream.fileno()).st_size}".encode())
@@ -113,6 +120,17 @@ class Checkpoint:
                         stream.seek(tensor.begin)
                         digest.update(stream.read(min(_SAMPLE, tensor.end - tensor.begin)))
         return digest.hexdigest()
+
+    def _has(self, *names: str) -> bool:
+        return all((self.folder / name).exists() for name in names)
+
+
+def _holds(file: Path, name: str) -> bool:
+    """Whether a file that is no part of a checkpoint has a tensor; one that cannot be read has none."""
+    try:
+        return name in with_model_names(_read_header(file))
+    except BadInput:
+        return False
 
 
 def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from minivllm.given import LEAST
+from minivllm.models.checkpoint import GENERATION
 from minivllm.models.config import ModelConfig, read_eos
 from minivllm.models.schema import Values
 from minivllm.models.tokenizer_files import named_token_id
 from minivllm.untrusted import MIB, read_object
 
-GENERATION = "generation_config.json"
 _MAX_BYTES = 16 * MIB
 
 
@@ -54,7 +55,8 @@ def with_ends(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, An
 
 
 def decoding_defaults(folder: Path | None) -> dict[str, Any]:
-    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them.
+    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them. A number so near to 0 that
+    SamplingParams has no such value is the least that there is.
 
     Raises:
         BadInput: a value is of another type, or out of its range.
@@ -70,7 +72,17 @@ def decoding_defaults(folder: Path | None) -> dict[str, Any]:
     }
     if values.flag("do_sample", False) and found["temperature"] is None:
         found["temperature"] = 1.0
-    return {name: value for name, value in found.items() if value is not None}
+    return {
+        name: max(value, LEAST[name]) if name in LEAST and value > 0 else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def described(defaults: dict[str, Any]) -> str:
+    """Defaults in words; a value that stands for all smaller ones is said to."""
+    least = " (the least that is not 0)"
+    return ", ".join(f"{k}={v}{least if LEAST.get(k) == v else ''}" for k, v in defaults.items())
 
 
 def unset_defaults(

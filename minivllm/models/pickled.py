@@ -14,7 +14,16 @@ from pathlib import Path
 
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import INDEX, SINGLE, Checkpoint
-from minivllm.untrusted import MAX_JSON, MIB, open_file, parse_json, printable, read_bytes, read_object, size
+from minivllm.untrusted import (
+    MAX_TOKENIZER,
+    MIB,
+    open_file,
+    parse_json,
+    printable,
+    read_bytes,
+    read_object,
+    size,
+)
 
 PATTERNS = ("*.bin", "*.pt", "*.pth")
 _INDEX = "pytorch_model.bin.index.json"
@@ -89,7 +98,7 @@ def convert(
     beside = sorted(
         {file for pattern in _COPIED for file in folder.glob(pattern) if file.name not in (_INDEX, INDEX)}
     )
-    copied = {file.name: read_bytes(file, MAX_JSON, str(file)) for file in beside}
+    copied = {file.name: read_bytes(file, MAX_TOKENIZER, str(file)) for file in beside}
     config = parse_json(copied.get("config.json", b"{}"), f"{folder / 'config.json'}")
     tied = isinstance(config, dict) and config.get("tie_word_embeddings") is True
     _refuse_output(output, sum(file.stat().st_size for file in files))
@@ -105,6 +114,8 @@ def convert(
         Checkpoint.open(place)
         place.chmod(0o755)
         os.replace(place, output)
+    except BadInput as error:  # of the folder that the user knows
+        raise BadInput(str(error).replace(str(place), str(output))) from None
     except OSError as error:
         raise BadInput(f"task.output={output} cannot be written: {error.strerror}") from None
     finally:

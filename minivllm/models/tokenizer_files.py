@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,18 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
 from minivllm.errors import BadInput
-from minivllm.untrusted import MIB, read_bytes, read_object, read_text
+from minivllm.models.checkpoint import MERGES, TOKENIZER, VOCAB
+from minivllm.untrusted import MAX_TOKENIZER, MIB, read_bytes, read_object, read_text
 
-TOKENIZER, CONFIG, SPECIAL, ADDED = (
-    *("tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json"),
-)
-VOCAB, MERGES, TEMPLATE = "vocab.json", "merges.txt", "chat_template.jinja"
-MAX_TOKENIZER, MAX_CONFIG, MAX_TEMPLATE = 256 * MIB, 16 * MIB, 4 * MIB
+CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+TEMPLATE = "chat_template.jinja"
+_FILES = (TOKENIZER, CONFIG, SPECIAL, ADDED, VOCAB, MERGES)
+MAX_CONFIG, MAX_TEMPLATE = 16 * MIB, 4 * MIB
 STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NAMED = ("extra_special_tokens", "model_specific_special_tokens")  # objects: name -> token
 # How Qwen's tokenizers cut text before their merges, as tokenizer.json of Qwen2 says it.
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ID = re.compile(r"[0-9]{1,10}")
 _ADVICE = "repair it, or download the checkpoint again"
 
 
@@ -72,19 +75,28 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 def named_token_id(folder: Path, name: str) -> int | None:
     """Token id of "eos_token", ... of a checkpoint; None where it has no tokenizer, or one that names none.
 
-    The tokenizer itself is read only where tokenizer_config.json does not say the id.
+    The tokenizer itself is read only where tokenizer_config.json does not say the id, and once for as long as its files
+    stay as they are.
 
     Raises:
         BadInput: a file cannot be read.
     """
     if not has_tokenizer(folder):
         return None
+    found = [(file, os.stat(file)) for name in _FILES if (file := folder / name).exists()]
+    state = tuple((file, at.st_ino, at.st_mtime_ns, at.st_size) for file, at in found)
+    return _named_token_id(folder, name, state)
+
+
+@lru_cache(maxsize=64)
+def _named_token_id(folder: Path, name: str, _: tuple[object, ...]) -> int | None:
+    """See `named_token_id`; the last argument changes with the files."""
     config = _optional(folder / CONFIG)
     if not (text := _special_names(folder, config).get(name)):
         return None
     listed = config.get("added_tokens_decoder")
     for token_id, token in listed.items() if isinstance(listed, dict) else ():
-        if isinstance(token, dict) and token.get("content") == text and token_id.isdecimal():
+        if isinstance(token, dict) and token.get("content") == text and _ID.fullmatch(token_id):
             return int(token_id)
     return read_tokenizer(folder).fast.token_to_id(text)
 

@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.simulated import SimulatedEngine
 from minivllm.config import compose
+from minivllm.given import LEAST
 from minivllm.models.config import ModelConfig
-from minivllm.models.generation import decoding_defaults, unset_defaults
+from minivllm.models.generation import decoding_defaults, described, unset_defaults
 from minivllm.models.source import resolve
 from tests.reference import make_checkpoint
 
@@ -154,6 +155,19 @@ def test_defaults_are_read_as_in_vllm(checkpoint: Any) -> None:
     ):
         with pytest.raises(BadInput, match=r"generation_config\.json: "):
             decoding_defaults(checkpoint(generation=wrong))
+
+
+def test_a_number_too_near_to_0_is_the_least_that_is_served_and_said(checkpoint: Any) -> None:
+    tiny = {"temperature": 1e-6, "top_p": 1e-50, "repetition_penalty": 1e-40}
+    found = decoding_defaults(checkpoint(generation=tiny))
+    assert found == LEAST and SamplingParams(**found).temperature == 1e-3
+    assert described({**found, "top_k": 4}).startswith("temperature=0.001 (the least that is not 0), top_p=")
+    assert described({"temperature": 0.0, "top_k": 4}) == "temperature=0.0, top_k=4"
+    assert decoding_defaults(checkpoint(generation={"temperature": 0})) == {"temperature": 0.0}
+    said = pytest.warns(UserWarning, match=r"temperature=0\.001 \(the least that is not 0\)")
+    folder = str(checkpoint(generation=tiny))
+    with LLM(folder, device="cpu", overrides=["cache.num_blocks=20"]) as llm, said:
+        llm.generate([[5]])
 
 
 def test_what_the_user_sets_goes_before() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from minivllm.errors import BadInput
 from minivllm.models.pickled import convert, weight_files
+from minivllm.untrusted import MAX_JSON
 from tests.conftest import Result
 from tests.models.test_loading import load
 from tests.models.test_names import FP32, check
@@ -86,6 +87,21 @@ def test_what_runs_code_takes_memory_or_time_is_one_line(tmp_path: Path) -> None
     )
     refused(folder, r"pytorch_model\.bin is refused: it needs more than .* of memory", memory_gb=0.01)
     refused(folder, r"pytorch_model\.bin is refused: it takes more than 0\.01 s", timeout_s=0.01)
+
+
+def test_a_large_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:
+    pickled(tmp_path / "old")
+    (tmp_path / "old" / "tokenizer.json").write_bytes(b" " * (MAX_JSON + 1))
+    convert(tmp_path / "old", tmp_path / "new", 300)
+    assert (tmp_path / "new" / "tokenizer.json").stat().st_size == MAX_JSON + 1
+
+
+def test_what_comes_out_wrong_is_told_by_the_output_s_name(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    both = {"model.embed_tokens.weight": torch.ones(2), "module.lm_head.weight": torch.ones(2)}
+    torch.save({**both, "lm_head.weight": torch.zeros(2)}, folder / "pytorch_model.bin")
+    refused(folder, rf"^{tmp_path / 'new'}: tensors ")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "tokenizer.json", "pytorch_model.bin.index.json"])

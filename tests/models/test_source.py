@@ -418,6 +418,36 @@ def test_the_fingerprint_follows_what_decides_prompts_and_ends(folder: Path, nam
     assert resolve(node(folder), False)[1].fingerprint != first
 
 
+def test_the_fingerprint_follows_the_tokenizer_that_is_read(folder: Path) -> None:
+    def fingerprint(**files: str) -> str:
+        for name, content in files.items():
+            (folder / name.replace("_", ".")).write_text(content)
+        return resolve(node(folder), False)[1].fingerprint
+
+    bare = fingerprint()
+    assert fingerprint(vocab_json='{"a": 0}') == bare  # no tokenizer yet
+    pair = fingerprint(merges_txt="#version: 0.2")
+    assert len({bare, pair, fingerprint(merges_txt="a b"), fingerprint(vocab_json='{"b": 0}')}) == 4
+    assert fingerprint(tokenizer_json="{}") == fingerprint(merges_txt="b c") != bare
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "/" + "x" * 300, "~/" + "x" * 300, "~nobody-of-this-name/x", "a\0b"]
+)
+@pytest.mark.parametrize("knob", ["path", "weights"])
+def test_what_can_be_no_file_s_name_is_bad_input(path: str, knob: str, no_hub: None) -> None:
+    with pytest.raises(BadInput, match=rf"model\.{knob}="):
+        resolve(node(**{knob: path}), False)
+
+
+def test_a_damaged_file_beside_a_checkpoint_says_nothing_of_it(folder: Path) -> None:
+    (folder / "a.safetensors").write_bytes(b"cut short")
+    shutil.copy(folder / SINGLE, folder / "b.safetensors")
+    opened = Checkpoint.open(folder)
+    assert opened.beside("model.norm.weight") == folder / "b.safetensors"
+    assert opened.beside("model.nowhere") is None
+
+
 def test_a_random_fingerprint_follows_architecture_and_seed() -> None:
     def fingerprint(**changes: Any) -> str:
         return resolve(node(weights="random", architecture=ARCHITECTURE) | changes, False)[1].fingerprint

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models import tokenizer_files
+from minivllm.models.tokenizer_files import named_token_id, read_tokenizer
 
 TALK = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ image_token }}"
@@ -99,6 +101,28 @@ def test_vocab_and_merges_cut_text_as_with_transformers(tmp_path: Path, kind: st
         ids = theirs.encode(text)
         assert ours.encode(text) == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_an_id_that_can_be_none_is_looked_for_in_the_tokenizer(tmp_path: Path) -> None:
+    added = {"9" * 5000: {"content": "<eos>"}, "²": {"content": "<eos>"}, "x": {"content": "<eos>"}}
+    word_level(tmp_path, {"eos_token": "<eos>", "added_tokens_decoder": added})
+    assert named_token_id(tmp_path, "eos_token") == 3
+
+
+def test_a_named_id_is_read_from_the_tokenizer_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word_level(tmp_path, {"eos_token": "<eos>"})
+    read: list[Path] = []
+
+    def counted(folder: Path) -> tokenizer_files.TokenizerFiles:
+        read.append(folder)
+        return read_tokenizer(folder)
+
+    monkeypatch.setattr(tokenizer_files, "read_tokenizer", counted)
+    assert [named_token_id(tmp_path, "eos_token") for _ in range(3)] == [3, 3, 3] and len(read) == 1
+    word_level(tmp_path, {"eos_token": "<bos>", "pad_token": "<eos>"})
+    assert named_token_id(tmp_path, "eos_token") == 2 and len(read) == 2
 
 
 def test_a_named_token_is_special_whatever_tokenizer_json_says(tmp_path: Path) -> None:
