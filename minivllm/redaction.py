@@ -3,10 +3,10 @@
 A secret is known by the name that it stands under (`api_key`, `--token`, `HF_TOKEN=`, `Authorization:`, the user and
 password of a URL), or by its form (`Bearer ...`, `hf_...`). What is found under a name in a configuration, or in the
 environment, is remembered (`learn`), so that it is hidden also where it stands in another text without its name, as in
-a server's error.
+a server's error. Identities, names and overrides are made without what is remembered, which may differ tomorrow.
 
 Whatever is written or shown goes through here: `shown` for a configuration, `hide` for a text, `clean` for a value
-that holds texts, `console` for what is printed.
+that holds texts, `console` for what is printed; and `overrides.py` for an override.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import dataclasses
+import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
@@ -50,6 +53,9 @@ _WEAK = (
     "bearer",
     "credential",
 )
+_BARE = ("key", "pat", "sig", "auth")  # of the weak ones: in a value they are mostly a word of something else
+_STRUCTURE = ("choices", "_target_")  # of what a configuration is made: no word of it is masked
+_PLAIN = re.compile(r"[A-Za-z]{1,15}")  # a word like any other, which texts are full of
 _NOTHING = ("", "null", "none", "true", "false", MASK)
 _ENV = re.compile(r"\$\{oc\.env:([^,{}]+)(?:,([^{}]*))?\}")
 _INTERPOLATION = r"\$\{(?:[^{}]|\$\{[^{}]*\}){0,500}\}"
@@ -57,12 +63,16 @@ _QUOTED = r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'"
 _NAME = r"[A-Za-z_][\w.\-]*+"
 # The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are not tried again.
 # name=value, in overrides, environments, options and queries
-_ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])-{{0,2}}({_NAME})\s?=\s?")
+_ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])(-{{0,2}})({_NAME})\s?=\s?")
 _ASSIGNED_VALUE = re.compile(rf"{_QUOTED}|\[[^\]]{{0,2000}}\]|{_INTERPOLATION}|[^\s&;}}\]'\"]+")
 # name: value, in headers, YAML, JSON and Python
-_MAPPED = re.compile(rf"([{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+")
+_MAPPED = re.compile(
+    rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+", re.MULTILINE
+)
 _MAPPED_VALUE = re.compile(
-    rf"{_QUOTED}|{_INTERPOLATION}|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{{}}\[\]'\"][^\s,}}\]'\"]*"
+    rf"{_QUOTED}|{_INTERPOLATION}|{{(?:[^{{}}]|{{[^{{}}]{{0,500}}}}){{0,500}}}}"
+    r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"  # words up to the next name
+    r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
 )
 # --name value ..., also as a list of words
 _FLAGGED = re.compile(
@@ -101,36 +111,59 @@ def hide(text: str, strict: bool = False) -> str:
         strict: whether it is a command or part of a configuration, where also `key=...` is a secret's name; in a
             sentence that may be any key.
     """
-    return _hide(_hide_known(text), strict, lambda _: None)
+    return _hide(_hide_known(text), strict, _ignore)
+
+
+def _ignore(secret: str) -> None:
+    """For who does not ask which secrets there were."""
 
 
 def clean(value: Any) -> Any:
     """A value of nested dictionaries and lists, with every text in it hidden."""
     if isinstance(value, Mapping):
-        return {key: clean(item) for key, item in value.items()}
+        return {key: redact(item) if key in _STRUCTURE else clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return hide(value) if isinstance(value, str) else value
 
 
-def _hide(text: str, strict: bool, found: Found) -> str:
+def _hide(text: str, strict: bool, found: Found, inner: bool = False) -> str:
+    """See `hide`; `inner` says that it is a value of a configuration, whose beginning is no name."""
+
     def mask(value: str) -> str:
         """The mask in a value's own quotes; what is nothing, or is taken from the environment, stays."""
         quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
-        inner = value[1:-1] if quotes else value
-        if inner.lower() in _NOTHING or _from_environment(inner) or not re.search(r"\w", inner):
+        content = value[1:-1] if quotes else value
+        if content.lower() in _NOTHING or _from_environment(content) or not re.search(r"\w", content):
             return value
-        found(inner)
+        found(content)
         return f"{quotes}{MASK}{quotes}"
 
     def assigned(head: re.Match[str]) -> bool:
-        query, name = head.groups()
-        return any(map(is_secret, name.split("."))) and (name.lower() != "key" or strict or bool(query))
+        query, dashes, name = head.groups()
+        secret = [part.lower() for part in name.split(".") if is_secret(part)]
+        if query or not all(part in _WEAK for part in secret):
+            return bool(secret)
+        if not secret or text[max(head.start() - 1, 0) : head.start()] in (
+            "/",
+            "\\",
+            "=",
+        ):  # as in data/key=3/part.jsonl
+            return False
+        if inner and name in _BARE:
+            return bool(dashes)
+        return strict or name.lower() != "key"
 
     def mapped(head: re.Match[str]) -> bool:
         before, quotes, name = head.groups()
-        certain = strict or quotes or name.lower() not in _WEAK or (before is not None and "{" in text)
-        return bool(certain) and is_secret(name)
+        if not is_secret(name):
+            return False
+        braces = before is not None and before.startswith(("{", ",")) and "{" in text
+        if quotes or braces or name.lower() not in _WEAK:
+            return True
+        if name.lower() in _BARE:
+            return strict and not inner and before is not None
+        return strict
 
     def flagged(match: re.Match[str]) -> str:
         flag, space, value, more = match.groups()
@@ -202,7 +235,7 @@ def _hide_known(text: str) -> str:
 # ---- configurations
 
 
-def redact(value: Any, name: str = "", found: Found = lambda _: None) -> Any:
+def redact(value: Any, name: str = "", found: Found = _ignore) -> Any:
     """A configuration, or a part of one, without secrets: what stands under a secret's name, and what texts hold.
 
     Args:
@@ -215,7 +248,10 @@ def redact(value: Any, name: str = "", found: Found = lambda _: None) -> Any:
 
 def _redact(value: Any, secret: bool, found: Found) -> Any:
     if isinstance(value, Mapping):
-        return {key: _redact(item, secret or is_secret(str(key)), found) for key, item in value.items()}
+        return {
+            key: _redact(item, key != "_target_" and (secret or is_secret(str(key))), found)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         flags = [
             False,
@@ -224,11 +260,13 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
         return [_redact(item, secret or flag, found) for item, flag in zip(value, flags, strict=False)]
     if isinstance(value, str):
         if not secret:
-            return _hide(_hide_known(value), True, found)
+            return _hide(value, True, found, inner=True)
         if value.lower() in _NOTHING or _from_environment(value):
             return value
         found(value)
         return MASK
+    if dataclasses.is_dataclass(value) and hasattr(value, "text"):  # with its quotes, of an override
+        return dataclasses.replace(cast(Any, value), text=_redact(value.text, secret, found))
     if secret and isinstance(value, int | float) and not isinstance(value, bool):
         found(str(value))
         return MASK
@@ -236,24 +274,38 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """Remember the secrets of a resolved configuration and of the environment, so that `hide` finds them in any text."""
+    """Remember the secrets of a resolved configuration and of the environment, so that `hide` finds them in any text.
+
+    What is a plain word there, as `ollama`, or names a part of this package is none: texts would lose what they say.
+    """
     redact(config, found=_remember)
     for path, _, secret in config.get(AS_WRITTEN) or ():
         if secret:
             redact({"secret": _leaf(config, path)}, found=_remember)
     named = (config.get("engine") or {}).get("api_key_env")
     for name, value in os.environ.items():
-        if name == named or is_secret(name):
+        if (name == named or is_secret(name)) and not _PLAIN.fullmatch(value.strip()):
             _remember(value)
 
 
 def _remember(value: str) -> None:
     global _pattern
     value = value.strip().strip("'\"")
+    if value in _structure():
+        return
     for form in {value, unquote(value), quote(value, safe="")}:
         if len(form) >= SHORTEST and form.lower() not in _NOTHING and MASK not in form and form not in _known:
             _known.add(form)
             _pattern = None
+
+
+@functools.cache
+def _structure() -> frozenset[str]:
+    """The names of what configurations consist of: groups, options, and the modules of their `_target_`."""
+    package = Path(__file__).resolve().parent
+    folders = (package, package / "conf", package.parent / "conf")
+    paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in ("", ".py", ".yaml")]
+    return frozenset((package.name, *(path.stem for path in paths)))
 
 
 def forget() -> None:
@@ -265,7 +317,7 @@ def forget() -> None:
 
 def shown(config: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved configuration as it is stored and shown: values from the environment as written, secrets masked."""
-    return cast(dict[str, Any], redact(_written(config, lambda secret: True)))
+    return cast(dict[str, Any], clean(redact(_written(config, lambda secret: True))))
 
 
 def anonymous(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -284,3 +284,41 @@ def test_nothing_secret_is_left_of_a_sweep(cli: Callable[..., Any], monkeypatch:
     (record,) = Path("runs/hidden").glob("*/record.json")
     assert "not for *** *** *** *** *** ***" in record.read_text()
     assert json.loads(record.read_text())["config"]["engine"]["extra"]["user"] == "${oc.env:THE_KEY}"
+
+
+PLAIN_KEYS = {
+    "OPENAI_API_KEY": "ollama",
+    "VLLM_API_KEY": "openai",
+    "SERVICE_TOKEN": "greedy",
+    "DB_PASSWORD": "minivllm",
+    "SOME_SECRET": "fixed_length",
+    "OTHER_TOKEN": "a1b2c3d4e5",
+}
+
+
+def test_words_in_the_environment_change_no_record_and_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["engine=openai", "model=tiny", "decoding=greedy", "engine.url=http://h/a1b2c3d4e5"]
+    before = compose(overrides)
+    stored, identity = portable(before), cell_id(before, "f")
+    for name, value in PLAIN_KEYS.items():
+        monkeypatch.setenv(name, value)
+    config = compose(overrides)
+    assert cell_id(config, "f") == identity
+    assert essential(overrides) == sorted(overrides)
+    now = portable(config)
+    assert now["engine"].pop("url") == "http://h/***" and stored["engine"].pop("url")
+    assert now == stored == clean(now)
+    assert hide("no a1b2c3d4e5 for ollama") == "no *** for ollama"
+
+
+def test_what_a_configuration_is_made_of_stays() -> None:
+    redaction.learn({"engine": {"extra": {"api_key": "an-own-module"}}})
+    config = {"choices": {"task": "an-own-module"}, "auth": {"_target_": "an-own-module.Key"}}
+    assert clean(redact(config)) == config
+    assert clean({"choices": {"api_key": "abc"}}) == {"choices": {"api_key": MASK}}
+
+
+def test_a_whole_value_is_hidden_in_a_text() -> None:
+    assert hide("{api_key: abc def}") == "{api_key: ***}"
+    assert hide("{api_key: abc def, top_k: 3}") == "{api_key: ***, top_k: 3}"
+    assert hide("{auth: {user: abc}}") == "{auth: ***}"

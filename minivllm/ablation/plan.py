@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from minivllm.bench.identity import NEUTRAL_MEASURE, digest
 from minivllm.bench.measurement import DEFAULT_ARM
 from minivllm.errors import BadInput
-from minivllm.redaction import hide
+from minivllm.overrides import hidden
 
 if TYPE_CHECKING:
     from minivllm.ablation.arms import Blocks
@@ -57,7 +57,7 @@ class Sweep:
 def essential(overrides: Iterable[str]) -> list[str]:
     """The overrides that change what is measured, without secrets, in an order that does not depend on how they were
     written."""
-    return sorted(hide(text, strict=True) for text in overrides if not _neutral(text))
+    return sorted(hidden(text) for text in overrides if not _neutral(text))
 
 
 def _neutral(override: str) -> bool:
@@ -130,5 +130,5 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
     # In an order that does not depend on how they were written: the name is part of a measurement's identity.
     chosen = (text for key, text in zip(keys, combination, strict=True) if key in varying)
-    named = sorted(hide(text, strict=True) for text in chosen)
+    named = sorted(hidden(text) for text in chosen)
     return Arm(" ".join(named or essential(combination)) or DEFAULT_ARM, tuple(combination))

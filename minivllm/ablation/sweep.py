@@ -26,7 +26,8 @@ from minivllm.bench.record import Failure, Validity
 from minivllm.bench.records import record_in
 from minivllm.config import quoted
 from minivllm.errors import BadInput
-from minivllm.redaction import hide, shown
+from minivllm.overrides import hidden
+from minivllm.redaction import shown
 from minivllm.report.format import count
 from minivllm.tracking.base import SafeTracker, Tracker
 
@@ -178,7 +179,7 @@ def _launch(plan: Plan, launch: Launch) -> None:
 
 
 def _hidden(overrides: Sequence[str]) -> list[str]:
-    return [hide(text, strict=True) for text in overrides]
+    return [hidden(text) for text in overrides]
 
 
 def _warn_of_old_terms(plan: Plan) -> None:

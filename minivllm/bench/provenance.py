@@ -19,6 +19,7 @@ import psutil
 
 from minivllm.bench.gpu import device_of, open_gpu
 from minivllm.bench.telemetry import cpu_max_mhz, cpu_mhz
+from minivllm.overrides import hidden
 from minivllm.redaction import hide
 from minivllm.threads import thread_count, usable_cores, usual_threads
 
@@ -168,7 +169,7 @@ def command() -> str:
     script = next((i for i, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
     if script is not None and "=" not in words[script]:
         words[script] = Path(words[script]).name
-    return shlex.join(hide(word, strict=True) for word in words)
+    return shlex.join(hide(hidden(word)) for word in words)
 
 
 def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:

@@ -121,12 +121,10 @@ class Client:
                 self.address(path) + self._query, json=body, allow_redirects=False
             ) as response:
                 await _require_success(response)
-                while line := await response.content.readline():
+                while line := await _line(response):
                     yield line
         except aiohttp.ClientError as error:
             raise ServerError(_words(error)) from error
-        except HttpProcessingError as error:
-            raise ServerError(f"a line of the stream is longer than {size(MOST_LINE)}") from error
 
     def close(self) -> None:
         """Close all connections and end the thread."""
@@ -138,6 +136,16 @@ class Client:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {server_words(str(error))}" if str(error) else type(error).__name__
+
+
+async def _line(response: aiohttp.ClientResponse) -> bytes:
+    """The next line; ServerError for one that is too long, which releases of aiohttp say in two ways."""
+    try:
+        return await response.content.readline()
+    except (HttpProcessingError, ValueError) as error:
+        if isinstance(error, aiohttp.ClientError):
+            raise
+        raise ServerError(f"a line of the stream is longer than {size(MOST_LINE)}") from error
 
 
 async def _require_success(response: aiohttp.ClientResponse, what: str = "") -> None:

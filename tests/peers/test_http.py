@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.server
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -85,6 +86,23 @@ def test_an_answer_has_limits(
     monkeypatch.setattr(client_module, "MOST_ANSWER", 4096)
     with pytest.raises(ServerError, match="longer than 4 KiB"):
         ask(f"http://{server[0]}/v1", None, "long")
+
+
+class LongLine:
+    """An answer whose line is too long, in the words of older releases of aiohttp."""
+
+    content: Any
+
+    def __init__(self) -> None:
+        self.content = self
+
+    async def readline(self) -> bytes:
+        raise ValueError("Chunk too big")
+
+
+def test_a_line_that_is_too_long_is_told_with_every_release() -> None:
+    with pytest.raises(ServerError, match="a line of the stream is longer than 8 MiB"):
+        asyncio.run(client_module._line(cast(Any, LongLine())))
 
 
 @pytest.mark.parametrize("url", ["http://host:port/v1", "http://[::1/v1", "http://host:99999/v1"])

@@ -1,0 +1,41 @@
+"""Overrides without secrets, as they are stored, name arms and are handed to a launcher. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from minivllm.redaction import MASK, is_secret, redact
+
+
+@functools.lru_cache(maxsize=1 << 14)  # the arms of a sweep have most of theirs in common
+def hidden(text: str) -> str:
+    """An override, or another word of a command, without secrets: as it was if it has none, whatever was learned."""
+    key, equals, _ = text.partition("=")
+    name = next(filter(is_secret, key.lstrip("+~-").split(".")), "")  # the part that makes it secret
+    if not equals:
+        return str(redact(text))
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+    except HydraException:
+        parsed = None
+    if parsed is None or parsed.is_sweep_override():  # a word of another kind, or several values
+        return f"{key}={MASK}" if name else str(redact(text))
+    before, after = (_written(value) for value in (parsed._value, redact(parsed._value, name)))
+    return text if before == after else f"{key}={after}"
+
+
+def _written(value: Any) -> str:
+    """A parsed value in the grammar of overrides."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, str) and "${" in value:  # braces and colons of an interpolation stay
+        return value
+    return Override._get_value_element_as_str(value)
