@@ -12,7 +12,7 @@ from minivllm.models.schema import Values
 from minivllm.models.tokenizer_files import named_token_id
 from minivllm.untrusted import MIB, read_object
 
-_MAX_BYTES = 16 * MIB
+_MAX_BYTES = 4 * MIB
 
 
 def read_generation(folder: Path | None) -> Values:
