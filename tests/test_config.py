@@ -30,7 +30,8 @@ RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config", "progress", "mo
 
 def needed(group: str, name: str) -> list[str]:
     """Overrides that choose an option, and give it what it cannot do without."""
-    return [f"{group}={name}", *(["model.path=somewhere"] if (group, name) == ("model", "hf") else [])]
+    further = {("model", "hf"): "model.path=somewhere", ("task", "convert"): "task.output=somewhere"}
+    return [f"{group}={name}", *([further[group, name]] if (group, name) in further else [])]
 
 
 def test_defaults_compose_into_plain_complete_data() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "mine"
 ENGINE = "_target_: tests.ablation.logged.LoggedEngine\ndelay_s: 0.001\n"
-MODEL = "_target_: my_models.load\npath: nowhere\n"
+MODEL = "_target_: tests.ablation.models.load\npath: nowhere\n"
 SETTINGS = (
     "model=mine",
     "engine=logged",

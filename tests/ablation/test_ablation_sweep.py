@@ -72,7 +72,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.fixture
 def ablate(cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path) -> Cli:
     """Run an ablation over three optimisations, with a model that needs no files."""
-    plug_in("model", "mine", "_target_: my_models.load\npath: nowhere\n")
+    plug_in("model", "mine", "_target_: tests.ablation.models.load\npath: nowhere\n")
     plug_in("optimisations", "mine", LIST)
     given = [f"--config-dir={user_dir / 'conf'}", "model=mine", "optimisations=mine", "sweep.name=mine"]
     return lambda *argv: cli(*given, *argv)
@@ -287,7 +287,7 @@ def test_mistakes_are_one_line(ablate: Cli, bench: Bench, plug_in: Callable[[str
 def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plug_in("model", "mine", "_target_: my_models.load\npath: nowhere\n")
+    plug_in("model", "mine", "_target_: tests.ablation.models.load\npath: nowhere\n")
     alone = cli("measure.target_ci=0.05")
     assert alone.code == 2 and "measure.target_ci is for sweeps: add -m" in alone.err
     blocks: list[int] = []

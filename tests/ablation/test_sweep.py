@@ -70,7 +70,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.fixture
 def sweep(cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path) -> Cli:
     """Run a command with a model that needs no files."""
-    plug_in("model", "mine", "_target_: my_models.load\npath: nowhere\n")
+    plug_in("model", "mine", "_target_: tests.ablation.models.load\npath: nowhere\n")
     return lambda *argv: cli(f"--config-dir={user_dir / 'conf'}", "model=mine", *argv)
 
 
@@ -228,7 +228,7 @@ def test_an_arm_that_has_become_valid_loses_its_invalid_row(
 ) -> None:
     command = ["-m", "quant=bf16,later", "sweep.name=mine"]
     assert sweep(*command).code == 1
-    plug_in("quant", "later", "_target_: my_quant.Later\n")
+    plug_in("quant", "later", "_target_: tests.ablation.models.load\npath: nowhere\n")
     assert sweep(*command).code == 0
     assert {record["status"] for record in read_records("runs/mine")} == {"ok"}
     assert len(read_records("runs/mine")) == 2
