@@ -190,6 +190,8 @@ class Search:
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:
                 measure(plan, self.launch, self._progress(len(new)))
+                if plan.refused:
+                    raise BadInput(f"search {self.name}: nothing can be measured, for the reason above")
             elif plan.jobs:
                 raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
         return [worth(self.goal, self._blocks(arm)) for arm in arms]

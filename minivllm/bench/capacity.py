@@ -17,8 +17,10 @@ from typing import Any
 from minivllm.bench.identity import cell_id, digest
 from minivllm.bench.record_tables import read_table
 from minivllm.bench.records import record_in
+from minivllm.bench.schema import checker
 from minivllm.bench.storage import REQUESTS
 from minivllm.errors import BadInput
+from minivllm.options.tasks import CapacityOptions
 
 TASK = "minivllm.tasks.capacity.run"
 # Knobs of arrival processes in which a rate can be searched for, and what they count.
@@ -320,7 +322,7 @@ def from_records(directories: Iterable[Path]) -> list[Search]:
     """The searches that records are of, and what each has found.
 
     Of one cell in one sweep the newest search counts, with its objectives and its criterion; records by other code
-    or on another device are not of it.
+    or on another device, and those whose search cannot be told from their configuration, are not of it.
 
     Args:
         directories: of records, those of other tasks and those that did not end well among them.
@@ -331,9 +333,22 @@ def from_records(directories: Iterable[Path]) -> list[Search]:
             continue
         config = record["config"]
         knob = rate_knob(config.get("arrival") or {})
-        if (config.get("task") or {}).get("_target_") == TASK and knob is not None:
-            cells.setdefault((record["sweep"], _cell(config, knob)), []).append((directory, record))
+        if (config.get("task") or {}).get("_target_") == TASK and knob is not None and _whole(config, knob):
+            cells.setdefault((record.get("sweep", ""), _cell(config, knob)), []).append((directory, record))
     return [search for members in cells.values() if (search := _newest(members)) is not None]
+
+
+def _whole(config: Mapping[str, Any], knob: str) -> bool:
+    """Whether a recorded configuration says what was searched for."""
+    task = {name: value for name, value in config["task"].items() if name != "_target_"}
+    try:
+        CapacityOptions(**task)
+    except (BadInput, TypeError):
+        return False
+    rate = config["arrival"][knob]
+    if checker(CapacityOptions)(task) is not None:
+        return False
+    return bool((config.get("measure") or {}).get("slo")) and checker(float)(rate) is None and rate > 0
 
 
 def _cell(config: Mapping[str, Any], knob: str) -> str:
@@ -363,7 +378,7 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
         return None
     probes = tuple(Probe(rate, [*blocks[rate].values()]) for rate in sorted(blocks))
     return Search(
-        newest["sweep"],
+        newest.get("sweep", ""),
         directory.name.removesuffix(f"-{newest['run_id']}"),
         Capacity(probes, criterion_of(config), UNITS[knob]),
         objectives(config["measure"]["slo"]),

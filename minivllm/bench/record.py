@@ -190,6 +190,21 @@ class Ablation:
     named: bool = False  # whether the command asked for the metric; else the records decide what ranks
 
 
+class Measure(TypedDict, total=False):
+    """Those settings of a measurement whose types the readers go by."""
+
+    repeats: int | None
+    seed: int | None
+    slo: dict[str, float | None] | None
+    timeout_s: float | None
+
+
+class Workload(TypedDict, total=False):
+    """Those knobs of a workload whose types the readers go by."""
+
+    num_requests: int | None
+
+
 class Config(TypedDict, total=False):
     """Those parts of a resolved configuration whose types the readers go by."""
 
@@ -199,9 +214,9 @@ class Config(TypedDict, total=False):
     cache: dict[str, Any]
     engine: dict[str, Any]
     runtime: dict[str, Any]
-    workload: dict[str, Any]
+    workload: Workload
     arrival: dict[str, Any]
-    measure: dict[str, Any]
+    measure: Measure
     task: dict[str, Any]
 
 

@@ -269,6 +269,18 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
     )
     assert search.limits == {"ttft_ms": 50.0} and search.left_out == 0
     assert from_records(places[4:]) == []
+    for damage in (
+        *(
+            {"task": {**task, name: value}}
+            for name, value in (("attainment", 5), ("confidence", "much"), ("odd", 1))
+        ),
+        *(
+            {"measure": measure}
+            for measure in ({}, {"slo": None}, {"slo": [1]}, {"slo": {"ttft_ms": "fast"}})
+        ),
+        *({"arrival": {"rate": rate}} for rate in (None, -1.0, 0, "x")),
+    ):
+        assert from_records([record("g", 2.0, [1.0], **damage)]) == []
     (places[1] / "requests.parquet").write_bytes(b"PAR1 torn")
     (places[0] / "requests.parquet").unlink()
     assert from_records(places)[0].found == Capacity((Probe(4.0, [[False] * 1000]),), criterion)
