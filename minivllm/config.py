@@ -37,6 +37,7 @@ from minivllm.options import (
     RuntimeOptions,
     option,
 )
+from minivllm.untrusted import place
 
 __all__ = [
     "GROUPS",
@@ -114,7 +115,7 @@ def quoted(text: str) -> str:
 
 def _search_path(config_dir: str | Path) -> str:
     """The override that adds a folder of option files."""
-    folder = Path(config_dir).expanduser().resolve()
+    folder = place(config_dir, f"config directory {str(config_dir)!r}").resolve()
     if not folder.is_dir():
         raise BadInput(f"config directory {str(config_dir)!r} not found")
     return f"hydra.searchpath=[{quoted(f'file://{folder}')}]"
@@ -208,7 +209,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
-        folder = Path(root[key] or ".")
+        folder = place(root[key] or ".", f"{key}={root[key]}")
         if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
     written = {name: config[name] for name in apart[1:] if name in config}

@@ -32,6 +32,28 @@ _DECODER = json.JSONDecoder()
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
+def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
+    """A path as a user writes it, `~` being a home folder; there need not be anything.
+
+    Args:
+        path: of a file or a folder.
+        what: how the message begins, such as "model.path=DIR".
+        advice: what to do where it cannot be looked at.
+
+    Raises:
+        BadInput: nothing can have that name, or it may not be looked at.
+    """
+    found = Path(os.path.expanduser(path))  # of a user that is not known the `~` stays
+    try:
+        os.stat(found)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(_line(f"{what} cannot be read: {reason}", advice)) from None
+    return found
+
+
 def open_file(path: Path, what: str, advice: str = "") -> BinaryIO:
     """Open a regular file for reading; a pipe or a device, which may never end, is refused without waiting for it.
 

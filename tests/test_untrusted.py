@@ -42,6 +42,20 @@ def test_only_regular_files_are_read(
         read(make(tmp_path), "the file", "fetch it again")
 
 
+def test_a_place_is_told_where_nothing_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "dangling").symlink_to("gone")
+    (tmp_path / "file").touch()
+    assert untrusted.place("~/file", "x") == tmp_path / "file"
+    for name in ("gone", "dangling", "file/below"):
+        assert untrusted.place(tmp_path / name, "x") == tmp_path / name
+    assert untrusted.place("~no such user/a", "x") == Path("~no such user/a")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("a" * 300, "name too long"), ("a\0b", "null"), (str(tmp_path / "loop"), "links")):
+        with pytest.raises(BadInput, match=f"^the folder cannot be read: .*{reason}.*; give another$"):
+            untrusted.place(name, "the folder", "give another")
+
+
 def test_a_file_may_be_as_large_as_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")

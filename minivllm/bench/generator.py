@@ -6,7 +6,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minivllm.bench.checks import at_least_one, one_of
@@ -14,6 +13,7 @@ from minivllm.bench.lengths import Lengths
 from minivllm.bench.prompts import Encode
 from minivllm.bench.workload import Workload
 from minivllm.errors import BadInput
+from minivllm.untrusted import place
 
 Decode = Callable[[list[int]], str | None]
 RenderChat = Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]]
@@ -140,7 +140,7 @@ class FromFile(Generator):
     ) -> None:
         if not path:
             raise BadInput(f"workload={self.name} needs {advice}")
-        self.path = Path(path).expanduser()
+        self.path = place(path, f"workload.path={path}")
         self.num_requests = (
             None if num_requests is None else at_least_one("workload.num_requests", num_requests)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -89,7 +90,7 @@ def digest(value: Any) -> str:
 
 def _content(path: Any) -> Any:
     """The hash of a file's bytes, which identifies it better than its name; other values as they are."""
-    if isinstance(path, str) and (found := Path(path).expanduser()).is_file():
+    if isinstance(path, str) and os.path.isfile(found := Path(os.path.expanduser(path))):
         with found.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return path

@@ -13,7 +13,7 @@ import numpy as np
 
 from minivllm.bench.checks import check_amount
 from minivllm.errors import BadInput
-from minivllm.untrusted import read_text_lines
+from minivllm.untrusted import place, read_text_lines
 
 # What each distribution needs, and what it may have besides.
 PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -129,7 +129,7 @@ def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None
     if (values is None) == (path is None):
         raise BadInput(f"{knob}: an empirical length needs values or path, one of them")
     if path is not None:
-        values = _read(knob, Path(str(path)).expanduser())
+        values = _read(knob, place(str(path), f"{knob}.path={path}"))
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise BadInput(f"{knob}.values={values!r} must be a list of lengths, at least one")
     for value in values:

@@ -42,7 +42,7 @@ from minivllm.bench.schema import checker
 from minivllm.config import OPTIONS, compose
 from minivllm.errors import BadInput
 from minivllm.models.source import EMBEDDED, resolve
-from minivllm.untrusted import MAX_TEXT, decode, read_bytes, read_object
+from minivllm.untrusted import MAX_TEXT, decode, place, read_bytes, read_object
 
 FOLDER = "quality"
 REFERENCE = "reference.json"
@@ -52,7 +52,11 @@ WINDOW = 1024  # tokens, unless the context is shorter
 
 def text_path(knobs: dict[str, Any]) -> Path:
     """The text to judge by. Raises BadInput if there is no such file."""
-    path = EMBEDDED / "heldout.txt" if knobs["text"] is None else Path(knobs["text"]).expanduser()
+    path = (
+        EMBEDDED / "heldout.txt"
+        if knobs["text"] is None
+        else place(knobs["text"], f"quality.text={knobs['text']}")
+    )
     if not path.is_file():
         raise BadInput(f"quality.text={path} is no file: give a text file, UTF-8")
     return path

@@ -18,7 +18,7 @@ from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.generation import read_generation, with_ends
 from minivllm.models.registry import check_architecture
 from minivllm.models.rope_config import with_scaling
-from minivllm.untrusted import MIB, read_object
+from minivllm.untrusted import MIB, place, read_object
 
 EMBEDDED = Path(__file__).parent.parent / "assets" / "tiny"
 _MAX_CONFIG = 4 * MIB  # the longest published config.json has 30 KiB
@@ -86,8 +86,8 @@ def _local(path: str) -> Path | None:
 
 
 def _existing(path: str, knob: str) -> Path:
-    folder = Path(os.path.expanduser(path))
-    if not os.path.exists(folder):  # False, too, for what no file can be named, such as 300 characters
+    folder = place(path, f"{knob}={path}")
+    if not folder.exists():
         raise BadInput(
             f"{knob}={folder} does not exist: give a folder with config.json and .safetensors files"
         )

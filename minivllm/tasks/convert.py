@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.pickled import convert
+from minivllm.untrusted import place
 
 
 def run(config: dict[str, Any]) -> int:
@@ -21,12 +21,11 @@ def run(config: dict[str, Any]) -> int:
     Raises:
         BadInput: there is nothing to convert there, or a file is refused; nothing is written then.
     """
-    task, path = config["task"], Path(str(config["model"].get("path") or "")).expanduser()
+    task, given = config["task"], str(config["model"].get("path") or "")
+    path = place(given, f"model.path={given}")
     if str(path) in (".", "embedded") or not path.exists():
-        raise BadInput(
-            f"model.path={config['model'].get('path')}: give the folder, or the file, with the pickled weights"
-        )
-    output = Path(task["output"]).expanduser()
+        raise BadInput(f"model.path={given}: give the folder, or the file, with the pickled weights")
+    output = place(task["output"], f"task.output={task['output']}")
     count = convert(path, output, task["timeout_s"], task["memory_gb"], print)
     print(f"{count} tensors in {output}: model=hf model.path={output}")
     if not (output / "config.json").exists():

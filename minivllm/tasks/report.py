@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from minivllm.bench.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.options.base import KEPT_FOLDERS
+from minivllm.untrusted import place
 
 MAX_NAME = 80
 
@@ -58,7 +58,7 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
             f"or 'runs=[\"{runs_dir}/*\"]'"
         )
     found: list[Path] = []
-    for pattern in map(os.path.expanduser, map(str, patterns)):
+    for pattern in (str(place(pattern, f"runs={pattern}")) for pattern in map(str, patterns)):
         matches = _matches(Path(), pattern) or _matches(runs_dir, pattern)
         if not matches:
             raise BadInput(
