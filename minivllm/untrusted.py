@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from minivllm.errors import BadInput
 
@@ -54,7 +54,7 @@ def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     return found
 
 
-def open_file(path: Path, what: str, advice: str = "") -> BinaryIO:
+def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
     """Open a regular file for reading; a pipe or a device, which may never end, is refused without waiting for it.
 
     Args:

@@ -1,4 +1,4 @@
-"""What all tests share: no network, a GPU only where asked for, and a command line that runs in this process."""
+"""What all tests share: no network, a GPU only where asked for, a command line that runs in this process, a fuzz."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.fuzzing import Fuzz
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -33,7 +35,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A machine that is busy with something else is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fuzz", settings.get_profile("calm"), max_examples=2000)
 settings.load_profile("calm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Bound and count the inputs of the tests marked `fuzz` under --hypothesis-profile=fuzz."""
+    if config.getoption("--hypothesis-profile") == "fuzz":
+        config.pluginmanager.register(Fuzz())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.bench.records import Damaged
 from minivllm.bench.storage import REQUESTS, STEPS, TABLES
 from minivllm.errors import BadInput
-from minivllm.untrusted import read_bytes
+from minivllm.untrusted import open_file, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,7 +47,7 @@ def read_table(
         with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as table:
             there = [name for name in columns or () if name in table.schema_arrow.names]
             return table.read(None if columns is None else there)
-    except (OSError, ValueError) as error:  # pyarrow's own derive from these
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise BadInput(f"is torn ({error})") from None
 
 
@@ -73,15 +73,17 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
 
 
 def _damage(path: Path, digest: str | None) -> str | None:
+    if not os.path.exists(path):
+        return "is missing"
     try:
-        with path.open("rb") as file:
+        with open_file(path, str(path)) as file:
             if digest is not None:
                 same = hashlib.file_digest(file, "sha256").hexdigest() == digest
                 return None if same else "is not the table that was recorded: its digest is another"
             first = file.read(len(MAGIC))
             file.seek(-len(MAGIC), os.SEEK_END)
             return None if first == file.read() == MAGIC else "is torn"
-    except FileNotFoundError:
-        return "is missing"
+    except BadInput as error:
+        return str(error).removeprefix(str(path)).lstrip(": ")
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"

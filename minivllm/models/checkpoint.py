@@ -162,7 +162,7 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     if (folder / SINGLE).exists() and SINGLE not in weight_map.values():
         told = f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is not the model's"
         return {}, (told,)
-    gone = {name: file for name, file in weight_map.items() if not (folder / file).exists()}
+    gone = {name: file for name, file in weight_map.items() if not os.path.exists(folder / file)}
     if gone:
         name, file_name = next(iter(gone.items()))
         raise BadInput(

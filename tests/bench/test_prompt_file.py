@@ -290,6 +290,7 @@ rows = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fuzz("prompt files")
 @given(st.lists(conversations | rows, min_size=1, max_size=6), st.booleans())
 def test_every_entry_is_a_request_or_counted(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Any], listed: bool
@@ -308,6 +309,7 @@ def test_every_entry_is_a_request_or_counted(
     assert len(work) + left_out == len(entries)
 
 
+@pytest.mark.fuzz("prompt files")
 @given(
     st.binary(max_size=60) | st.text(alphabet='[]{}",: \n1a', max_size=40).map(str.encode),
     st.sampled_from([b"", b"["]),

@@ -7,19 +7,19 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
 from minivllm.bench.record import SCHEMA_VERSION
 from minivllm.bench.records import flatten
 from minivllm.bench.schema import current, impossible
 from minivllm.errors import BadInput
+from tests.damage import changed
 from tests.report.synthetic import make_record
 
 GOOD = json.loads(json.dumps(make_record().to_dict(), default=str))
 
 
-def changed(path: str, value: Any, record: dict[str, Any] = GOOD) -> dict[str, Any]:
+def with_value(path: str, value: Any, record: dict[str, Any] = GOOD) -> dict[str, Any]:
     """A copy in which one field has another value."""
     made = copy.deepcopy(record)
     node, keys = made, path.split(".")
@@ -34,7 +34,7 @@ def test_a_record_is_what_it_was() -> None:
 
 
 def test_an_older_record_is_migrated() -> None:
-    first = changed("schema_version", 1)
+    first = with_value("schema_version", 1)
     del first["digests"]
     assert current(first) == GOOD | {"schema_version": SCHEMA_VERSION, "digests": None}
     assert first["schema_version"] == 1
@@ -43,7 +43,7 @@ def test_an_older_record_is_migrated() -> None:
 @pytest.mark.parametrize("version", [0, 9, SCHEMA_VERSION + 1, "one", "1", True, 1.0, [1], None])
 def test_other_versions_are_refused(version: Any) -> None:
     with pytest.raises(BadInput, match="schema_version"):
-        current(changed("schema_version", version))
+        current(with_value("schema_version", version))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_other_versions_are_refused(version: Any) -> None:
 )
 def test_a_wrong_type_is_named(path: str, value: Any, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
-        current(changed(path, value))
+        current(with_value(path, value))
 
 
 def test_deep_values_are_refused() -> None:
@@ -79,56 +79,24 @@ def test_deep_values_are_refused() -> None:
     for _ in range(500):
         deep = [deep]
     with pytest.raises(BadInput, match=r"config\.batching is nested more than 32 deep"):
-        current(changed("config.batching", deep))
+        current(with_value("config.batching", deep))
 
 
 def test_a_number_that_cannot_be_makes_a_record_invalid() -> None:
-    record = changed("metrics.itl_ms.p50", -3.0)
+    record = with_value("metrics.itl_ms.p50", -3.0)
     read = current(record)
     assert read["status"] == "invalid" and read["validity"]["ok"] is False
     assert read["validity"]["reasons"] == ["metrics.itl_ms.p50 is -3: no measurement gives that"]
     for path, value in (("energy.joules_above_idle", -2.0), ("memory.kv_waste", -1e-9)):
-        assert not impossible(changed(path, value))
+        assert not impossible(with_value(path, value))
     for value in (float("nan"), float("inf"), -float("inf")):
-        (reason,) = impossible(changed("roofline.mbu", value))
+        (reason,) = impossible(with_value("roofline.mbu", value))
         assert reason.startswith("roofline.mbu is ")
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**40), 10**40)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["ok", "pairs", "", "nan"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def places(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where something can be replaced."""
-    found = [path] if path else []
-    for key, item in value.items() if isinstance(value, dict) else ():
-        found += places(item, (*path, key))
-    return found
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(places(GOOD)), JSON, st.booleans()), min_size=1, max_size=4))
-def test_any_damage_is_refused_in_one_line_or_harmless(
-    damage: list[tuple[tuple[str, ...], Any, bool]],
-) -> None:
-    record = copy.deepcopy(GOOD)
-    for path, value, gone in damage:
-        node: Any = record
-        for key in path[:-1]:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            if gone:
-                node.pop(path[-1], None)
-            else:
-                node[path[-1]] = value
+@pytest.mark.fuzz("records")
+@given(changed(GOOD))
+def test_any_damage_is_refused_in_one_line_or_harmless(record: Any) -> None:
     try:
         read = current(record)
     except BadInput as error:

@@ -187,6 +187,7 @@ objects = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fuzz("traces")
 @given(
     tables.map(lambda rows: [HEADER, *(f"2024-05-01 00:00:{t:02}.5,{n},{m}" for t, n, m in rows if t < 60)])
     | tables.map(lambda rows: seconds()[:1] + [f"{t},{n},{m}" for t, n, m in rows])
@@ -212,6 +213,7 @@ def test_every_row_is_a_request_or_counted(
     assert all(a.due_s <= b.due_s for a, b in zip(work.requests, work.requests[1:], strict=False))  # type: ignore[operator]
 
 
+@pytest.mark.fuzz("traces")
 @given(st.binary(max_size=80) | st.text(alphabet='{}[]",:\r\n 019.TIMESAP', max_size=60).map(str.encode))
 def test_any_bytes_are_rows_or_a_line_of_advice(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

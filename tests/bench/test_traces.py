@@ -158,6 +158,7 @@ def test_another_format_than_the_file_has_is_one_line(tmp_path: Path, format: st
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.fuzz("traces")
 @given(st.sampled_from([AZURE, BURSTGPT, MOONCAKE]), st.integers(0, 400), st.text(max_size=8))
 @example(MOONCAKE, 0, "[" * 5000)
 @example(AZURE, 0, "\r")

@@ -101,6 +101,7 @@ def test_empirical_lengths_are_drawn_from_their_values(tmp_path: Path) -> None:
         Lengths.parse("x", {"distribution": "empirical", "path": str(path)})
 
 
+@pytest.mark.fuzz("files of lengths")
 @given(st.binary(max_size=60))
 @example(b"9" * 5000)
 @example(b"\xc2\xb2")
@@ -605,6 +606,7 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
         File(str(path), format="csv")
 
 
+@pytest.mark.fuzz("prompt files")
 @given(st.binary(max_size=200))
 @example(b"[" * 100_000)
 @example(b'{"prompt_token_ids": [' + b"9" * 5000 + b"]}")
@@ -627,6 +629,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.fuzz("prompt files")
 @given(
     st.dictionaries(
         st.sampled_from(["prompt", "prompt_token_ids", "messages", "max_tokens", "output_len"]), json_values
@@ -652,6 +655,7 @@ talks = st.recursive(
 )
 
 
+@pytest.mark.fuzz("prompt files")
 @given(
     talks
     | st.fixed_dictionaries(

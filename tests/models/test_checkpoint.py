@@ -122,7 +122,8 @@ def test_a_tensor_has_no_more_parts_than_its_bytes(shape: list[int], tmp_path: P
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 1 << 40]), max_size=4)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.fuzz("weights")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.dictionaries(NAMES, st.tuples(SHAPES, st.integers(0, 64)), max_size=5))
 def test_any_names_and_shapes_are_a_checkpoint_or_bad_input(
     tmp_path: Path, entries: dict[str, tuple[list[int], int]]
@@ -141,7 +142,8 @@ def test_any_names_and_shapes_are_a_checkpoint_or_bad_input(
         assert all(8 <= tensor.begin <= tensor.end <= 8 + len(text) + end for tensor in tensors.values())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.fuzz("weights")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     index=st.recursive(
         st.none()

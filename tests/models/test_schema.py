@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
@@ -15,6 +15,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.families import FAMILIES
 from minivllm.models.schema import Values
 from minivllm.models.source import resolve
+from tests.damage import damaged
 from tests.models.test_config import BASE, LLAMA3, ROPES
 from tests.models.test_source import node
 
@@ -179,10 +180,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=6,
 )
+CONFIGS = [json.dumps(config).encode() for config in (LLAMA3, GEMMA, MOE, BASE | {"text_config": BASE})]
 MUTATIONS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.fuzz("config.json")
 @given(
     architecture=st.sampled_from(sorted(FAMILIES)),
     rope=st.sampled_from(sorted(ROPES)),
@@ -208,6 +210,25 @@ def test_any_mutation_is_a_configuration_or_bad_input(
         assert 0 < read.rms_norm_eps <= 1 and 0 < read.attention_scale < INF
         assert len(read.layer_types) == read.num_layers
         assert read.max_position_embeddings <= 1 << 26
+
+
+@pytest.mark.fuzz("config.json")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    config=st.sampled_from(CONFIGS).flatmap(damaged),
+    generation=damaged(b'{"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9, "do_sample": true}')
+    | st.none(),
+)
+def test_any_bytes_are_a_configuration_or_one_line(
+    tmp_path: Path, config: bytes, generation: bytes | None
+) -> None:
+    (tmp_path / "config.json").write_bytes(config)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_bytes(generation)
+    with pytest.raises(BadInput) as caught:  # the folder has no weights
+        resolve(node(tmp_path), False)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_a_value_is_shown_short_and_without_control_characters() -> None:

@@ -264,7 +264,8 @@ def test_an_unusable_folder_is_refused_in_one_line(
         assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.fuzz("weights")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_header_is_bad_input_and_nothing_else(
     weights_file: bytes, tmp_path: Path, data: st.DataObject
@@ -303,7 +304,8 @@ HEADERS = (
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.fuzz("weights")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=HEADERS, size=st.integers(0, 2**64 - 1) | st.none(), data=st.binary(max_size=40))
 def test_any_bytes_are_a_checkpoint_or_bad_input(
     tmp_path: Path, header: bytes, size: int | None, data: bytes

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from minivllm.engine.tokenizer import Tokenizer
+from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models import tokenizer_files
 from minivllm.models.tokenizer_files import named_token_id, read_tokenizer
+from tests.damage import damaged
 
 TALK = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ image_token }}"
@@ -173,42 +174,73 @@ def test_merges_that_are_wrong_are_one_line(tmp_path: Path, name: str, content: 
         Tokenizer(tmp_path)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-KEYS = st.sampled_from(
-    [
-        "version",
-        "added_tokens",
-        "normalizer",
-        "pre_tokenizer",
-        "decoder",
-        "model",
-        "post_processor",
-        "truncation",
-        "padding",
-    ]
-)
+def in_full(model: Any) -> bytes:
+    """tokenizer.json with a part of every kind."""
+    fast = FastTokenizer(model)
+    fast.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(" +"), "_")])
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+| ?\d"), "isolated"),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.ByteFallback(), decoders.Fuse()])
+    fast.add_special_tokens([AddedToken("<s>", special=True)])
+    fast.add_tokens([AddedToken("<tool>", lstrip=True)])
+    fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 9)])
+    fast.enable_truncation(8)
+    fast.enable_padding(length=4)
+    return fast.to_str().encode()
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WORDS = {"<unk>": 0, "h": 1, "i": 2, "hi": 3, "a": 4, "b": 5, "ab": 6, "<0x41>": 7, "_": 8}
+FULL = [
+    in_full(models.WordLevel(WORDS, unk_token="<unk>")),
+    in_full(models.BPE(WORDS, [("h", "i"), ("a", "b")], unk_token="<unk>", byte_fallback=True)),
+    in_full(models.WordPiece(WORDS, unk_token="<unk>")),
+    in_full(models.Unigram([(word, -1.0 - i) for word, i in WORDS.items()], 0, True)),
+]
+ADDED = {"9": {"content": "<s>", "special": True}, "10": {"content": "<tool>", "lstrip": True}}
+BESIDE = {
+    "tokenizer_config.json": json.dumps(
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "add_prefix_space": True,
+            "bos_token": "<s>",
+            "eos_token": {"content": "<tool>", "special": True},
+            "image_token": "<img>",
+            "extra_special_tokens": {"image_token": "<img>"},
+            "added_tokens_decoder": ADDED,
+            "chat_template": [{"name": "default", "template": TEMPLATE}],
+        }
+    ).encode(),
+    "special_tokens_map.json": b'{"bos_token": "<s>", "pad_token": {"content": "<unk>", "lstrip": false}}',
+    "added_tokens.json": b'{"<s>": 9, "<tool>": 10}',
+    "vocab.json": json.dumps(WORDS).encode(),
+    "merges.txt": b"#version: 0.2\nh i\na b\n",
+    "chat_template.jinja": TEMPLATE.encode(),
+}
+
+
+@pytest.mark.fuzz("tokenizer files")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    key=KEYS,
-    value=JSON,
-    named=st.dictionaries(
-        st.sampled_from(["bos_token", "chat_template", "extra_special_tokens", "tokenizer_class"]), JSON
-    ),
+    whole=st.sampled_from(FULL).flatmap(lambda content: st.just(content) | damaged(content)) | st.none(),
+    beside=st.fixed_dictionaries({}, optional={name: damaged(content) for name, content in BESIDE.items()}),
+    ids=st.lists(st.integers(0, 12), max_size=8),
 )
-def test_any_file_is_a_tokenizer_or_one_line(
-    tmp_path: Path, key: str, value: Any, named: dict[str, Any]
+def test_any_files_are_a_tokenizer_or_one_line(
+    tmp_path: Path, whole: bytes | None, beside: dict[str, bytes], ids: list[int]
 ) -> None:
-    fast = FastTokenizer(models.WordLevel({"hi": 0, "<unk>": 1}, unk_token="<unk>"))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(fast.to_str()), key: value}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    for name, content in {"tokenizer.json": whole, **BESIDE, **beside}.items():
+        (tmp_path / name).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
     try:
-        one = Tokenizer(tmp_path)
-        one.decode(one.encode("hi there <unk>"))
+        tokenizer = Tokenizer(tmp_path)
+        tokenizer.decode(tokenizer.encode("hi ab 12 <s><tool> é"))
+        assert tokenizer.special_id("bos_token") in (None, *range(1 << 20))
+        detokenizer = Detokenizer(tokenizer, ("ab",), ids[:3])
+        "".join(map(detokenizer.push, ids[3:])) + detokenizer.finish()
     except BadInput as error:
-        assert "\n" not in str(error)
+        assert "\n" not in str(error) and len(str(error)) < 1000

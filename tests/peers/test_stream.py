@@ -219,11 +219,35 @@ events = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fuzz("server streams")
+@given(
+    st.fixed_dictionaries(
+        {
+            "data": values
+            | st.lists(
+                st.fixed_dictionaries(
+                    {"id": st.text(max_size=4) | values}, optional={"max_model_len": numbers}
+                )
+            )
+        }
+    )
+    | values
+)
+def test_any_answer_is_a_list_of_models_or_the_one_error(answer: Any) -> None:
+    try:
+        models = served_models(answer)
+    except ServerError as error:
+        assert "\n" not in str(error) and len(str(error)) < 300
+    else:
+        assert models and all(name and (context is None or context >= 1) for name, context in models.items())
+
+
 async def as_lines(raw: list[bytes]) -> AsyncIterator[bytes]:
     for line in raw:
         yield line
 
 
+@pytest.mark.fuzz("server streams")
 @given(st.lists(events | values, max_size=30), st.integers(1, 20))
 def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], wanted: int) -> None:
     raw = [b"data: " + json.dumps(event).encode() + b"\n" for event in given_events]
@@ -240,6 +264,7 @@ def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], w
         assert len(counts) == held - len(outputs[-1].token_ids) and sum(counts) <= wanted and min(counts) >= 0
 
 
+@pytest.mark.fuzz("server streams")
 @given(
     st.lists(st.binary(max_size=30) | st.binary(max_size=30).map(lambda data: b"data:" + data), max_size=10)
 )

@@ -1,0 +1,125 @@
+"""Whatever one record or table has become, a report is made of the others, and names what is damaged."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minivllm.report.material import read
+from minivllm.report.page import write_report
+from tests.damage import damaged
+from tests.report.synthetic import make_record, write
+
+RUNS = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "runs"
+STUDIES = ["ablation", "native-tiny", "scaling", "tiny-precision", "tune"]
+MOST = 8  # records of a study
+PARQUET = ["requests.parquet", "steps.parquet", "telemetry.parquet"]
+
+
+@cache
+def folders(study: str) -> list[Path]:
+    """Record folders of a study, its first blocks."""
+    found = [path.parent for path in (RUNS / study).glob("*/record.json")]
+    blocks = {path: json.loads((path / "record.json").read_text())["block"] for path in found}
+    return sorted(found, key=lambda path: (blocks[path], path))[:MOST]
+
+
+@cache
+def records(study: str, index: int) -> st.SearchStrategy[bytes]:
+    return damaged((folders(study)[index] / "record.json").read_bytes())
+
+
+def as_parquet(table: pyarrow.Table) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+@cache
+def tables(study: str, index: int, name: str) -> st.SearchStrategy[bytes]:
+    """A table that is cut or has other bytes; or a whole one in which columns are gone, or hold something else."""
+    content = (folders(study)[index] / name).read_bytes()
+    whole = pyarrow.parquet.read_table(io.BytesIO(content))
+    odd: dict[str, Any] = {
+        "text": ["x"] * len(whole),
+        "null": pyarrow.nulls(len(whole)),
+        "nan": [float("nan")] * len(whole),
+        "huge": [-(1 << 62)] * len(whole),
+        "list": [[1.0]] * len(whole),
+    }
+
+    def other(kinds: dict[str, str]) -> bytes:
+        columns = {column: whole[column] for column in whole.column_names if kinds.get(column) != "gone"}
+        return as_parquet(pyarrow.table(columns | {c: odd[k] for c, k in kinds.items() if k != "gone"}))
+
+    kinds = st.dictionaries(st.sampled_from(whole.column_names), st.sampled_from([*odd, "gone"]), max_size=4)
+    return kinds.map(other) | st.just(as_parquet(whole.slice(0, 0))) | damaged(content)
+
+
+def sweep(root: Path, study: str, data: st.DataObject, tables_too: bool) -> tuple[Path, int]:
+    """A study in which one record, and with `tables_too` one of its tables, is damaged; and how many records it has."""
+    place = root / "runs"
+    shutil.rmtree(place, ignore_errors=True)
+    index = data.draw(st.sampled_from([0, 5]))
+    for number, folder in enumerate(folders(study)):
+        (place / folder.name).mkdir(parents=True)
+        for name in ("record.json", *(PARQUET if tables_too else ())):
+            shutil.copy(folder / name, place / folder.name)
+        if number == index:
+            broken = place / folder.name
+            if not tables_too or data.draw(st.booleans()):
+                (broken / "record.json").write_bytes(data.draw(records(study, index)))
+            if tables_too:
+                name = data.draw(st.sampled_from(PARQUET))
+                (broken / name).write_bytes(data.draw(tables(study, index, name)))
+    return place, len(folders(study))
+
+
+@pytest.mark.fuzz("records")
+@settings(
+    max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(study=st.sampled_from(STUDIES), data=st.data())
+def test_a_damaged_record_is_one_of_many(tmp_path: Path, study: str, data: st.DataObject) -> None:
+    place, total = sweep(tmp_path, study, data, False)
+    material = read(place)
+    assert len(material.rows) + len(material.unreadable) == total and len(material.unreadable) <= 1
+    assert all("\n" not in path.reason for path in material.unreadable)
+    assert sum(len(cell.rows) for cell in material.cells) == len(material.rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _ = (material.analysis, material.searches, material.tuning)
+
+
+@pytest.mark.fuzz("records")
+@pytest.mark.usefixtures("without_figures")
+@settings(
+    max_examples=settings().max_examples // 25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(study=st.sampled_from(STUDIES), data=st.data())
+def test_a_page_is_made_of_what_is_whole(tmp_path: Path, study: str, data: st.DataObject) -> None:
+    place, _ = sweep(tmp_path, study, data, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert write_report(read(place), tmp_path / "page").is_file()
+
+
+def test_a_pipe_in_place_of_a_table_is_not_waited_for(tmp_path: Path) -> None:
+    place = write(tmp_path, [make_record("nf4")])
+    table = next(place.glob("*/steps.parquet"))
+    table.unlink()
+    os.mkfifo(table)
+    (found,) = (one for one in read(place).damaged if one == str(table))
+    assert found.reason == "is a pipe or a device, not a regular file"
