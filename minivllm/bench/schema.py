@@ -116,7 +116,8 @@ def checker(kind: Any) -> Check:
 
 def _fields_of(kind: Any) -> Check:
     hints = get_type_hints(kind, include_extras=True)
-    checks = {name: (_plain(hint), checker(hint)) for name, hint in hints.items()}
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else [*hints]  # no class variables
+    checks = {name: (_plain(hints[name]), checker(hints[name])) for name in names}
     others = (frozenset({str, int, float, bool, NoneType}), _any)  # what a later version may have added
     required: list[str] = []
     if is_dataclass(kind) and kind is not Record:  # a record may lack what an older version did not write
