@@ -1,13 +1,19 @@
-"""A comparison of two runs for people: rows of a table, Markdown, a plot."""
+"""A comparison of two runs for people: a page, rows of a table, Markdown, CSV and a plot."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from minivllm.ablation.comparison import Comparison, Verdict
-from minivllm.report.format import MISSING, cut, interval, p_value, sig
+from minivllm.report import verdict
+from minivllm.report.cells import DEVICE, gather, show
+from minivllm.report.format import MISSING, count, cut, interval, listing, p_value, sig
+from minivllm.report.html import Front, Section, page
 from minivllm.report.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
-from minivllm.report.spreadsheet import markdown_table, markdown_text
+from minivllm.report.rows import Row, distinct
+from minivllm.report.sections import commands, newest
+from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.style import (
     MAX_BARS,
     Plot,
@@ -19,7 +25,9 @@ from minivllm.report.style import (
     plot,
     rows_axis,
 )
+from minivllm.report.tables import MAX_ROWS
 from minivllm.report.terminal import rich_table
+from minivllm.report.writing import make_folder, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +46,14 @@ HEADINGS = (
     "test",
     "verdict",
 )
+TONES: dict[Verdict, str] = {
+    "slower": "failed",
+    "failed": "failed",
+    "faster": "ok",
+    "none": "neutral",
+    "undecided": "mixed",
+    "not comparable": "mixed",
+}
 COLOURS: dict[Verdict, str] = {
     "slower": WORSE,
     "failed": WORSE,
@@ -46,6 +62,84 @@ COLOURS: dict[Verdict, str] = {
     "undecided": UNDECIDED,
     "not comparable": SLATE,
 }
+
+
+def write(
+    comparison: Comparison, names: tuple[str, str], sides: tuple[list[Row], list[Row]], out_dir: Path
+) -> Path:
+    """Write index.html, compare.md, compare.csv and compare.png.
+
+    Args:
+        comparison: of the two runs.
+        names: theirs, the older first.
+        sides: their records.
+        out_dir: where to write.
+
+    Returns:
+        The path of index.html.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    make_folder(out_dir)
+    drawn = figure(comparison, names)
+    write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
+    write_bytes(out_dir / "compare.csv", csv_table(HEADINGS, table_rows(comparison)).encode())
+    if drawn is None:
+        (out_dir / "compare.png").unlink(missing_ok=True)
+    else:
+        write_bytes(out_dir / "compare.png", drawn.png)
+    rows = [*sides[0], *sides[1]]
+    facts = [(name, _side(side)) for name, side in zip(names, sides, strict=True)]
+    parts = [
+        Section("compare", "Which cells changed?", section(comparison, names, drawn)),
+        Section("asked", "What was compared?", {"facts": facts, "commands": commands(rows)}),
+    ]
+    front = Front(
+        f"Did {comparison.metric} get worse from {names[0]} to {names[1]}?",
+        " and ".join(names),
+        verdict.Verdict(comparison.conclusion, busy(names, sides)),
+        newest(rows),
+        command="task=compare 'runs=[before,after]'",
+    )
+    index = out_dir / "index.html"
+    write_bytes(index, page(front, parts, {drawn.name: drawn} if drawn else {}).encode())
+    return index
+
+
+def section(comparison: Comparison, names: tuple[str, str], drawn: Plot | None) -> dict[str, Any]:
+    """The page's section as plain data for its template."""
+    rows = [
+        {"texts": texts[:-1], "verdict": cell.verdict, "reason": cell.reason, "tone": TONES[cell.verdict]}
+        for cell, texts in zip(comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False)
+    ]
+    sides = zip(names, (comparison.only_before, comparison.only_after), strict=True)
+    return {
+        "headings": HEADINGS,
+        "rows": rows,
+        "unshown": max(0, len(comparison.cells) - MAX_ROWS),
+        "direction": comparison.direction,
+        "only": [(name, labels[:MAX_ROWS]) for name, labels in sides if labels],
+        "plot": drawn,
+    }
+
+
+def _side(rows: list[Row]) -> str:
+    """What one of the runs is: records, commits, devices, and when it was measured."""
+    facts = [count(len(rows), "record")]
+    for name, key in (("commit", "provenance.git_sha"), ("on", DEVICE)):
+        if values := [show(value)[:40] for value in distinct(rows, key)]:
+            facts.append(f"{name} {listing(values, 3)}")
+    return ", ".join([*facts, newest(rows)]).rstrip(", ")
+
+
+def busy(names: tuple[str, str], sides: tuple[list[Row], list[Row]]) -> list[str]:
+    """That other processes used the machine while one of the runs was measured."""
+    return [
+        f"{name}: {line[0].lower()}{line[1:]}"
+        for name, rows in zip(names, sides, strict=True)
+        for line in verdict.busy(gather(rows))
+    ]
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:

@@ -40,6 +40,7 @@ class Front:
         verdict: what was found.
         date: of the newest record, e.g. "2026-11-25 00:33"; "" where none says.
         banners: what is to be known before any figure.
+        command: what writes the page again.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Front:
     verdict: Verdict
     date: str = ""
     banners: Sequence[Banner] = ()
+    command: str = "task=report 'runs=[...]'"
 
 
 def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> str:

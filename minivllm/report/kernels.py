@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.record import KERNELS_VERSION
+from minivllm.bench.records import flatten
 from minivllm.bench.storage import KERNELS
 from minivllm.bench.validity import OTHERS_PERCENT
 from minivllm.errors import BadInput
 from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, sig
+from minivllm.report.html import Front, Section, page
 from minivllm.report.palette import INK, MARKERS, PALETTE
+from minivllm.report.sections import commands, facts, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.style import Plot
+from minivllm.report.tables import MAX_ROWS
 from minivllm.report.terminal import bare_table
+from minivllm.report.verdict import Verdict
 from minivllm.report.writing import make_folder, write_bytes
 from minivllm.untrusted import read_object
 
@@ -66,7 +71,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(record: dict[str, Any], out_dir: Path) -> Path:
-    """kernels.md, kernels.csv and kernels.png below a folder, which is returned.
+    """index.html, kernels.md, kernels.csv and kernels.png below a folder, which is returned.
 
     Raises:
         BadInput: nothing can be written there.
@@ -79,7 +84,33 @@ def write(record: dict[str, Any], out_dir: Path) -> Path:
         (out_dir / "kernels.png").unlink(missing_ok=True)
     else:
         write_bytes(out_dir / "kernels.png", figure.png)
+    write_bytes(out_dir / "index.html", _page(record, figure).encode())
     return out_dir
+
+
+def _page(record: dict[str, Any], figure: Plot | None) -> str:
+    headline, *lines = findings(record)
+    row = flatten({key: record.get(key) for key in ("provenance", "schema_version")})
+    limits = [("Measured limits", _limits(record)), *(("Note", str(note)) for note in _notes(record))]
+    table = {
+        "headings": HEADINGS,
+        "left": LEFT,
+        "rows": [cells(row) for row in record["rows"][:MAX_ROWS]],
+        "plot": figure,
+    }
+    parts = [
+        Section("kernels", "How far is each kernel from the limit?", table),
+        Section(
+            "asked", "What was measured?", {"facts": [*limits, *facts([row])], "commands": commands([row])}
+        ),
+    ]
+    title = f"How fast are the kernels of {(record['config'].get('choices') or {}).get('model')}?"
+    front = Front(title, _title(record), Verdict(headline, lines), newest([row]))
+    return page(front, parts, {figure.name: figure} if figure else {})
+
+
+def _notes(record: dict[str, Any]) -> list[Any]:
+    return list(record["limits"].get("notes", ()))
 
 
 def cells(row: Row) -> list[str]:
@@ -220,19 +251,25 @@ def _title(record: dict[str, Any]) -> str:
 
 def markdown(record: dict[str, Any]) -> str:
     """Limits, what the rows come to, and the table."""
-    limits = record["limits"]
-    bandwidth, rate = limits.get("bandwidth_bytes_per_s"), limits.get("matrix_flops_per_s")
     lines = [f"# {markdown_text(_title(record))}", ""]
     lines += [
-        f"Measured limits: {sig(bandwidth and bandwidth * GIGA)} GB/s, {sig(rate and rate * GIGA)} GFLOP/s in "
-        f"{limits.get('matrix_dtype')}. Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB. Medians with 95 % intervals.",
+        f"Measured limits: {_limits(record)} Medians with 95 % intervals.",
         "",
         *(f"* {markdown_text(line)}" for line in findings(record)),
-        *(f"* note: {markdown_text(str(note))}" for note in limits.get("notes", ())),
+        *(f"* note: {markdown_text(str(note))}" for note in _notes(record)),
         "",
         markdown_table((), HEADINGS, map(cells, record["rows"]), LEFT),
     ]
     return "\n".join(lines)
+
+
+def _limits(record: dict[str, Any]) -> str:
+    limits = record["limits"]
+    bandwidth, rate = limits.get("bandwidth_bytes_per_s"), limits.get("matrix_flops_per_s")
+    return (
+        f"{sig(bandwidth and bandwidth * GIGA)} GB/s, {sig(rate and rate * GIGA)} GFLOP/s in "
+        f"{limits.get('matrix_dtype')}. Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB."
+    )
 
 
 def csv_text(record: dict[str, Any]) -> str:

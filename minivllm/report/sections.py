@@ -283,11 +283,11 @@ def partial_means(cell: Cell) -> list[str]:
 
 def provenance(rows: list[Row], cells: list[Cell], out_dir: Path) -> dict[str, Any]:
     """Where the numbers come from: facts, every record, and every knob of the first cell."""
-    return {"facts": _facts(rows), "records": every_record(cells, out_dir), "knobs": knobs(cells)}
+    return {"facts": facts(rows), "records": every_record(cells, out_dir), "knobs": knobs(cells)}
 
 
-def _facts(rows: list[Row]) -> list[tuple[str, str]]:
-    """Several values where the records differ."""
+def facts(rows: list[Row]) -> list[tuple[str, str]]:
+    """Where records come from, name and value; several values where they differ."""
     names = {
         "provenance.git_sha": "Commit",
         "provenance.dirty_hash": "Uncommitted changes",
@@ -305,7 +305,7 @@ def _facts(rows: list[Row]) -> list[tuple[str, str]]:
         "roofline.matrix_dtype": "Matrix-rate dtype",
     }
     known = {key: distinct(rows, key) for key in names} | {DEVICE: _devices(rows)}
-    facts = [
+    found = [
         (title, ", ".join(show(v) for v in known[key][:6])) for key, title in names.items() if known[key]
     ]
     for key, title, scale, unit in (
@@ -315,15 +315,15 @@ def _facts(rows: list[Row]) -> list[tuple[str, str]]:
         values = [v for row in rows if (v := number(row.get(key))) is not None]
         if values:
             low, high = sig(min(values) * scale), sig(max(values) * scale)
-            facts.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
+            found.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
     for kind, whose in PACKAGES.items():
         packages = {name: None for row in rows for name in below(row, f"provenance.{kind}")}
         versions = {name: distinct(rows, f"provenance.{kind}.{name}") for name in packages}
         told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items()]
         if told or not whose:
-            facts.append((f"{whose}packages".capitalize(), ", ".join(told) or MISSING))
-    facts.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
-    return facts
+            found.append((f"{whose}packages".capitalize(), ", ".join(told) or MISSING))
+    found.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
+    return found
 
 
 def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from minivllm.ablation.metric import find_metric
 from minivllm.errors import BadInput
 from minivllm.report.format import count
+from minivllm.tasks.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name
 
 
@@ -32,12 +33,10 @@ def run(config: dict[str, Any]) -> int:
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
 
     from minivllm.ablation.comparison import compare
-    from minivllm.report.cells import gather
-    from minivllm.report.comparison import MEANS, comparison_table, figure, markdown
+    from minivllm.report.comparison import MEANS, busy, comparison_table, write
     from minivllm.report.rows import read_rows
     from minivllm.report.terminal import print_table
-    from minivllm.report.verdict import busy
-    from minivllm.report.writing import make_folder, write_bytes
+    from minivllm.report.writing import make_folder
 
     names = joined_name(folders[0]), joined_name(folders[1])
     (before, lost_before), (after, lost_after) = (read_rows(folder) for folder in folders)
@@ -46,15 +45,12 @@ def run(config: dict[str, Any]) -> int:
             f"not comparable: {count(len(lost), 'unreadable record')}, such as {lost[0]}: measure again or remove"
         )
         return 3
-    out_dir = Path(config["reports_dir"]) / str(config["name"] or f"{names[1]}-against-{names[0]}")
-    make_folder(out_dir)
+    reports_dir = Path(config["reports_dir"])
+    out_dir = reports_dir / str(config["name"] or f"{names[1]}-against-{names[0]}")
+    make_folder(out_dir)  # before the work
     comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
-    write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
-    drawn = figure(comparison, names)
-    if drawn is None:
-        (out_dir / "compare.png").unlink(missing_ok=True)
-    else:
-        write_bytes(out_dir / "compare.png", drawn.png)
+    page = write(comparison, names, (before, after), out_dir)
+    list_reports(reports_dir)
     if comparison.cells:
         print_table(comparison_table(comparison))
         print(MEANS)
@@ -64,8 +60,7 @@ def run(config: dict[str, Any]) -> int:
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")
     print(comparison.conclusion)
-    for name, rows in zip(names, (before, after), strict=True):
-        for line in busy(gather(rows)):
-            print(f"{name}: {line[0].lower()}{line[1:]}")
-    print(f"comparison: {out_dir / 'compare.md'}")
+    for line in busy(names, (before, after)):
+        print(line)
+    print(f"comparison: {page}")
     return comparison.exit_code

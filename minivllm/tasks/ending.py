@@ -24,6 +24,16 @@ def refuse_unwritable(config: dict[str, Any]) -> None:
         raise BadInput(f"reports_dir={folder}: {nearest.resolve()} cannot be written to; give another folder")
 
 
+def list_reports(reports_dir: Path) -> None:
+    """Bring the page that lists all reports up to date; that it cannot be written is one line."""
+    from minivllm.report.index import rebuild
+
+    try:
+        rebuild(reports_dir)
+    except OSError as error:
+        print(f"warning: the list of reports was not written: {error}", file=sys.stderr)
+
+
 def conclude(
     folder: Path,
     out_dir: Path,
@@ -83,6 +93,7 @@ def conclude(
                 f"traces: {folder}/*/{TRACE} (https://ui.perfetto.dev opens them), {OPERATIONS} beside each"
             )
         page = report.write_report(material, out_dir)
+        list_reports(out_dir.parent)
     except Exception as error:
         why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         print(f"error: the report could not be built: {why}", file=sys.stderr)

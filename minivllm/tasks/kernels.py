@@ -16,7 +16,7 @@ from minivllm.bench.provenance import provenance
 from minivllm.bench.record import KERNELS_VERSION, portable
 from minivllm.errors import BadInput
 from minivllm.tasks.bench import run_folder
-from minivllm.tasks.ending import refuse_unwritable
+from minivllm.tasks.ending import list_reports, refuse_unwritable
 from minivllm.threads import pin, thread_count
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ def run(config: dict[str, Any]) -> int:
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)
     print(f"record: {place}")
-    print(f"table and plot: {write(record, Path(config.get('reports_dir') or 'reports') / name)}")
+    reports_dir = Path(config.get("reports_dir") or "reports")
+    print(f"table and plot: {write(record, reports_dir / name)}")
+    list_reports(reports_dir)
     return 0 if record["status"] == "ok" else 1
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from minivllm.bench.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.options.base import KEPT_FOLDERS
+from minivllm.tasks.ending import list_reports
 from minivllm.untrusted import place
 
 MAX_NAME = 80
@@ -46,6 +47,7 @@ def run(config: dict[str, Any]) -> int:
     for folder in timed:
         out_dir = reports_dir / str(name or joined_name([folder]))
         print(f"table and plot: {kernels.write(kernels.read(folder), out_dir)}")
+    list_reports(reports_dir)
     return 0
 
 

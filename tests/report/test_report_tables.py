@@ -214,7 +214,7 @@ def test_task_rebuilds_the_table_of_kernels_from_its_record(
     every = settings(tmp_path, runs=["*"], runs_dir=str(sweep.parent))
     assert run(every) == 0
     reports = tmp_path / "reports"
-    assert sorted(path.name for path in reports.iterdir()) == sorted(["k", "other", sweep.name])
+    assert sorted(path.name for path in reports.iterdir()) == sorted(["index.html", "k", "other", sweep.name])
     assert f"table and plot: {reports / 'k'}\n" in capsys.readouterr().out
     for file in ("kernels.md", "kernels.csv"):
         assert (reports / "k" / file).read_text() == (example / file).read_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.report.pagereader import Page
 from tests.report.synthetic import make_record, write
 
 Cli = Callable[..., Any]
@@ -36,7 +37,13 @@ def test_a_regression(cli: Cli, runs: Callable[[str, float], None]) -> None:
     written = Path("reports/newer-against-old/compare.md").read_text()
     assert "slower" in written and "two samples" in written
     assert Path("reports/newer-against-old/compare.png").read_bytes().startswith(b"\x89PNG")
+    page = Page(Path("reports/newer-against-old/index.html"))
+    assert "Did output_tokens_per_s get worse from old to newer?" in page.text
+    assert "slower" in page.text and "Regression of output_tokens_per_s in 1 of 1" in page.text
+    files = [link for link in page.attributes("a", "href") if not link.startswith("#")]
+    assert files and all((Path("reports/newer-against-old") / file).is_file() for file in files)
     assert cli("task=compare", "runs=[newer,old]", "name=turned").code == 0
+    assert Page(Path("reports/index.html")).text.count("No regression") == 1
     assert "faster" in Path("reports/turned/compare.md").read_text()
     assert cli("task=compare", "runs=[old,newer]", "task.threshold=0.5").code == 0
 
