@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from minivllm.bench.capacity import TASK as CAPACITY
 from minivllm.bench.capacity import UNITS as RATES
@@ -16,7 +16,7 @@ from minivllm.bench.measurement import SIMULATED
 from minivllm.bench.validity import shared
 from minivllm.report.format import MISSING
 from minivllm.report.ranking import open_loop
-from minivllm.report.rows import Row, below, number, status_of, strings
+from minivllm.report.rows import Row, below, differing, fields, number, status_of, strings
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
@@ -52,8 +52,7 @@ PACKAGES = {
 }  # field of the provenance, what its packages are called
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """One figure over the blocks of a cell."""
 
     mean: float
@@ -77,6 +76,7 @@ class Cell:
     rows: list[Row]
     label: str = ""
     varying: dict[str, str] = field(default_factory=dict)  # config column -> value, only those that vary
+    _stats: dict[str, Stat | None] = field(default_factory=dict, repr=False)  # what `stat` has found
 
     @cached_property
     def ok(self) -> list[Row]:
@@ -164,11 +164,15 @@ class Cell:
 
     def stat(self, key: str) -> Stat | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
-        rows = self.ok if key.startswith("quality.") else self.timed
-        values = [v for v in (number(row.get(key)) for row in rows) if v is not None]
-        if not values:
-            return None
-        return Stat(math.fsum(values) / len(values), min(values), max(values), len(values))
+        if key not in self._stats:
+            rows = self.ok if key.startswith("quality.") else self.timed
+            values = [v for row in rows if (v := number(row.get(key))) is not None]
+            n = len(values)
+            if n > 1:
+                self._stats[key] = Stat(math.fsum(values) / n, min(values), max(values), n)
+            else:
+                self._stats[key] = Stat(*values * 3, n) if values else None
+        return self._stats[key]
 
     def mean(self, key: str) -> float | None:
         """Mean of a field over the ok blocks."""
@@ -178,13 +182,14 @@ class Cell:
     @cached_property
     def configured(self) -> bool:
         """Whether the configuration was recorded; an arm that could not be composed has none."""
-        return any(k.startswith("choices.") and row[k] is not None for row in self.rows for k in row)
+        return any(below(row, "choices") for row in self.rows)
 
     def first(self, key: str) -> Any:
         """The field in the first row that has it, ok rows first."""
-        for row in self.ok + self.failed:
-            if row.get(key) is not None:
-                return row[key]
+        for rows in (self.ok, self.failed):
+            for row in rows:
+                if row.get(key) is not None:
+                    return row[key]
         return None
 
     def named(self, key: str) -> str:
@@ -201,16 +206,18 @@ def gather(rows: list[Row]) -> list[Cell]:
     that was measured again, with a trace say, the newest record counts.
     """
     known: dict[tuple[str, ...], dict[str, set[str]]] = {}
-    ground = foundations(rows)
+    ground = foundations(rows).keys() & differing(rows) if rows else set()
     for row in rows:
+        of_cell = known.setdefault(_identity(row), {})
         for key in ground:
             if row.get(key) is not None:
-                known.setdefault(_identity(row), {}).setdefault(key, set()).add(str(row[key]))
+                of_cell.setdefault(key, set()).add(str(row[key]))
 
     def group(row: Row) -> tuple[str, ...]:
-        parts = list(_identity(row))
+        identity = _identity(row)
+        parts = list(identity)
         for key in ground:
-            candidates = known.get(_identity(row), {}).get(key, set())
+            candidates = known[identity].get(key, set())
             # A worker that died early could not say; its record belongs to the only cell it can belong to.
             missing = next(iter(candidates)) if len(candidates) == 1 else ""
             parts.append(str(row[key]) if row.get(key) is not None else missing)
@@ -228,13 +235,13 @@ def gather(rows: list[Row]) -> list[Cell]:
     return cells
 
 
-def foundations(rows: Iterable[Row]) -> dict[str, str]:
+def foundations(rows: Sequence[Row]) -> dict[str, str]:
     """The fields of a record that say what its figures stand on besides the configuration, with their titles."""
     packages = {
-        (f"provenance.{kind}.{name}", whose + name)
-        for row in rows
+        (name, whose + name.removeprefix(f"provenance.{kind}."))
         for kind, whose in PACKAGES.items()
-        for name in below(row, f"provenance.{kind}")
+        for name in fields(rows)
+        if name.startswith(f"provenance.{kind}.") and any(row.get(name) is not None for row in rows)
     }
     return {
         DEVICE: "device",
@@ -361,7 +368,8 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     columns: dict[str, str] = {}
     if len({cell.sweep for cell in cells}) > 1:
         columns["sweep"] = "run"
-    names = sorted({k for cell in cells for row in cell.rows for k in row})
+    rows = [row for cell in cells for row in cell.rows]
+    names = sorted(differing(rows))  # the others differ in no cell
     choices = [f"choices.{group}" for group in CHOICE_ORDER if f"choices.{group}" in names]
     choices += [k for k in names if k.startswith("choices.") and k not in choices]
     moving: dict[str, str] = {}
@@ -391,7 +399,7 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     for key, title in (
         ("weights", "weights kind"),
         ("attention_backend", "attention kernel"),
-        *foundations(row for cell in cells for row in cell.rows).items(),
+        *foundations(rows).items(),
     ):
         if title == "threads" and "config.runtime.threads" in columns:
             continue

@@ -12,7 +12,7 @@ from minivllm.report.format import MISSING, count, cut, interval, listing, p_val
 from minivllm.report.html import Front, Section, page
 from minivllm.report.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
 from minivllm.report.rows import Row, distinct
-from minivllm.report.sections import commands, newest
+from minivllm.report.sections import MAX_ROWS, commands, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.style import (
     MAX_BARS,
@@ -25,7 +25,6 @@ from minivllm.report.style import (
     plot,
     rows_axis,
 )
-from minivllm.report.tables import MAX_ROWS
 from minivllm.report.terminal import rich_table
 from minivllm.report.writing import make_folder, write_bytes
 

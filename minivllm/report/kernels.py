@@ -15,10 +15,9 @@ from minivllm.report.chart import Chart, Panel, Series, finish
 from minivllm.report.format import MISSING, count, sig
 from minivllm.report.html import Front, Section, page
 from minivllm.report.palette import INK, MARKERS, PALETTE
-from minivllm.report.sections import commands, facts, newest
+from minivllm.report.sections import MAX_ROWS, commands, facts, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.style import Plot
-from minivllm.report.tables import MAX_ROWS
 from minivllm.report.terminal import bare_table
 from minivllm.report.verdict import Verdict
 from minivllm.report.writing import make_folder, write_bytes

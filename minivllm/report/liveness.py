@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm.report.cells import Cell, show
 from minivllm.report.format import sig
-from minivllm.report.rows import below
+from minivllm.report.rows import below, differing
 
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
@@ -77,15 +77,19 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     if len(cells) < 2:
         return []
     base, found = cells[0], []
+    if not base.ok:
+        return []
+    moving = differing([cell.timed[0] for cell in cells if cell.ok])
+    parts = [name.split(".") for name in moving if name.startswith(("config.", "choices."))]
+    groups = [group for group in LIVE_GROUPS if any(part[1] == group for part in parts)]
+    told = {group: (_knobs(base, group), _counters(base, group)) for group in groups}
     for cell in cells[1:]:
-        if not cell.ok or not base.ok:
-            continue
-        for group in LIVE_GROUPS:
-            knobs = _knobs(cell, group)
-            if knobs == _knobs(base, group):
+        for group in groups if cell.ok else ():
+            knobs, (at_first, theirs) = _knobs(cell, group), told[group]
+            if knobs == at_first:
                 continue
-            mine, theirs = _counters(cell, group), _counters(base, group)
-            changed = _changed(group, knobs, _knobs(base, group))
+            mine = _counters(cell, group)
+            changed = _changed(group, knobs, at_first)
             names = {name.partition("=")[0] for name in changed}
             if names <= DECISIVE.keys():
                 paths = {path for name in names for path in DECISIVE[name]}
@@ -103,6 +107,7 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
 
 
 def _knobs(cell: Cell, group: str) -> dict[str, str]:
+    """The knobs of a group as one writes them, and under "" the option."""
     knobs = below(cell.timed[0], f"config.{group}")
     return {k: show(v) for k, v in knobs.items()} | {"": show(cell.first(f"choices.{group}"))}
 

@@ -13,6 +13,7 @@ from minivllm.bench.records import Damaged
 from minivllm.report import capacity, tuning, worth
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import count
+from minivllm.report.liveness import Liveness, liveness
 from minivllm.report.rows import Row, read_rows, record_folder
 
 
@@ -36,6 +37,11 @@ class Material:
     def cells(self) -> list[Cell]:
         """See `gather`."""
         return gather(self.rows)
+
+    @cached_property
+    def knobs(self) -> list[Liveness]:
+        """Which of the knobs that differ did anything."""
+        return liveness(self.cells)
 
     @cached_property
     def damaged(self) -> list[Damaged]:

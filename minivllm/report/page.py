@@ -10,7 +10,6 @@ from minivllm.report.banner import banners
 from minivllm.report.cells import Cell
 from minivllm.report.distributions import distributions
 from minivllm.report.html import Front, Section, page
-from minivllm.report.liveness import liveness
 from minivllm.report.looks import Looks
 from minivllm.report.material import Material, read
 from minivllm.report.parts import breakdown, memory
@@ -85,6 +84,7 @@ def write_report(material: Material, out_dir: Path) -> Path:
         "precision.md": precision.markdown_text(cells),
         "effects.md": worth.markdown(material.analysis),
         "scaling.md": scaling.markdown_text(ladders),
+        "records.csv": words.records_csv(cells),
     }
     for name, text in optional.items():
         if text:
@@ -116,7 +116,9 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         return [plots[name] for name in names if name in plots]
 
     failures, unshown = words.failures(cells, out_dir)
-    remarks, knobs = words.validity(cells), liveness(cells)
+    remarks = words.validity(cells)
+    # Of more than the page has room for it has those that did nothing.
+    knobs = sorted(material.knobs, key=lambda item: item.verdict != "not live")
     each = "each" if len(cells) > 1 else "it"
     return [
         Section(
@@ -172,7 +174,13 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         Section(
             "liveness",
             "Did each knob do its work?",
-            {"knobs": knobs, "baseline": cells[0].label} if knobs else None,
+            {
+                "knobs": knobs[: words.MAX_ROWS],
+                "baseline": cells[0].label,
+                "unshown": words.unshown(knobs, "the records"),
+            }
+            if knobs
+            else None,
         ),
         Section("provenance", "Where do the figures come from?", words.provenance(rows, cells, out_dir)),
         Section("glossary", "Glossary: what does each metric mean?", glossary()),
@@ -189,4 +197,4 @@ def _verdict(material: Material) -> Verdict:
         return capacity.verdict(material.searches, material.cells)
     if ladders := scaling.ladders(material.cells):
         return scaling.verdict(ladders, material.cells)
-    return verdict(material.cells)
+    return verdict(material.cells, material.knobs)

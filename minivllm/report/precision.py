@@ -12,8 +12,8 @@ from minivllm.report.looks import Looks
 from minivllm.report.palette import LIGHT
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct
-from minivllm.report.scatter import chosen, frontier, point_series
-from minivllm.report.sections import anchor
+from minivllm.report.scatter import chosen, frontier, point_series, thinning
+from minivllm.report.sections import MAX_ROWS, anchor, unshown
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.style import Plot, short
 from minivllm.report.tables import Column, entries, summary_table, text
@@ -70,7 +70,7 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
     if not shown:
         return None
     columns, names = used(shown), name_columns(shown)
-    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells)}
+    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
     return {
         "names": names,
         "columns": columns,
@@ -79,12 +79,12 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
                 "names": names_of(cell, names),
                 "status": cell.marked_status,
                 "tone": cell.tone,
-                "href": places[id(cell)],
+                "href": places.get(id(cell)),
                 "figures": entries(cell, columns),
             }
-            for cell in shown
+            for cell in shown[:MAX_ROWS]
         ],
-        "notes": _notes(shown, columns),
+        "notes": [*filter(None, [unshown(shown, "precision.md")]), *_notes(shown, columns)],
         "plot": plot,
     }
 
@@ -188,7 +188,7 @@ def pareto(cells: list[Cell], looks: Looks) -> Plot | None:
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in speed and quality at "
-        f"once, drawn full: the choice is among these.{looks.note}"
+        f"once, drawn full: the choice is among these.{looks.note}{thinning(drawn)}"
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."

@@ -9,7 +9,7 @@ from minivllm.report.cells import Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, listing
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.rows import distinct, number
-from minivllm.report.sections import constants, link, place_of
+from minivllm.report.sections import MAX_LINKS, MAX_ROWS, constants, link, place_of, unshown
 from minivllm.report.tables import MBU, WINDOW, Column, speedups, spread_text, text, used_columns
 
 IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
@@ -26,7 +26,7 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
     names = name_columns(cells)
     ratios = speedups(cells)
     rows = []
-    for index, cell in enumerate(cells):
+    for index, cell in enumerate(cells[:MAX_ROWS]):
         figures = []
         for column in columns:
             value = _figure(cell, column)
@@ -48,7 +48,8 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
                 "speedup": ratios[index] if ratios else None,
                 "href": place_of(cell, index, out_dir),
                 "figures": figures,
-                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows],
+                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows[:MAX_LINKS]],
+                "more": max(0, len(cell.rows) - MAX_LINKS),
             }
         )
     return {
@@ -56,6 +57,7 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
         "columns": columns,
         "rows": rows,
         "compare": bool(ratios),
+        "unshown": unshown(cells, "table.csv"),
         "absent": _absent(cells, columns),
         "constants": constants(cells),
         "blocks": max(len(cell.timed) for cell in cells),

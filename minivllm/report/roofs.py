@@ -10,7 +10,7 @@ from minivllm.report.format import count, listing, sig
 from minivllm.report.looks import Looks
 from minivllm.report.palette import GREY, INK
 from minivllm.report.rows import number
-from minivllm.report.scatter import point_series
+from minivllm.report.scatter import point_series, thinning
 from minivllm.report.style import Plot, short
 
 ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))  # a colour, and whether dashed
@@ -57,7 +57,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Plot | None:
     alt = f"Rooflines with points for {count(len({id(cell) for found in drawn.values() for cell in found}), 'cell')}: {listing(uses)}."
     caption = (
         "The slope is the measured bandwidth, the flat part the measured matrix rate. A point on the slope is limited "
-        f"by memory, one on the flat part by arithmetic; the distance below the roof is what is left to gain.{looks.note}"
+        f"by memory, one on the flat part by arithmetic; the distance below the roof is what is left to gain.{looks.note}{thinning(cells)}"
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
         caption += " Where the streamed bytes fit the last-level cache, points may lie above the slope."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,39 @@ def strings(value: Any) -> list[str]:
 
 def below(row: Row, prefix: str) -> Row:
     """The fields under `prefix.`, without it; nested dictionaries that were not flattened included."""
-    found = {k[len(prefix) + 1 :]: v for k, v in row.items() if k.startswith(prefix + ".") and v is not None}
+    found = {short: v for key, short in _names(tuple(row), prefix) if (v := row[key]) is not None}
     nested = row.get(prefix)
     if isinstance(nested, Mapping):
         found.update(nested)
+    return found
+
+
+@lru_cache(maxsize=4096)  # thousands of records have the same fields
+def _names(fields: tuple[str, ...], prefix: str) -> tuple[tuple[str, str], ...]:
+    """The fields under `prefix.`, each with what follows it."""
+    start = f"{prefix}."
+    return tuple((field, field[len(start) :]) for field in fields if field.startswith(start))
+
+
+def fields(rows: Iterable[Row]) -> set[str]:
+    """The names of all fields that any of the rows has."""
+    return set().union(*rows)
+
+
+def differing(rows: Sequence[Row]) -> set[str]:
+    """The names of the fields that are not the same in all of the rows."""
+    found: set[str] = set()
+    firsts: dict[tuple[str, ...], Row] = {}  # of the rows that have the same fields, which are few kinds
+    for row in rows:
+        names = tuple(row)
+        first = firsts.setdefault(names, row)
+        if first is not row:
+            pairs = zip(names, first.values(), row.values(), strict=True)
+            found.update([name for name, one, other in pairs if one is not other and one != other])
+    one, *others = firsts.values()
+    for other in others:
+        found |= other.keys() ^ one.keys()
+        found.update(name for name in other.keys() & one.keys() if other[name] != one[name])
     return found
 
 
@@ -95,9 +125,8 @@ def status_of(row: Row) -> str:
 
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
     """The different values of a field that are not missing, in order of appearance."""
-    seen: list[Any] = []
-    for row in rows:
-        value = row.get(key)
-        if value is not None and value not in seen:
-            seen.append(value)
-    return seen
+    found = [value for row in rows if (value := row.get(key)) is not None]
+    try:
+        return list(dict.fromkeys(found))
+    except TypeError:  # lists cannot be hashed
+        return list({repr(value): value for value in reversed(found)}.values())[::-1]

@@ -12,6 +12,7 @@ from minivllm.report.palette import LIGHT
 from minivllm.report.plots import THROUGHPUT, latency_unit
 from minivllm.report.style import Plot, short
 
+MAX_POINTS = 2000  # of a panel: more lie upon one another and only grow the page
 TTFT, ITL = "metrics.ttft_ms.p50", "metrics.itl_ms.p50"
 WIDE = 30  # a logarithmic axis where the greatest is so many times the least
 
@@ -33,7 +34,12 @@ def point_series(
     name: Callable[[Cell], str],
     full: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Series]:
-    """A point a cell in its look, hollow where not `full`; cells that look alike are one series."""
+    """A point a cell in its look, hollow where not `full`; cells that look alike are one series.
+
+    Of thousands some are left out, see `thinning`, but for those that are full among others.
+    """
+    step, mixed = _step(cells), not all(map(full, cells))
+    cells = [cell for i, cell in enumerate(cells) if i % step == 0 or (mixed and full(cell))]
     groups: dict[tuple[str, str, str, bool], list[tuple[Cell, tuple[float, float]]]] = {}
     for cell in cells:
         if (at := place(cell)) is not None:
@@ -46,6 +52,16 @@ def point_series(
         names = [name(cell) for cell, _ in members]
         found.append(Series(label, tint, xs, ys, marker=marker, hollow=hollow, names=names))
     return found
+
+
+def thinning(cells: Sequence[Cell]) -> str:
+    """A sentence on the points that `point_series` leaves out; empty where there are none."""
+    step = _step(cells)
+    return f" Drawn: one cell of {step} of {len(cells):,}, and those on a line." if step > 1 else ""
+
+
+def _step(cells: Sequence[Cell]) -> int:
+    return -(-len(cells) // MAX_POINTS)
 
 
 def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
@@ -89,7 +105,7 @@ def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in throughput and latency "
-        f"at once, drawn full.{looks.note}"
+        f"at once, drawn full.{looks.note}{thinning(drawn)}"
     )
     title = "What does throughput cost in latency?"
     return finish(Chart("latency_throughput", title, alt, caption, [("", panels)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +22,17 @@ from minivllm.report.cells import (
 )
 from minivllm.report.format import MISSING, count, listing, sig
 from minivllm.report.parquet import frame
-from minivllm.report.rows import Row, below, distinct, number, record_folder, status_of, strings
+from minivllm.report.rows import Row, below, distinct, fields, number, record_folder, status_of, strings
+from minivllm.report.spreadsheet import csv_table
 from minivllm.report.tables import COLUMNS
 
+MAX_ROWS = 1000  # of a table of the page; the files beside it have all
+MAX_LINKS = 12  # to records of one cell
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
 STARTS = ("minivllm", "minivllm.exe", "run.py", "__main__.py")  # what starts the command line
+# Of a record, in the list of all of them.
+RECORD_FIGURES = ("metrics.output_tokens_per_s", "metrics.ttft_ms.p50", "metrics.itl_ms.p50")
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -155,7 +161,7 @@ def _runnable(command: str) -> str:
 def constants(cells: list[Cell]) -> list[tuple[str, str]]:
     """Config groups whose option is the same in every cell."""
     rows = [row for cell in cells for row in cell.rows]
-    groups = {k.removeprefix("choices.") for row in rows for k in row if k.startswith("choices.")}
+    groups = {name.removeprefix("choices.") for name in fields(rows) if name.startswith("choices.")}
     ordered = [g for g in CHOICE_ORDER if g in groups]
     ordered += sorted(
         g for g in groups if g not in CHOICE_ORDER and g not in IGNORED and not g.startswith("hydra")
@@ -179,8 +185,16 @@ def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def place_of(cell: Cell, index: int, out_dir: Path) -> str | None:
-    """Where a cell's numbers come from: its only record, or the list of them in the provenance."""
-    return link(cell.ok[0], out_dir) if len(cell.ok) == 1 else f"#{anchor(index)}"
+    """Where a cell's numbers come from: its only record, or the list of them in the provenance, as far as that goes."""
+    if len(cell.ok) == 1:
+        return link(cell.ok[0], out_dir)
+    return f"#{anchor(index)}" if index < MAX_ROWS else None
+
+
+def unshown(all_rows: Sized, more: str) -> str:
+    """That a table of the page ends before its rows do; empty where it has them all."""
+    rest = len(all_rows) - MAX_ROWS
+    return f"{rest:,} further rows are in {more}." if rest > 0 else ""
 
 
 def anchor(index: int) -> str:
@@ -244,29 +258,25 @@ def newest(rows: list[Row]) -> str:
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
     """Notes and reasons of the validity gate, each once with the cells it concerns, and means that not every block is part of;
     failures have a list of their own."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, None]] = {}  # labels, each once
     for cell in cells:
         for line in partial_means(cell):
-            found.setdefault(("incomplete", line), []).append(cell.label)
+            found.setdefault(("incomplete", line), {})[cell.label] = None
         for row in cell.rows:
             failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
                 for line in strings(row.get(key)):
                     if line == failure or (cell.simulated and RANDOM in line):
                         continue
-                    labels = found.setdefault((kind, line), [])
-                    if cell.label not in labels:
-                        labels.append(cell.label)
+                    found.setdefault((kind, line), {})[cell.label] = None
             reason = row.get("energy.reason")
             if reason and number(row.get("energy.joules")) is not None:
-                labels = found.setdefault(("note", f"energy: {reason}"), [])
-                if cell.label not in labels:
-                    labels.append(cell.label)
+                found.setdefault(("note", f"energy: {reason}"), {})[cell.label] = None
     return [
         {
             "kind": kind,
             "text": line,
-            "cells": "all cells" if len(labels) == len(cells) > 1 else listing(labels, 6),
+            "cells": "all cells" if len(labels) == len(cells) > 1 else listing([*labels], 6),
         }
         for (kind, line), labels in found.items()
     ]
@@ -283,7 +293,13 @@ def partial_means(cell: Cell) -> list[str]:
 
 def provenance(rows: list[Row], cells: list[Cell], out_dir: Path) -> dict[str, Any]:
     """Where the numbers come from: facts, every record, and every knob of the first cell."""
-    return {"facts": facts(rows), "records": every_record(cells, out_dir), "knobs": knobs(cells)}
+    shown = every_record(cells, out_dir)
+    return {
+        "facts": facts(rows),
+        "records": shown,
+        "unshown": sum(len(cell.rows) for cell in cells) - len(shown),
+        "knobs": knobs(cells),
+    }
 
 
 def facts(rows: list[Row]) -> list[tuple[str, str]]:
@@ -327,19 +343,40 @@ def facts(rows: list[Row]) -> list[tuple[str, str]]:
 
 
 def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
-    """A line a record, with the figures before they were averaged."""
-    keys = ("metrics.output_tokens_per_s", "metrics.ttft_ms.p50", "metrics.itl_ms.p50")
+    """A line a record, with the figures before they were averaged; of thousands the first of each cell."""
+    each = max(1, MAX_ROWS // len(cells)) if sum(len(cell.rows) for cell in cells) > MAX_ROWS else None
     return [
         {
             "label": cell.label,
             "block": show(row.get("block")),
             "status": status_of(row) + ", busy" * met_others(row),
-            "figures": [sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in keys],
+            "figures": [
+                sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in RECORD_FIGURES
+            ],
             "record": link(row, out_dir),
             "operations": link(row, out_dir, OPERATIONS),
             "run_id": str(row.get("run_id") or ""),
             "anchor": anchor(index) if row is cell.rows[0] else None,
         }
-        for index, cell in enumerate(cells)
-        for row in cell.rows
+        for index, cell in enumerate(cells[:MAX_ROWS])
+        for row in cell.rows[:each]
     ]
+
+
+def records_csv(cells: list[Cell]) -> str:
+    """records.csv, for which the page has no room: a line a record; empty where the page has them all."""
+    rows = [(cell, row) for cell in cells for row in cell.rows]
+    if len(rows) <= MAX_ROWS:
+        return ""
+    words = ("run_id", "block")
+    return csv_table(
+        ["label", *words, "status", *RECORD_FIGURES, "directory"],
+        (
+            [
+                *(cell.label, *(row.get(key) for key in words), status_of(row)),
+                *(number(row.get(key)) for key in RECORD_FIGURES),
+                row.get("directory"),
+            ]
+            for cell, row in rows
+        ),
+    )

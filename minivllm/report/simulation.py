@@ -46,6 +46,8 @@ class Check:
 
 def simulation_check(cells: list[Cell]) -> Check | None:
     """Pair measured with simulated cells; None where no cell is both."""
+    if not any(cell.simulated for cell in cells):
+        return None
     measured = {_identity(cell): cell for cell in cells if cell.ok and not cell.simulated}
     pairs = [
         Pair(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])

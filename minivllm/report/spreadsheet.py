@@ -30,13 +30,11 @@ def csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> object:
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        text = printable(str(value))
-        runs = text.lstrip(" ").startswith(FORMULA) and not _NUMBER.fullmatch(text)
-        return f"'{text}" if runs else text
-    return value
+    if value is None or type(value) in (int, float):
+        return value  # the writer leaves the place of None empty
+    text = printable(str(value))
+    runs = text.lstrip(" ").startswith(FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if runs else text
 
 
 def markdown_table(

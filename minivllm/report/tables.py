@@ -15,7 +15,6 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-MAX_ROWS = 1000  # of a table of the page; the files have all
 STYLES = {"ok": "green", "mixed": "yellow", "failed": "red"}  # of a status in the terminal
 
 

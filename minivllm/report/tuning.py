@@ -17,7 +17,7 @@ from minivllm.report.format import count, listing, sig
 from minivllm.report.palette import BETTER, INK, WORSE
 from minivllm.report.ranking import LATENCIES, NAMES, Ranking, keeps_up, rank
 from minivllm.report.rows import Row, below, number
-from minivllm.report.sections import place_of
+from minivllm.report.sections import MAX_ROWS, place_of, unshown
 from minivllm.report.style import Plot, short
 from minivllm.report.tables import Column, entries, searched, text
 from minivllm.report.terminal import rich_table
@@ -301,8 +301,9 @@ def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str
                 "href": place_of(trial.cell, trial.index, out_dir),
                 "figures": entries(trial.cell, tuning.columns),
             }
-            for trial in tuning.ranked
+            for trial in tuning.ranked[:MAX_ROWS]
         ],
+        "unshown": unshown(tuning.trials, "table.csv"),
         "plots": plots,
     }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.report.cells import Cell
 from minivllm.report.format import count, listing, sig
 from minivllm.report.lead import NO_INTERVAL, by_latency, by_throughput, range_text
-from minivllm.report.liveness import liveness
+from minivllm.report.liveness import Liveness, liveness
 from minivllm.report.plots import THROUGHPUT
 from minivllm.report.precision import headline as quality
 from minivllm.report.ranking import rank
@@ -23,7 +24,7 @@ class Verdict:
     lines: list[str]
 
 
-def verdict(cells: list[Cell]) -> Verdict:
+def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Verdict:
     """Which cell leads, against baseline and the last, memory, failures, and how far to trust it."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if not done and (words := quality(cells)):
@@ -52,7 +53,13 @@ def verdict(cells: list[Cell]) -> Verdict:
         return Verdict(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += _memory(done) + quality(cells)
+<<<<<<< HEAD
     lines += _dead(cells) + _failures(cells) + incomplete(cells) + busy(cells) + _trust(done)
+=======
+    lines += (
+        _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + busy(cells) + _trust(done)
+    )
+>>>>>>> 65c43513 (Twenty thousand records are reported in a page of four megabytes)
     return Verdict(headline, lines)
 
 
@@ -114,8 +121,8 @@ def _memory(done: list[Cell]) -> list[str]:
     ]
 
 
-def _dead(cells: list[Cell]) -> list[str]:
-    dead = [f"{item.option} in {item.label}" for item in liveness(cells) if item.verdict == "not live"]
+def _dead(knobs: Sequence[Liveness]) -> list[str]:
+    dead = [f"{item.option} in {item.label}" for item in knobs if item.verdict == "not live"]
     return (
         [f"Not live, so not a result: {listing(dead, 4)} did no more work than in the first cell."]
         if dead
