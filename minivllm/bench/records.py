@@ -124,7 +124,7 @@ def each(paths: PathLike | Iterable[PathLike]) -> Iterator[dict[str, Any] | Dama
 
 def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
     """Records as dictionaries, each with its `directory` added, and the files that are not records."""
-    with _uncollected():
+    with uncollected():
         found = list(each(paths))
     damaged = [item for item in found if isinstance(item, Damaged)]
     _warn(damaged)
@@ -137,7 +137,7 @@ def flat_rows(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]
         warnings.simplefilter("ignore")
         found, damaged = scan(paths)
     rows: list[dict[str, Any]] = []
-    with _uncollected():
+    with uncollected():
         found.reverse()
         while found:  # thousands of records are not kept in both forms
             rows.append(flatten(found.pop()))
@@ -153,7 +153,7 @@ def _warn(damaged: list[Damaged]) -> None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the search for cycles, which records have none of: thousands of them are read in half of the time."""
     if not gc.isenabled():
         yield

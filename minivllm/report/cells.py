@@ -164,14 +164,14 @@ class Cell:
 
     def stat(self, key: str) -> Stat | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
+        rows = self.ok if key.startswith("quality.") else self.timed
+        if len(rows) == 1:
+            only = number(rows[0].get(key))
+            return None if only is None else Stat(only, only, only, 1)
         if key not in self._stats:
-            rows = self.ok if key.startswith("quality.") else self.timed
             values = [v for row in rows if (v := number(row.get(key))) is not None]
-            n = len(values)
-            if n > 1:
-                self._stats[key] = Stat(math.fsum(values) / n, min(values), max(values), n)
-            else:
-                self._stats[key] = Stat(*values * 3, n) if values else None
+            mean = math.fsum(values) / len(values) if values else 0.0
+            self._stats[key] = Stat(mean, min(values), max(values), len(values)) if values else None
         return self._stats[key]
 
     def mean(self, key: str) -> float | None:
@@ -410,7 +410,9 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
 
 
 def _differs(cells: list[Cell], key: str) -> bool:
-    return len({show(cell.first(key)) for cell in cells if cell.configured}) > 1
+    shown = (show(cell.first(key)) for cell in cells if cell.configured)
+    one = next(shown, None)
+    return any(other != one for other in shown)
 
 
 def show(value: Any) -> str:

@@ -97,7 +97,7 @@ def write(
     front = Front(
         f"Did {comparison.metric} get worse from {names[0]} to {names[1]}?",
         " and ".join(names),
-        verdict.Verdict(comparison.conclusion, busy(names, sides)),
+        verdict.Verdict(comparison.conclusion, [*comparison.notes, *busy(names, sides)]),
         newest(rows),
         command="task=compare 'runs=[before,after]'",
     )
@@ -117,7 +117,7 @@ def section(comparison: Comparison, names: tuple[str, str], drawn: Plot | None) 
         "headings": HEADINGS,
         "rows": rows,
         "unshown": max(0, len(comparison.cells) - MAX_ROWS),
-        "direction": comparison.direction,
+        "means": MEANS,
         "only": [(name, labels[:MAX_ROWS]) for name, labels in sides if labels],
         "plot": drawn,
     }

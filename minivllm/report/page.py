@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from minivllm.bench.records import uncollected
 from minivllm.report import capacity, precision, results, scaling, tuning, worth
 from minivllm.report import sections as words
 from minivllm.report.banner import banners
@@ -64,6 +65,11 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
 def write_report(material: Material, out_dir: Path) -> Path:
     """`build_report` of what is read already."""
     make_folder(out_dir)
+    with uncollected():  # of thousands of records, which are all kept
+        return _write(material, out_dir)
+
+
+def _write(material: Material, out_dir: Path) -> Path:
     cells = material.cells
     ladders = scaling.ladders(cells)
     drawn = [

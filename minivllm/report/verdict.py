@@ -53,13 +53,8 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Verdi
         return Verdict(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += _memory(done) + quality(cells)
-<<<<<<< HEAD
-    lines += _dead(cells) + _failures(cells) + incomplete(cells) + busy(cells) + _trust(done)
-=======
-    lines += (
-        _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + busy(cells) + _trust(done)
-    )
->>>>>>> 65c43513 (Twenty thousand records are reported in a page of four megabytes)
+    lines += _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
+    lines += busy(cells) + _trust(done)
     return Verdict(headline, lines)
 
 

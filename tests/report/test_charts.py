@@ -31,7 +31,7 @@ from minivllm.report.parts import breakdown, memory
 from minivllm.report.plots import latency, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
-from minivllm.report.scatter import point_series
+from minivllm.report.scatter import point_series, thinning
 from minivllm.report.style import (
     canvas,
     legend_below,
@@ -497,3 +497,31 @@ def test_a_legend_below_a_figure_reads_line_after_line() -> None:
         [name for box, name in sorted(places, key=lambda p: p[0].x0) if round(box.y0) == y] for y in lines
     ]
     assert read == [names[:3], names[3:]]
+
+
+def test_of_thousands_of_points_some_are_drawn_and_those_on_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.report.scatter.MAX_POINTS", 3)
+    records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(10)]
+    cells = cells_of(tmp_path, *records)
+    looks = Looks(cells)
+    best = cells[9].label
+    series = point_series(cells, looks, lambda c: (1, 2), lambda c: c.label, lambda c: c.label == best)
+    names = [name for one in series for name in one.names]
+    assert sorted(names) == sorted([*(cells[i].label for i in (0, 4, 8)), best])
+    assert (
+        thinning(cells) == " Drawn: one cell of 4 of 10, and those on a line." and thinning(cells[:3]) == ""
+    )
+
+
+def test_an_outlier_does_not_squeeze_the_other_latencies(tmp_path: Path) -> None:
+    record = make_record()
+    record.metrics.ttft_ms.p50 = 60.0
+    rows = [{"ttft_ms": 10.0 + i / 100, "token_times_s": [1.0, 1.1]} for i in range(1000)]
+    rows[0]["ttft_ms"] = 9000.0
+    write_record(tmp_path / "runs" / "s" / "r", record, requests=rows)
+    plot = figure_of(distributions, gather(read_rows(tmp_path / "runs")[0]))
+    ttft, itl = sources(plot)
+    assert max(ttft["x"]) < 20 and 99 < max(ttft["y"]) < 100 and max(itl["y"]) == 100
+    assert "TTFT ends at 19.9 ms; the slowest was 9,000 ms" in plot.caption

@@ -17,6 +17,7 @@ from minivllm.bench.record import Percentiles, Validity
 from minivllm.bench.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.report import build_report, read
+from minivllm.report.rows import differing, distinct
 from minivllm.report.sections import commands
 from minivllm.tasks.ending import conclude
 from tests.report.pagereader import Page, build, table
@@ -429,3 +430,25 @@ def test_runs_keep_the_order_in_which_they_are_given(tmp_path: Path) -> None:
     for given in (folders, folders[::-1]):
         build_report(given, tmp_path / "out")
         assert [row["sweep"] for row in table(tmp_path / "out").values()] == [folder.name for folder in given]
+
+
+def test_a_table_that_ends_says_where_the_rest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six cells of three blocks where a table may have four rows."""
+    for module in ("sections", "results"):
+        monkeypatch.setattr(f"minivllm.report.{module}.MAX_ROWS", 4)
+    page, out = build(tmp_path, make_sweep(), parquet=False)
+    assert "2 further rows are in table.csv." in page.text and len(table(out)) == 6
+    assert "14 further records are in records.csv" in page.text and "Every record (18)" in page.text
+    lines = (out / "records.csv").read_text().splitlines()
+    assert len(lines) == 19 and lines[0].startswith("label,run_id,block,status,metrics.output_tokens_per_s")
+    links = {link for link in page.attributes("a", "href") if link.startswith("#records-")}
+    assert links == {f"#records-{n}" for n in range(1, 5)}
+    monkeypatch.undo()
+    build(tmp_path / "whole", make_sweep(), parquet=False)
+    assert not (tmp_path / "whole" / "reports" / "r" / "records.csv").exists()
+
+
+def test_fields_that_differ_are_found_whatever_fields_there_are() -> None:
+    rows: list[dict[str, object]] = [{"a": 1, "b": [1]}, {"a": 1, "b": [1]}, {"b": [2], "a": 1, "c": None}]
+    assert differing(rows) == {"b", "c"} and differing(rows[:2]) == set() == differing(rows[:1])
+    assert distinct(rows, "b") == [[1], [2]] and distinct(rows, "a") == [1]
