@@ -145,7 +145,7 @@ def served_models(value: Any) -> dict[str, int | None]:
     data = value.get("data") if isinstance(value, dict) else None
     if not isinstance(data, list) or not data:
         raise ServerError(
-            f"GET /models lists no model, but answers {printable(reprlib.repr(value))}: is engine.url right?"
+            f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is engine.url right?"
         )
     models: dict[str, int | None] = {}
     for entry in data:

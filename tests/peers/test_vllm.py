@@ -314,6 +314,7 @@ def test_a_cell_from_the_command_line(
     assert record["status"] == "ok" and record["validity"]["ok"], record["validity"]
     assert record["metrics"]["output_tokens"] == 32 and record["liveness"]["engine"]["steps"] == 8
     assert record["breakdown"]["steps"] == 0 and record["memory"]["weights"] is None
-    assert record["config"]["engine"]["python"] == "python"
+    # What the environment gives is stored as it is written.
+    assert record["config"]["engine"]["python"] == "${oc.env:MINIVLLM_VLLM_PYTHON,null}"
     assert record["provenance"]["peer_packages"]["vllm"] == "9.9"
     assert "this is not an answer" in (path.parent / "run.log").read_text()
