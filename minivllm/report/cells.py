@@ -20,29 +20,11 @@ from minivllm.report.rows import Row, below, differing, fields, number, status_o
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
-    "name",
-    "runs_dir",
-    "reports_dir",
-    "runs",
-    "choices",
-    "sweep",
-    "prompt",
-    "task",
-    "preset",
-    "ablation",
-    "optimisations",
-    "tracker",
+    *("name", "runs_dir", "reports_dir", "runs", "choices", "sweep", "prompt"),
+    *("task", "preset", "ablation", "optimisations", "tracker"),
 }
 CHOICE_ORDER = (
-    "model",
-    "quant",
-    "attention",
-    "batching",
-    "cache",
-    "decoding",
-    "workload",
-    "arrival",
-    "engine",
+    *("model", "quant", "attention", "batching", "cache", "decoding", "workload", "arrival", "engine"),
 )
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"

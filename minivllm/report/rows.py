@@ -46,13 +46,24 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
 
 def _show(row: Row) -> None:
     """Leave of a row's words what any page, table or terminal can show; the place of its files stays."""
-    for key, value in row.items():
-        if type(value) is str and not value.isprintable() and key != "directory":
-            row[key] = _shown(value)
-        elif type(value) is list:
+    values = row.values()
+    if "".join([value for value in values if type(value) is str]).isprintable() and _printable(tuple(row)):
+        changed = [key for key, value in row.items() if type(value) is list]
+    else:
+        changed = list(row)
+    for key in changed:
+        value = row[key]
+        if isinstance(value, list):
             row[key] = [_shown(item) if isinstance(item, str) else item for item in value]
-    for key in [key for key in row if not key.isprintable()]:
-        row[_shown(key)] = row.pop(key)
+        elif isinstance(value, str) and key != "directory":
+            row[key] = _shown(value)
+        if not key.isprintable():
+            row[_shown(key)] = row.pop(key)
+
+
+@lru_cache(maxsize=4096)
+def _printable(names: tuple[str, ...]) -> bool:
+    return "".join(names).isprintable()
 
 
 def _shown(text: str) -> str:

@@ -152,11 +152,16 @@ def svg(figure: Figure, name: str) -> bytes:
 
     Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     out = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    for patch_behind in (figure.patch, *(ax.patch for ax in figure.axes)):
+        patch_behind.set_facecolor("none")
     with _plain(**{"svg.fonttype": "none", "svg.hashsalt": name}):
         _without_math(figure)
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+        # Not by savefig, which draws a figure twice.
+        FigureCanvasSVG(figure).print_svg(out, metadata=nothing)
     text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
     text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
     text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
@@ -186,10 +191,13 @@ def _rounded(tag: str) -> str:
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     out = io.BytesIO()
     with _plain():
         _without_math(figure)
-        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": "minivllm"})
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": "minivllm"})
+    figure.set_layout_engine("none")  # all has its place now, in whatever format it is drawn next
     return out.getvalue()
 
 
