@@ -66,6 +66,13 @@ def read(folder: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path} has schema_version {record.get('schema_version')!r:.20}, and {KERNELS_VERSION} is read here"
         )
+    rows = record.get("rows")
+    parts = [
+        *(record.get(key) for key in ("config", "limits", "provenance")),
+        *(rows if isinstance(rows, list) else [None]),
+    ]
+    if not all(isinstance(part, dict) for part in parts):
+        raise BadInput(f"{path} is damaged: it needs config, limits, provenance and a list of rows")
     return record
 
 

@@ -46,7 +46,12 @@ def run(config: dict[str, Any]) -> int:
         print(f"report: {page}")
     for folder in timed:
         out_dir = reports_dir / str(name or joined_name([folder]))
-        print(f"table and plot: {kernels.write(kernels.read(folder), out_dir)}")
+        try:
+            print(f"table and plot: {kernels.write(kernels.read(folder), out_dir)}")
+        except BadInput as error:
+            if len(folders) == 1:
+                raise
+            print(f"warning: left out: {error}", file=sys.stderr)
     list_reports(reports_dir)
     return 0
 

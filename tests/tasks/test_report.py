@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minivllm.bench.record import KERNELS_VERSION
 from tests.report.synthetic import make_record, write
 
 
@@ -32,3 +34,16 @@ def test_runs_may_lie_in_the_home_folder(
     assert cli("task=report", "runs=['~/mine/older']").err.startswith(
         f"error: runs: no records at {tmp_path}/mine"
     )
+
+
+def test_a_damaged_record_of_kernels_is_left_out(cli: Callable[..., Any]) -> None:
+    for name, rows in (("torn", 5), ("other", [7])):
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        (folder / "kernels.json").write_text(
+            json.dumps({"kind": "kernels", "schema_version": KERNELS_VERSION, "config": {}, "rows": rows})
+        )
+    alone = cli("task=report", "runs=[torn]")
+    assert alone.code == 2 and "kernels.json is damaged" in alone.err and alone.err.count("\n") == 1
+    both = cli("task=report", "runs=[torn,other]")
+    assert both.code == 0 and both.err.count("left out") == 2
