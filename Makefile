@@ -1,5 +1,6 @@
 # make run     the main job on the embedded model (the environment is made on first use)
 # make test    every test
+# make fuzz    thousands of damaged files and streams
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
 # make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest record
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 RUNS ?= $(shell ls -t runs/*/record.json runs/*/*/record.json runs/*/kernels.json 2>/dev/null | head -n 1 | cut -d / -f 2)
 
-.PHONY: run test check docs report install clean
+.PHONY: run test fuzz check docs report install clean
 .DEFAULT_GOAL := run
 
 run: install
@@ -22,6 +23,9 @@ run: install
 
 test: install
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+
+fuzz: install
+	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz
 
 check: install
 	$(BIN)/ruff check .
