@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from minivllm import config
+from minivllm.children import module_path
 from minivllm.errors import BadInput, first_line, last_frame
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
@@ -32,8 +33,7 @@ def check(settings: Mapping[str, Any]) -> None:
         BadInput: the class cannot be imported, or a knob is none of its arguments or has another type.
     """
     nodes = {group: node for group, node in settings.items() if group in config.GROUPS and _is_users(node)}
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    if nodes and (problem := _problem(json.dumps(nodes, default=str), path)):
+    if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
 
 

@@ -28,6 +28,7 @@ from minivllm.bench.identity import code_hash, engine_id, profile_wanted
 from minivllm.bench.measurement import Measurement
 from minivllm.bench.provenance import provenance
 from minivllm.bench.telemetry import Telemetry
+from minivllm.children import module_path
 from minivllm.errors import BadInput
 from minivllm.threads import thread_count
 
@@ -301,8 +302,7 @@ class _Worker:
         environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, threads),
-            # The parent may have found a user's own classes in places that only its sys.path names.
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path)),
+            "PYTHONPATH": module_path(),
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
             "TOKENIZERS_PARALLELISM": "false",

@@ -22,6 +22,7 @@ from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
 from typing import Any
 
+from minivllm.children import module_path
 from minivllm.errors import BadInput, first_line
 from minivllm.untrusted import size
 
@@ -46,10 +47,7 @@ class _Renderer:
                     [sys.executable, "-m", __name__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-                    },
+                    env={**os.environ, "PYTHONPATH": module_path()},
                     start_new_session=True,  # Ctrl-C ends an answer, not this
                 )
             try:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from minivllm.children import module_path
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import INDEX, SINGLE, Checkpoint
 from minivllm.untrusted import (
@@ -168,7 +169,7 @@ def _convert_files(
 
 def _ask(task: dict[str, object], timeout_s: float) -> dict[str, int]:
     """Let a process of its own convert one file."""
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": module_path()}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "minivllm.models.unpickle"],
