@@ -8,15 +8,21 @@ from collections.abc import Sequence
 
 from minivllm.redaction import hide
 
+LONGEST = 4000  # characters of an error's line
+
 
 class BadInput(ValueError):
     """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
 
-    The command line prints the line and exits with code 2; nothing has been written by then. No secret is in it.
+    The command line prints the line and exits with code 2; nothing has been written by then. No secret is in it. Of a line
+    that quotes a very long value the middle is left out; what cannot be encoded is escaped.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(hide(" ".join(message.split())))
+        line = hide(" ".join(message.split())).encode("utf-8", "backslashreplace").decode()
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST // 2]} [...] {line[-LONGEST // 2 :]}"
+        super().__init__(line)
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:

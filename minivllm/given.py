@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
@@ -15,6 +16,7 @@ from minivllm.errors import BadInput, nearest
 FLOAT32 = 3.4028234663852886e38  # the largest number that it holds
 # The least above 0 that SamplingParams takes; top_p's is float32's smallest.
 LEAST = {"temperature": 1e-3, "top_p": 1e-45, "repetition_penalty": 1e-30}
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: no text that can be encoded
 T = TypeVar("T")
 
 
@@ -70,12 +72,13 @@ def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
 
 
 def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One text or several; None is none of them. Raises BadInput for anything else, and for empty ones."""
+    """One text or several; None is none of them. Raises BadInput for anything else, for empty ones, and for
+    those that cannot be encoded."""
     try:
         found = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     except TypeError:
         found = ("",)
-    if not all(isinstance(text, str) and text for text in found):
+    if not all(isinstance(text, str) and text and _SURROGATE.search(text) is None for text in found):
         raise BadInput(f"{what}={value!r} must be non-empty strings")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minivllm import SamplingParams
-from minivllm.errors import BadInput
+from minivllm.errors import LONGEST, BadInput
 from minivllm.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids
 
 WHOLE = Range(0, 9, "in [0, 9]", whole=True, as_float=True)
@@ -58,7 +59,7 @@ def test_texts_are_one_or_several() -> None:
         and texts("x", " ") == (" ",)
         and texts("x", ["a", "b"]) == ("a", "b")
     )
-    for wrong in (5, "", [""], [None]):
+    for wrong in (5, "", [""], [None], ["\ud800"]):
         with pytest.raises(BadInput, match="must be non-empty strings"):
             texts("x", wrong)  # type: ignore[arg-type]
 
@@ -68,6 +69,15 @@ def test_biases_are_numbers_that_float32_holds() -> None:
     for wrong in ({3: 1e39}, {3: 10**400}, {3: float("nan")}, {"a": 1}, {1.5: 1}, [3], 3):
         with pytest.raises(BadInput, match=r"x=.* must be "):
             biases("x", wrong)
+
+
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "skip_special_tokens", "ignore_eos"])
+def test_a_switch_is_true_or_false_and_no_text(name: str) -> None:
+    for wrong in ("false", 0, None):
+        with pytest.raises(BadInput, match=f"decoding.{name}=.* must be true or false"):
+            SamplingParams(**{name: wrong})
+    with pytest.raises(BadInput, match=r"decoding.token_mask=5 must be a function"):
+        SamplingParams(token_mask=5)  # type: ignore[arg-type]
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -86,3 +96,9 @@ def test_whatever_is_given_as_params_is_taken_or_refused_in_one_line(fields: dic
         SamplingParams(**fields)
     except BadInput as error:
         assert "\n" not in str(error)
+
+
+def test_an_error_is_one_line_that_can_be_printed_however_long_the_value() -> None:
+    error = str(BadInput(f"x={[math.nan] * 100_000} of\nfile \udcff must be finite"))
+    assert error.startswith("x=[nan, ") and error.endswith("of file \\udcff must be finite")
+    assert len(error) < LONGEST + 10

@@ -38,6 +38,7 @@ _RANGES: dict[str, Range] = {
     "priority": Range(-(2**31), 2**31 - 1, "in [-2**31, 2**31)", whole=True),
     "deadline_ms": Range(5e-324, FLOAT32, "above 0, or null", nullable=True),
 }
+_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
 @known_fields_only
@@ -134,6 +135,8 @@ class SamplingParams:
             ("top_p", self.top_p >= LEAST["top_p"], _RANGES["top_p"].words),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
             ("bad_words", all(word.strip() for word in self.bad_words), "words"),
+            ("token_mask", self.token_mask is None or callable(self.token_mask), "a function, or null"),
+            *((name, isinstance(getattr(self, name), bool), "true or false") for name in _FLAGS),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
         )
         for name, holds, wanted in rules:
