@@ -70,12 +70,14 @@ def read_trace(
     """
     lines = _numbered(path)
     first_line = next(lines, (1, ""))
-    if format == "auto":
+    told = format != "auto"
+    if not told:
         format = _detect(path, *first_line)
     numbered = chain([first_line], lines)
-    raw = (
-        _table(path, numbered, format) if format in ("azure", "burstgpt") else _jsonl(path, numbered, format)
-    )
+    if format in ("azure", "burstgpt"):
+        raw = _table(path, numbered, format)
+    else:
+        raw = _jsonl(path, numbered, format, told)
     selected: list[TraceRow] = []
     first_s, failed = None, 0
     for row in _by_time(path, raw, look_ahead):
@@ -165,6 +167,9 @@ def _table(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterato
             raise BadInput(
                 f"{path}:{number}: the header lacks {', '.join(missing)}, which workload.format={format} needs"
             )
+        for name in columns:
+            if header.count(name) > 1:
+                raise BadInput(f"{path}:{number}: the header has {name} twice; leave one of the columns out")
         places = [header.index(name) for name in columns]
         images = header.index(IMAGES) if IMAGES in header else len(header)
         for cells in reader:
@@ -196,8 +201,9 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _jsonl(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterator[TraceRow]:
-    """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds."""
+def _jsonl(path: Path, lines: Iterable[tuple[int, str]], format: str, told: bool) -> Iterator[TraceRow]:
+    """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds. Where the format was not
+    told, fractions of milliseconds may be seconds, and are refused."""
     milliseconds = format == "mooncake"
     unit = "a time in milliseconds" if milliseconds else "a time in seconds"
     for number, line in lines:
@@ -209,6 +215,11 @@ def _jsonl(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterato
                 "are in seconds and not in milliseconds; set workload.format=bailian"
             )
         time = _read(_seconds, row["timestamp"], f"{where}: timestamp", unit)
+        if milliseconds and not told and not time.is_integer():
+            raise BadInput(
+                f"{where}: timestamp={row['timestamp']!r:.60} is a fraction, where Mooncake's times are whole milliseconds; set "
+                "workload.format=mooncake if these are milliseconds, or bailian if they are seconds"
+            )
         kind = row.get("type")
         yield TraceRow(
             number,

@@ -89,6 +89,11 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
             "auto",
             r"=512, and the line has 3 hash ids; blocks of 16 are those of workload\.format=bailian",
         ),
+        (
+            {"timestamp": 0.5, "input_length": 40, "output_length": 5, "hash_ids": [1]},
+            "auto",
+            "timestamp=0.5 is a fraction, where Mooncake's times are whole milliseconds",
+        ),
         (bailian(1, 0, 40, hash_ids=[2**64] * 3), "auto", "hash_ids must be a list of whole numbers"),
         (bailian(1, 0, 40, timestamp="noon"), "auto", "timestamp='noon' is not a time in seconds"),
     ],
@@ -101,9 +106,9 @@ def test_a_unit_that_cannot_be_known_is_not_guessed(
         generate(path, format=format)
 
 
-@pytest.mark.parametrize(("format", "time_s"), [("mooncake", 0.002), ("bailian", 2)])
+@pytest.mark.parametrize(("format", "time_s"), [("mooncake", 0.0025), ("bailian", 2.5)])
 def test_a_format_that_is_named_says_the_unit(tmp_path: Path, format: str, time_s: float) -> None:
-    rows = [{"timestamp": t, "input_length": 5, "output_length": 5} for t in (1, 3)]
+    rows = [{"timestamp": t, "input_length": 5, "output_length": 5} for t in (1, 3.5)]
     assert [row.time_s for row in read_trace(write(tmp_path, *rows), format)[0]] == [0, time_s]
 
 
@@ -116,6 +121,11 @@ def test_blank_lines_are_nothing_and_lines_keep_their_numbers(tmp_path: Path) ->
     assert [(row.line, row.input_tokens) for row in read] == [(3, 374), (6, 396)] and not failed
     with pytest.raises(BadInput, match="trace:8: ContextTokens='x'"):
         read_trace(write(tmp_path, *rows, "\t", "2023-11-16 18:17:05,x,1"))
+
+
+def test_a_column_that_is_there_twice_is_not_chosen_from(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="trace:1: the header has ContextTokens twice"):
+        read_trace(write(tmp_path, f"{HEADER},ContextTokens", "2023-11-16 18:17:03.97,374,44,5"))
 
 
 def test_images_of_a_table_are_counted(tmp_path: Path) -> None:
