@@ -18,13 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 from minivllm import __version__, config, redaction
 from minivllm.errors import BadInput
 from minivllm.explain import explain, is_config_error
+from minivllm.overrides import hidden
 
 # conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against the launchers' schemas.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=", "runtime.cores=")
-SWEEPER = "hydra_plugins.minivllm_sweeper.plan_sweeper.PlanSweeper"
+OUR_SWEEPERS = "hydra_plugins.minivllm_sweeper."
+SWEEPER = f"{OUR_SWEEPERS}plan_sweeper.PlanSweeper"
 SHOWING = r"-c(?![ndp])|--cf|-i|--in"  # Hydra's flags that print a configuration
 _exit_code = 0
 _withheld: list[str] = []
@@ -99,6 +101,10 @@ def job(cfg: DictConfig) -> int:
 def _job(cfg: DictConfig) -> int:
     try:
         settings = config.finish(cfg)
+        if settings["sweep"]["plan"]:
+            from minivllm.ablation.plain import settings_of_job
+
+            settings = settings_of_job(settings)
         code = int(config.build({"_target_": settings["task"]["_target_"]}, config=settings))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -154,7 +160,7 @@ def _withhold(arguments: list[str]) -> list[str]:
     told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put their logs.
 
     Raises:
-        BadInput: a flag that Hydra does not have.
+        BadInput: a flag that Hydra does not have, or a secret that Hydra would store.
     """
     _withheld.clear()
     given, unknown = get_args_parser().parse_known_args(arguments)
@@ -165,9 +171,33 @@ def _withhold(arguments: list[str]) -> list[str]:
         for text in given.overrides
         if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$|runs_dir=", text)
     ]
+    _refuse_to_store(given.overrides, kept, bool(given.multirun), given.config_dir)
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]
+
+
+def _refuse_to_store(
+    overrides: Sequence[str], kept: Sequence[str], multirun: bool, config_dir: str | None
+) -> None:
+    """Raise BadInput for a secret in a command whose settings have Hydra write down overrides and configurations."""
+    secret = next((text for text in overrides if hidden(text) != text), None)
+    if secret is None:
+        return
+    try:
+        node = config.load(kept, config_dir).hydra
+    except Exception:  # Hydra will say what is wrong
+        return
+    sweeps = multirun or str(node.mode) == "RunMode.MULTIRUN"
+    if sweeps and not node.sweeper["_target_"].startswith(OUR_SWEEPERS):
+        why = f"hydra/sweeper={node.runtime.choices['hydra/sweeper']} stores the command in multirun.yaml"
+    elif node.output_subdir is not None:
+        why = f"hydra.output_subdir={node.output_subdir} stores the command and the configuration"
+    else:
+        return
+    raise BadInput(
+        f"{hidden(secret)}: {why}, secrets too: leave that out, or name an environment variable: '${{oc.env:NAME}}'"
+    )
 
 
 def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from minivllm.redaction import MASK, is_secret, redact
 
@@ -39,3 +41,38 @@ def _written(value: Any) -> str:
     if isinstance(value, str) and "${" in value:  # braces and colons of an interpolation stay
         return value
     return Override._get_value_element_as_str(value)
+
+
+def without_secrets(config: DictConfig) -> DictConfig:
+    """A composed configuration for a launcher, which may store it: secrets in it, and in the overrides that Hydra keeps
+    there, are masked. Jobs are composed of their own overrides, not of this."""
+    given = OmegaConf.select(config, "hydra.overrides.task")
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    masked = redact(plain)
+    changed = dict(_differences(plain, masked))
+    changed.update({("hydra", "overrides", "task", i): hidden(text) for i, text in enumerate(given or ())})
+    if not changed:
+        return config
+    result = copy.deepcopy(config)
+    with read_write(result), open_dict(result):
+        for path, value in changed.items():
+            node: Any = result
+            for key in path[:-1]:
+                node = node[key]
+            node[path[-1]] = value
+    return result
+
+
+def _differences(
+    before: Any, after: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The values that differ in two nests of one shape, with the keys that lead to them."""
+    if isinstance(before, Mapping):
+        for key, value in before.items():
+            yield from _differences(value, after[key], (*path, key))
+    elif isinstance(before, list):
+        for index, value in enumerate(before):
+            yield from _differences(value, after[index], (*path, index))
+    elif before != after:
+        yield path, after

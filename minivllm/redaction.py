@@ -222,14 +222,21 @@ def _from_environment(value: str) -> bool:
     return bool(found) and value[:2] == "${" and all(default.lower() in _NOTHING for _, default in found)
 
 
-def _hide_known(text: str) -> str:
+def _hide_known(text: str, mask: str | Callable[[re.Match[str]], str] = MASK) -> str:
     global _pattern
     if not _known:
         return text
     if _pattern is None:
         words = "|".join(re.escape(word) for word in sorted(_known, key=len, reverse=True))
         _pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
-    return _pattern.sub(MASK, text)
+    return _pattern.sub(mask, text)
+
+
+def blank(content: bytes) -> bytes:
+    """Bytes of a text with every secret that is known overwritten: of the same length, so that a file may stay open."""
+    text = content.decode("utf-8", "surrogateescape")
+    hidden = _hide_known(text, lambda secret: "*" * len(secret[0].encode("utf-8", "surrogateescape")))
+    return content if hidden is text else hidden.encode("utf-8", "surrogateescape")
 
 
 # ---- configurations

@@ -6,7 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from minivllm.ablation.plan import product
-from minivllm.overrides import hidden
+from minivllm.config import load
+from minivllm.overrides import hidden, without_secrets
 from minivllm.redaction import redact
 
 
@@ -51,3 +52,19 @@ def test_arms_may_differ_in_such_paths() -> None:
     given = ["workload.path='data/key=3/x','data/key=4/x'", "decoding.stop=['sig: x'],['sig: y']"]
     sweep = product(OverridesParser.create().parse_overrides(given))
     assert len({arm.name for arm in sweep.arms}) == 4
+
+
+def test_a_launcher_is_shown_no_secret() -> None:
+    given = [
+        "engine=openai",
+        "engine.url=http://me:marker-one@h/v1",
+        "engine.extra={api_key: marker-two, n: [1]}",
+    ]
+    config = load(given)
+    assert config.engine.url == "http://me:marker-one@h/v1"
+    shown = without_secrets(config)
+    assert "marker" not in str(shown)
+    assert shown.engine.url == "http://***@h/v1" and shown.engine.extra == {"api_key": "***", "n": [1]}
+    assert shown.hydra.overrides.task[0] == "engine=openai"
+    assert config.engine.url == "http://me:marker-one@h/v1", "a sweeper composes trials of the other"
+    assert without_secrets(load(["engine=openai"])) == load(["engine=openai"])

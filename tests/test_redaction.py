@@ -286,6 +286,29 @@ def test_nothing_secret_is_left_of_a_sweep(cli: Callable[..., Any], monkeypatch:
     assert json.loads(record.read_text())["config"]["engine"]["extra"]["user"] == "${oc.env:THE_KEY}"
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-m", "hydra/sweeper=basic"), "hydra/sweeper=basic stores the command in multirun.yaml"),
+        (("hydra.output_subdir=.hydra",), "hydra.output_subdir=.hydra stores the command"),
+        (("-m", "hydra.output_subdir=x"), "hydra.output_subdir=x stores the command"),
+    ],
+)
+def test_hydra_is_not_let_store_a_secret(cli: Callable[..., Any], flags: tuple[str, ...], words: str) -> None:
+    secret = ("engine=openai", "+engine.extra.api_key=marker-one")
+    result = cli(*flags, *secret)
+    assert result.code == 2 and "marker" not in result.err
+    assert f"+engine.extra.api_key=***: {words}" in result.err and "${oc.env:NAME}" in result.err
+    assert not list(Path().rglob("*"))
+
+
+def test_overwritten_secrets_keep_the_length_of_a_file() -> None:
+    redaction.learn({"engine": {"extra": {"api_key": "mårker-one"}}})
+    line = "\xff has mårker-one".encode() + b"\xff, that is it\n"
+    assert len(redaction.blank(line)) == len(line) and b"rker" not in redaction.blank(line)
+    assert redaction.blank(b"none \xff\n") == b"none \xff\n"
+
+
 PLAIN_KEYS = {
     "OPENAI_API_KEY": "ollama",
     "VLLM_API_KEY": "openai",

@@ -14,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from minivllm.errors import BadInput
+from minivllm.overrides import without_secrets
 
 # The package of a launcher -> our extra that installs it.
 EXTRAS = {
@@ -32,7 +33,11 @@ ConfigStore.instance().store(
 
 
 def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
-    """The configured launcher. Raises BadInput if its plugin is not installed."""
+    """The configured launcher, which is shown no secret: it may store what it is given.
+
+    Raises:
+        BadInput: its plugin is not installed.
+    """
     target = str(config.hydra.launcher["_target_"])
     if target not in Plugins.instance().class_name_to_class:
         extra = EXTRAS.get(target.split(".")[1], "...")
@@ -41,7 +46,7 @@ def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, conf
             f" pip install 'minivllm[{extra}]'"
         )
     return Plugins.instance().instantiate_launcher(
-        hydra_context=hydra_context, task_function=task_function, config=config
+        hydra_context=hydra_context, task_function=task_function, config=without_secrets(config)
     )
 
 

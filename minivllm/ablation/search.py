@@ -11,9 +11,10 @@ from typing import Any
 
 from minivllm.ablation.arms import Load
 from minivllm.ablation.findings import Goal
+from minivllm.ablation.plain import Launch
 from minivllm.ablation.plan import Arm, Sweep, is_setting
 from minivllm.ablation.schedule import Cell, check_arms, compose_arms, make_plan, require_one
-from minivllm.ablation.sweep import Launch, measure
+from minivllm.ablation.sweep import measure
 from minivllm.bench import identity, metrics
 from minivllm.bench.folder_lock import folder_lock
 from minivllm.bench.measurement import DEFAULT_ARM

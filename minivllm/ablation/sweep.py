@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from minivllm.ablation import plain
 from minivllm.ablation.arms import Load
+from minivllm.ablation.plain import Launch
 from minivllm.ablation.plan import Sweep
 from minivllm.ablation.repeats import more_blocks, too_few
 from minivllm.ablation.schedule import (
@@ -31,9 +33,6 @@ from minivllm.redaction import shown
 from minivllm.report.format import count
 from minivllm.tracking.base import SafeTracker, Tracker
 
-Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
-
-RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
 PLAN = "plan.json"
 
 
@@ -56,8 +55,10 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     cells = compose_arms(sweep, load)
     require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
-    if any(cell.config is not None and cell.config["task"]["_target_"] not in RECORDING for cell in cells):
-        return _launch_plainly(cells, sweep, launch)
+    if any(
+        cell.config is not None and cell.config["task"]["_target_"] not in plain.RECORDING for cell in cells
+    ):
+        return plain.launch_all(cells, sweep, launch)
     identity.refuse_goal(first)
     refuse_unwritable(first)
     warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
@@ -245,19 +246,3 @@ def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:
     record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)
     storage.write_record(row.path, record, config=row.config)
     tracker.record(row.path)
-
-
-def _launch_plainly(cells: list[Cell], sweep: Sweep, launch: Launch) -> int:
-    """A sweep over another task: run every combination, say which failed."""
-    for cell in cells:
-        if cell.problem is not None:
-            print(f"error: {cell.arm.name}: {cell.problem}", file=sys.stderr)
-    jobs = [[*cell.arm.overrides, *sweep.settings] for cell in cells if cell.problem is None]
-    codes = [2] * (len(cells) - len(jobs))
-    for job in launch(jobs):
-        try:
-            codes.append(int(job.return_value or 0))
-        except Exception as error:
-            print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-            codes.append(1)
-    return 0 if not any(codes) else 2 if all(code in (0, 2) for code in codes) else 1

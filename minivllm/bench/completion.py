@@ -39,6 +39,7 @@ def write_failure(
     Raises:
         OSError: it could not be written.
     """
+    storage.hide_in_log(measurement.path / storage.LOG)
     record = measurement.record(
         status,
         error=Failure(kind, message, storage.log_tail(measurement.path / storage.LOG)),
@@ -77,6 +78,7 @@ def complete(
     """
     from minivllm.bench.validity import check_telemetry  # late: it takes numpy along
 
+    storage.hide_in_log(measurement.path / storage.LOG)
     record = json.loads((measurement.path / storage.HANDOVER).read_text(encoding="utf-8"))
     memory, validity = record["memory"], record["validity"]
     if window is None:

@@ -176,6 +176,7 @@ class Supervisor:
         try:
             if worker is not None:
                 worker.close(patience_s)
+                storage.hide_in_log(worker.log)  # it may have printed while it closed
         finally:
             self._device.close()
 
@@ -282,6 +283,7 @@ class _Worker:
     def __init__(self, first: Measurement) -> None:
         measure: dict[str, Any] = first.config.get("measure") or {}
         self.serves = _served(first)
+        self.log = first.path / storage.LOG  # that it writes
         self._buffer = b""
         self._ooms = _oom_kills()
         self._pipe, progress = os.pipe()
@@ -307,7 +309,7 @@ class _Worker:
             "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
             "TOKENIZERS_PARALLELISM": "false",
         }
-        with (first.path / storage.LOG).open("wb") as log:
+        with self.log.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "minivllm.bench.worker", str(progress), str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -321,6 +323,7 @@ class _Worker:
     def send(self, measurement: Measurement) -> None:
         """Let it begin with a measurement whose directory is ready."""
         assert self._process.stdin is not None
+        self.log = measurement.path / storage.LOG
         with contextlib.suppress(BrokenPipeError):  # it has died: its exit code tells
             self._process.stdin.write(json.dumps(measurement.to_dict(), default=str).encode() + b"\n")
             self._process.stdin.flush()

@@ -25,9 +25,11 @@ class FaultyEngine:
         fault: None, or what goes wrong: "refuse_build", "raise_build", "raise", "kill", "segfault",
             "hang", "allocate", "memory_error", "exit", "refuse_request", "raise_once" (only where
             the file `state` is missing), "empty" (no tokens), "profile_raise", "profile_kill",
-            "profile_hang" (these only once it is profiled), "paragraph" (an error of several lines).
+            "profile_hang" (these only once it is profiled), "paragraph" (an error of several lines),
+            "native" (writes `token` past Python's streams, also when it closes).
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
+        token: a secret.
         progress: told of loading once.
     """
 
@@ -37,6 +39,7 @@ class FaultyEngine:
         fault: str | None = None,
         delay_s: float = 0.0005,
         state: str | None = None,
+        token: str = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if progress is not None:
@@ -46,7 +49,7 @@ class FaultyEngine:
             raise BadInput("engine.fault: this engine refuses to be built")
         if fault == "raise_build":
             raise ValueError("cannot build")
-        self.fault, self.delay_s = fault, delay_s
+        self.fault, self.delay_s, self.token = fault, delay_s, token
         self.state = Path(state) if state else None
         self.first_life = self.state is not None and not self.state.exists()
         if self.state:
@@ -119,6 +122,8 @@ class FaultyEngine:
         if self.fault == "hang":
             print("hanging", flush=True)
             time.sleep(3600)
+        if self.fault == "native":
+            os.write(2, f"native code has {self.token}\n".encode())
         if self.fault == "memory_error":
             raise MemoryError("no more")
         if self.fault == "allocate":
@@ -155,3 +160,5 @@ class FaultyEngine:
 
     def close(self) -> None:
         """See BenchEngine."""
+        if self.fault == "native":
+            os.write(1, f"closed with {self.token}\n".encode())

@@ -18,6 +18,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from minivllm import redaction
 from minivllm.bench import identity, storage, supervisor
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.measurement import Measurement
@@ -179,6 +180,16 @@ def test_a_traceback_ends_up_in_the_log(tmp_path: Path) -> None:
     log = (measurement.path / storage.LOG).read_text()
     assert "Traceback" in log and "_go_wrong" in log
     assert "the engine broke" in record_of(measurement)["error"]["log_tail"]
+
+
+def test_what_native_code_prints_is_left_without_secrets(tmp_path: Path) -> None:
+    config = make_config("native", engine={"token": "mårker-one"})
+    redaction.learn(config)
+    measurements = plan(tmp_path, config)
+    assert [outcome.status for outcome in supervisor.run(measurements)] == ["ok"]
+    log = (measurements[0].path / storage.LOG).read_text()
+    assert f"native code has {'*' * 11}\n" in log and log.endswith(f"closed with {'*' * 11}\n")
+    assert "rker-one" not in log
 
 
 def test_a_hanging_worker_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
