@@ -23,7 +23,7 @@ from minivllm.ablation.findings import (
     Verdict,
 )
 from minivllm.ablation.metric import OTHERS, USUAL, Block, Metric, find_metric, gaps, logarithms
-from minivllm.ablation.remarks import SMALLEST, Told, remarks, why_none
+from minivllm.ablation.remarks import Told, remarks, why_none
 from minivllm.ablation.sameness import Sameness
 from minivllm.bench.records import flatten
 from minivllm.report.cells import Cell, foundations, gather, started
@@ -204,7 +204,7 @@ class _Reading:
             enough = estimate.n >= statistics.blocks_needed(self.tests)
             return "none" if enough else "too few blocks"
         logarithm = math.log(estimate.ratio)
-        if abs(logarithm) <= band or abs(estimate.ratio - 1) < SMALLEST:
+        if abs(logarithm) <= band or abs(estimate.ratio - 1) < statistics.SMALLEST:
             return "none"
         return "faster" if logarithm * metric.better > 0 else "slower"
 
@@ -233,7 +233,7 @@ class _Reading:
             p_value=estimate.p_value if estimate else None,
             p_holm=p_holm,
             blocks=len(logs),
-            minimum_detectable=None if least is None else max(least, math.expm1(band), SMALLEST),
+            minimum_detectable=None if least is None else max(least, math.expm1(band), statistics.SMALLEST),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
             spikes=statistics.spikes(logs),
@@ -296,7 +296,7 @@ class _Reading:
         enough = len(logs) >= statistics.blocks_needed(1)
         verdict: Verdict = "none" if enough else "too few blocks"
         found = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
-        if found and abs(estimate.ratio - 1) >= SMALLEST:
+        if found and abs(estimate.ratio - 1) >= statistics.SMALLEST:
             verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
         return Effect(
             name="A/A",
@@ -331,11 +331,15 @@ class _Reading:
             def excess(log: dict[Chosen, float], fours: Any = fours) -> float:
                 return float(np.mean([log[ab] - log[a] - log[b] + log[o] for ab, a, b, o in fours]))
 
-            read.append(self._by_block([chosen for four in fours for chosen in four], metric, excess))
-        estimates = [statistics.paired(logs) if len(logs) else None for logs in read]
+            def whole(log: dict[Chosen, float], fours: Any = fours) -> float:
+                return float(np.mean([log[ab] - log[o] for ab, _, _, o in fours]))
+
+            used = [chosen for four in fours for chosen in four]
+            read.append([self._by_block(used, metric, value) for value in (excess, whole)])
+        estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         found = []
-        for contrast, estimate, p_holm in zip(contrasts, estimates, corrected, strict=True):
+        for contrast, (_, joint), estimate, p_holm in zip(contrasts, read, estimates, corrected, strict=True):
             verdict: Togetherness
             reason = ""
             if estimate is None:
@@ -360,6 +364,7 @@ class _Reading:
                     estimate.n if estimate else 0,
                     verdict,
                     reason,
+                    statistics.paired(joint).ratio if estimate else None,
                 )
             )
         return tuple(found)

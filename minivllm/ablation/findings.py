@@ -60,6 +60,7 @@ class Interaction:
     blocks: int
     verdict: Togetherness
     reason: str = ""  # why `none`, where p-value or interval seem to say otherwise
+    joint: float | None = None  # both / neither, in the typical block
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from minivllm.report.cells import Cell
 from minivllm.report.format import count, p_value, ratio, sig, whole_percent
 from minivllm.report.ranking import Ranking
 
-SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
-
 
 @dataclass(frozen=True)
 class Told:
@@ -142,6 +140,6 @@ def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, ba
         )
     if abs(math.log(estimate.ratio)) <= band:
         return f"found, but by no more than the A/A arm may differ, {sig(100 * math.expm1(band), 2)} %"
-    if abs(estimate.ratio - 1) < SMALLEST:
-        return f"found, but of less than {100 * SMALLEST:g} %"
+    if abs(estimate.ratio - 1) < statistics.SMALLEST:
+        return f"found, but of less than {100 * statistics.SMALLEST:g} %"
     return ""

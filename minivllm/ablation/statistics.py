@@ -24,6 +24,8 @@ FEWEST = 4  # samples for an interval
 FEWEST_RANKED = 6  # for one by ranks: of five pairs all of one sign is no 95 % yet
 MANY = 40  # samples of each side from which the rank sum is taken for normal
 FAR = 6.0  # standard deviations from the median, told from the median deviation, beyond which a block is a spike
+SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
+WITHIN = 0.05  # of the product of what two give alone: so near two are said to multiply
 LEAST_SCATTER = 0.002  # standard deviation of logarithms that the search for spikes takes for granted
 SEED = 0
 
@@ -97,8 +99,62 @@ def two_sample(first: Sequence[float] | Array, second: Sequence[float] | Array) 
     return Estimate(ratio, low, high, _rank_sum(a, b), len(a) + len(b))
 
 
-def centre(x: Array) -> tuple[Array, Array, Array]:
-    """The pseudomedian of each row with its interval of 1 - ALPHA.
+def contrast(
+    groups: Sequence[Sequence[float] | Array], signs: Sequence[int], tests: int, *, blocked: bool
+) -> Estimate:
+    """The ratio in which the typical figures of groups are multiplied and divided, with an interval for one of so many.
+
+    From `blocks_needed` blocks it is what `paired` says of the blocks. Of fewer it is the analysis of variance of a factorial
+    with repeats (Fisher 1935): Student's interval from the scatter within all groups, which is taken for alike, also in
+    those that are no part of the ratio.
+
+    Args:
+        groups: natural logarithms, float64 [samples] each, at least one.
+        signs: of each group: 1 multiplied, -1 divided by, 0 no part of it.
+        tests: of how many intervals all are to hold with 1 - ALPHA (Bonferroni).
+        blocked: whether sample i of every group, of which all have as many, was measured in one block.
+
+    Returns:
+        Without an interval where no group has a second sample; without a p-value.
+    """
+    samples = [np.asarray(group, dtype=np.float64) for group in groups]
+    known = [(group, sign) for group, sign in zip(samples, signs, strict=True) if sign]
+    n = min(len(group) for group, _ in known)
+    if blocked and n >= max(FEWEST_RANKED, blocks_needed(tests)):
+        by_block = np.array(signs, np.float64) @ np.stack(samples)
+        ratio, low, high = (_exp(float(value)) for value in centre(by_block, ALPHA / tests))
+        return Estimate(ratio, low, high, None, n)
+    away = [group - group.mean() for group in samples]
+    freedom = sum(len(group) - 1 for group in samples)
+    if blocked:  # what a block has in common is no scatter
+        away = list(np.stack(away) - np.mean(away, axis=0))
+        freedom = (len(samples) - 1) * (n - 1)
+    middle = float(sum(sign * group.mean() for group, sign in known))
+    if not freedom:
+        return Estimate(_exp(middle), None, None, None, n)
+    from scipy.stats import t
+
+    variance = math.fsum(float(value) ** 2 for group in away for value in group) / freedom
+    deviation = math.sqrt(variance * sum(1 / len(group) for group, _ in known))
+    reach = float(t.ppf(1 - ALPHA / tests / 2, freedom)) * deviation
+    return Estimate(_exp(middle), _exp(middle - reach), _exp(middle + reach), None, n)
+
+
+def multiply(ratio: float | None, low: float | None, high: float | None) -> bool | None:
+    """Whether two effects multiply, by the interval of what they give together over the product of each alone.
+
+    Returns:
+        False where the interval keeps clear of 1, True where it has 1 and ends WITHIN of it, None where it tells neither.
+    """
+    if ratio is None or low is None or high is None:
+        return None
+    if not low <= 1 <= high and abs(ratio - 1) >= SMALLEST:
+        return False
+    return True if max(high, 1 / low) <= 1 + WITHIN else None
+
+
+def centre(x: Array, alpha: float = ALPHA) -> tuple[Array, Array, Array]:
+    """The pseudomedian of each row with its interval of 1 - alpha.
 
     The median of the means of every two values, each with itself included (Hodges and Lehmann 1963). The interval is made of
     such means, too, those that the exact signed-rank test cannot tell from the truth (Tukey; Hollander and Wolfe, section
@@ -106,6 +162,7 @@ def centre(x: Array) -> tuple[Array, Array, Array]:
 
     Args:
         x: float64 [..., n].
+        alpha: from FEWEST_RANKED values at least 2 / 2^n, see `blocks_needed`.
 
     Returns:
         Estimate, low and high, float64 [...]; low and high are NaN for a single value.
@@ -115,26 +172,26 @@ def centre(x: Array) -> tuple[Array, Array, Array]:
     pairs = np.sort((x[..., i] + x[..., j]) / 2, axis=-1)
     middle = np.median(pairs, axis=-1)
     if n < FEWEST_RANKED:
-        return middle, *_student(x)
-    k = _signed_rank_ends(n)
+        return middle, *_student(x, alpha)
+    k = _signed_rank_ends(n, alpha)
     return middle, pairs[..., k - 1], pairs[..., -k]
 
 
-def _student(x: Array) -> tuple[Array, Array]:
+def _student(x: Array, alpha: float = ALPHA) -> tuple[Array, Array]:
     """Student's interval of the mean of each row; NaN for a single value."""
     from scipy.stats import t
 
     n = x.shape[-1]
     if n < 2:
         return np.full(x.shape[:-1], np.nan), np.full(x.shape[:-1], np.nan)
-    reach = t.ppf(1 - ALPHA / 2, n - 1) * x.std(axis=-1, ddof=1) / math.sqrt(n)
+    reach = t.ppf(1 - alpha / 2, n - 1) * x.std(axis=-1, ddof=1) / math.sqrt(n)
     return x.mean(axis=-1) - reach, x.mean(axis=-1) + reach
 
 
 @cache
-def _signed_rank_ends(n: int) -> int:
-    """Which mean of two, counted from either end, bounds the interval: the greatest k with P(W < k) <= ALPHA / 2."""
-    return int(np.searchsorted(_cumulated(tuple(range(1, n + 1))), ALPHA / 2, side="right"))
+def _signed_rank_ends(n: int, alpha: float = ALPHA) -> int:
+    """Which mean of two, counted from either end, bounds the interval: the greatest k with P(W < k) <= alpha / 2."""
+    return int(np.searchsorted(_cumulated(tuple(range(1, n + 1))), alpha / 2, side="right"))
 
 
 @lru_cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minivllm.ablation import statistics
 from minivllm.ablation.findings import Analysis, Effect
-from minivllm.report.format import MISSING, interval, p_value, ratio, sig, whole_percent
+from minivllm.report.format import MISSING, interval, listing, p_value, ratio, sig, spanned, whole_percent
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -39,6 +40,26 @@ def markdown_text(analysis: Analysis) -> str:
         for effect in every_effect(analysis)
     ]
     return markdown_table([first], others, lines)
+
+
+def together(analysis: Analysis) -> list[str]:
+    """Whether the effects of each two multiply, a sentence for each answer."""
+    words = {
+        False: "Effects that do not multiply",
+        True: f"Effects that multiply, to within {100 * statistics.WITHIN:g} %",
+        None: "Not told apart, whether effects multiply",
+    }
+    found: dict[bool | None, list[str]] = {answer: [] for answer in words}
+    for one in analysis.interactions:
+        if one.ratio is None or one.joint is None:
+            continue
+        apart = one.verdict in ("more together", "less together")
+        answer = False if apart else statistics.multiply(one.ratio, one.low, one.high) or None
+        found[answer].append(
+            f"{one.first} with {one.second} gives {ratio(one.joint)}, "
+            f"{spanned(one.ratio, one.low, one.high)} of the product of what each gives alone"
+        )
+    return [f"{words[answer]}: {listing(named, 3)}." for answer, named in found.items() if named]
 
 
 def every_effect(analysis: Analysis) -> tuple[Effect, ...]:

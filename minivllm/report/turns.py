@@ -1,4 +1,4 @@
-"""Whether two cells took turns, so that what changed on the machine met both."""
+"""Whether cells took turns, so that what changed on the machine met all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import datetime
 from minivllm.report.cells import Cell
 
 
-def took_turns(first: Cell, second: Cell) -> bool:
-    """Whether block 0 of both came before block 1 of either, and so on, on one host."""
-    hosts = {row.get("provenance.host") for cell in (first, second) for row in cell.timed}
+def took_turns(*cells: Cell) -> bool:
+    """Whether block 0 of all came before block 1 of any, and so on, on one host."""
+    hosts = {row.get("provenance.host") for cell in cells for row in cell.timed}
     starts: dict[int, list[datetime]] = {}
-    for cell in (first, second):
+    for cell in cells:
         for row in cell.timed:
             try:
                 begun = datetime.fromisoformat(str(row.get("provenance.started_at")))
@@ -20,6 +20,6 @@ def took_turns(first: Cell, second: Cell) -> bool:
                 return False
             starts.setdefault(int(row.get("block") or 0), []).append(begun)
     blocks = [starts[block] for block in sorted(starts)]
-    if len(hosts) != 1 or len(blocks) < 2 or any(len(both) != 2 for both in blocks):
+    if len(hosts) != 1 or len(blocks) < 2 or any(len(begun) != len(cells) for begun in blocks):
         return False
     return all(max(now) < min(later) for now, later in itertools.pairwise(blocks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minivllm.report import factors
 from minivllm.report.cells import Cell
 from minivllm.report.format import count, listing, sig
 from minivllm.report.lead import NO_INTERVAL, by_latency, by_throughput, range_text
@@ -52,7 +53,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Verdi
         ]
         return Verdict(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
-    lines += _memory(done) + quality(cells)
+    lines += factors.sentences(cells) + _memory(done) + quality(cells)
     lines += _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
     lines += busy(cells) + _trust(done)
     return Verdict(headline, lines)

@@ -8,7 +8,7 @@ from minivllm.ablation.findings import Analysis, Attribution, Effect, Planned
 from minivllm.report import ranking
 from minivllm.report.cells import Cell
 from minivllm.report.chart import Chart, Panel, Series, finish
-from minivllm.report.effects import every_effect, markdown_text
+from minivllm.report.effects import every_effect, markdown_text, together
 from minivllm.report.format import (
     MISSING,
     count,
@@ -112,7 +112,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
     if whole := analysis.attribution:
         total = spanned(whole.total, whole.low, whole.high)
         lines.append(f"All of them together: {total} against none of them.")
-    lines += [*analysis.notes, *remarks(cells)]
+    lines += [*together(analysis), *analysis.notes, *remarks(cells)]
     return Verdict(headline, list(dict.fromkeys(lines)))
 
 

@@ -57,9 +57,9 @@ def conclude(
         print("nothing has been recorded, so there is no report", file=sys.stderr)
         return None
     from minivllm import report
-    from minivllm.report import tuning
+    from minivllm.report import factors, tuning
     from minivllm.report.banner import simulated
-    from minivllm.report.effects import effects_table
+    from minivllm.report.effects import effects_table, together
     from minivllm.report.lead import not_separated
     from minivllm.report.ranking import rank
     from minivllm.report.terminal import print_table
@@ -74,14 +74,14 @@ def conclude(
             print_table(table)
         if material.analysis is not None:
             print_table(effects_table(material.analysis))
-            for note in material.analysis.notes:
+            for note in [*together(material.analysis), *material.analysis.notes]:
                 print(note)
         elif found is not None:
             for line in tuning.sentences(found):
                 print(line)
         else:
             done = [cell for cell in material.cells if cell.ok]
-            for line in [*not_separated(done), *rank(done).notes]:
+            for line in [*not_separated(done), *factors.sentences(material.cells), *rank(done).notes]:
                 print(line)
         for line in [*incomplete(material.cells), *busy(material.cells)]:
             print(line)

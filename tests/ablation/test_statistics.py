@@ -214,3 +214,53 @@ def test_no_effect_is_detectable_with_too_few_blocks() -> None:
 def test_equal_numbers_give_equal_figures() -> None:
     x = np.random.default_rng(3).normal(0, 1, 20)
     assert paired(x) == paired(x) and two_sample(x, x[:9]) == two_sample(x, x[:9])
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_a_contrast_of_few_blocks_holds_the_truth_as_often_as_it_says(blocked: bool) -> None:
+    """Two blocks of six cells, two intervals that are to hold together."""
+    rng, held, tries = np.random.default_rng(5), 0, 400
+    for _ in range(tries):
+        logs = 0.05 * rng.standard_normal((6, 2)) + (0.3 * rng.standard_normal(2) if blocked else 0.0)
+        found = [
+            statistics.contrast(list(logs), signs, 2, blocked=blocked)
+            for signs in ((1, -1, 0, -1, 1, 0), (1, 0, -1, -1, 0, 1))
+        ]
+        held += all(
+            one.low is not None and one.high is not None and one.low <= 1 <= one.high for one in found
+        )
+    assert 0.93 < held / tries < 0.99
+
+
+def test_a_contrast_of_many_blocks_is_that_of_pairs() -> None:
+    logs = np.random.default_rng(1).standard_normal((2, 8))
+    found, pairs = (
+        statistics.contrast(list(logs), (1, -1), 1, blocked=True),
+        statistics.paired(logs[0] - logs[1]),
+    )
+    assert (found.ratio, found.low, found.high) == (pairs.ratio, pairs.low, pairs.high)
+
+
+def test_a_spike_makes_no_finding() -> None:
+    for n in (2, 3, 5, 7, 10):
+        logs = 0.01 * np.random.default_rng(n).standard_normal((4, n))
+        logs[3, 0] += 2.0
+        found = statistics.contrast(list(logs), (1, -1, -1, 1), 1, blocked=True)
+        assert statistics.multiply(found.ratio, found.low, found.high) is not False
+
+
+@pytest.mark.parametrize(
+    ("figures", "answer"),
+    [
+        ((0.9, 0.8, 0.95), False),
+        ((1.2, 1.1, 1.3), False),
+        ((1.0, 0.98, 1.04), True),
+        ((1.0, 0.9, 1.2), None),
+        ((0.5, None, None), None),
+        ((1.001, 1.0005, 1.002), True),  # certain, and too little to be anything
+    ],
+)
+def test_whether_two_effects_multiply(
+    figures: tuple[float, float | None, float | None], answer: bool | None
+) -> None:
+    assert statistics.multiply(*figures) is answer

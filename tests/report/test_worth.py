@@ -73,6 +73,25 @@ def test_noise_alone_is_worth_nothing() -> None:
     assert any(line.startswith("None: a (found from ") for line in said.lines)
 
 
+def test_whether_two_multiply_is_said() -> None:
+    design = Design("factorial", {"a": (), "b": ()})
+    for extra, noise, begin in (
+        (0.7, 0.01, "Effects that do not multiply: a with b gives 1."),
+        (1.0, 0.004, "Effects that multiply, to within 5 %: a with b gives 1."),
+        (1.0, 0.2, "Not told apart, whether effects multiply: a with b gives "),
+    ):
+        rows = ablation_rows(
+            design, {"a": 1.5, "b": 1.2}, blocks=10, noise=noise, together={("a", "b"): extra}
+        )
+        found = analyse(rows)
+        assert found is not None
+        (line,) = (line for line in worth.verdict(found, gather(rows)).lines if "multiply" in line)
+        (pair,) = found.interactions
+        assert line.startswith(begin)
+        assert f"{spanned(pair.ratio, pair.low, pair.high)} of the product" in line
+        assert pair.joint == pytest.approx(1.8 * extra, rel=4 * noise)
+
+
 def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
     found = analyse(rows_of("factorial"))
     assert found is not None and found.attribution is not None
