@@ -80,6 +80,12 @@ _FLAGGED = re.compile(
     rf"({_QUOTED}|[^\s'\"-][^\s'\"]*+)((?:\s++[^\s'\"-][^\s'\"]*+)*+)"
 )
 _USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
+# One of these is in every text that may hold a secret which is not yet known.
+_SIGNS = (
+    *("key", "pass", "pwd", "pat", "secret", "auth", "access", "sig", "credential", "cookie", "bearer"),
+    *("basic", "dsn", "connection", "@", "-u", "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    *("xox", "akia", "eyj"),
+)
 _URL = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*+://)([^\s/?#'\"]+)@")
 _SCHEME = re.compile(
     r"\b(Bearer\s+)((?=\S*[\d._~+/=-])[^\s'\",]{6,})|\b(Basic\s+)((?=\S*[A-Z0-9=])[A-Za-z0-9+/=]{8,})"
@@ -112,6 +118,17 @@ def hide(text: str, strict: bool = False) -> str:
             sentence that may be any key.
     """
     return _hide(_hide_known(text), strict, _ignore)
+
+
+def suspicious(text: str) -> bool:
+    """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a secret."""
+    return bool(_known) or _signs(text)
+
+
+def _signs(text: str) -> bool:
+    small = text.lower()
+    tokens = small.count("token") > small.count("tokens")  # which are counted and no secrets
+    return tokens or any(sign in small for sign in _SIGNS)
 
 
 def _ignore(secret: str) -> None:
@@ -189,7 +206,7 @@ def _hide(text: str, strict: bool, found: Found, inner: bool = False) -> str:
         found(value)
         return f"{word}{MASK}"
 
-    if not any(sign in text for sign in "=:-_ "):
+    if not _signs(text):
         return text
     text = _URL.sub(url, text)
     text = _USER.sub(lambda m: f"{m[1]}{m[2]}{mask(m[3])}", text)

@@ -92,7 +92,10 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
     """
     with open_file(path, what, advice) as file:
         try:
-            content = file.read(limit + 1)
+            expected = min(limit, os.fstat(file.fileno()).st_size)  # room is made for what is asked of `read`
+            content = file.read(expected + 1)
+            if len(content) > expected:
+                content += file.read(limit + 1 - len(content))
         except OSError as error:
             raise BadInput(_line(f"{what} cannot be read: {error.strerror or error}", advice)) from None
     if len(content) > limit:

@@ -345,3 +345,33 @@ def test_a_whole_value_is_hidden_in_a_text() -> None:
     assert hide("{api_key: abc def}") == "{api_key: ***}"
     assert hide("{api_key: abc def, top_k: 3}") == "{api_key: ***, top_k: 3}"
     assert hide("{auth: {user: abc}}") == "{auth: ***}"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "api",
+                "key",
+                "keys",
+                "pass",
+                "word",
+                "pwd",
+                "secret",
+                "token",
+                "tokens",
+                "access",
+                "auth",
+                "sig",
+                "dsn",
+                "hf",
+                "x",
+                "s",
+            ]
+        ),
+        min_size=1,
+    )
+)
+def test_a_text_that_is_not_looked_at_closely_has_no_secret(words: list[str]) -> None:
+    for name in ("_".join(words), "".join(words), "".join(map(str.title, words)), "-".join(words)):
+        assert redaction.suspicious(f"{name}=abc") or not is_secret(name)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import glob
+import marshal
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minivllm.bench.schema import current
-from minivllm.bench.storage import ASIDE, RECORD
+from minivllm import redaction
+from minivllm.bench.schema import checked, migrated
+from minivllm.bench.storage import RECORD
 from minivllm.errors import BadInput
 from minivllm.untrusted import read_json
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     import pandas
 
 PathLike = str | Path
+DEPTH = 2  # folders from the root of all records to a record
+PARTED = ("config", "provenance")  # fields that consist of parts, most of which many records have in common
+MAX_PARTS = 1 << 14  # that are kept
 
 
 class Damaged(str):
@@ -67,23 +73,26 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     return [Path(name) for name in sorted(found, key=lambda name: name.split(os.sep))]
 
 
-def _below(place: str) -> Iterator[str]:
-    if os.path.isfile(place):
+def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
+    """Each record.json of a folder, or of the folders in it; in a record's own folder are no others."""
+    record = os.path.join(place, RECORD)
+    if os.path.lexists(record):
+        yield os.path.normpath(record)
+    elif os.path.isfile(place):
         yield os.path.normpath(place)
-    elif os.path.exists(os.path.join(place, RECORD)):
-        yield os.path.normpath(os.path.join(place, RECORD))
-    else:
-        for pattern in ("*", os.path.join("*", "*")):
-            for name in glob.glob(os.path.join(glob.escape(place), pattern, RECORD)):
-                if not os.path.basename(os.path.dirname(name)).startswith(ASIDE):
-                    yield os.path.normpath(name)
+    elif depth:
+        folders: list[str] = []
+        with suppress(OSError), os.scandir(place) as entries:  # hidden ones are being written, or replaced
+            folders = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir()]
+        for folder in folders:
+            yield from _below(folder, depth - 1)
 
 
 # ---- reading
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record of the present schema; older ones are migrated, see `schema.current`.
+    """A record of the present schema, without secrets; older ones are migrated, see `schema.current`.
 
     Args:
         path: a record.json, or whatever holds the JSON of one.
@@ -91,11 +100,76 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: it cannot be read, or is no record; the line names the file and the reason.
     """
+    record, parts = _read(path)
+    for whole, found in parts.items():  # copies: whoever reads a record may change it
+        record[whole] |= {name: marshal.loads(part.content) for name, part in found.items()}
+    return redaction.clean(record)
+
+
+class _Part(NamedTuple):
+    """A part of a record, such as the knobs of a group, checked and without secrets."""
+
+    content: bytes  # as `marshal` has it
+    columns: dict[str, Any]  # flattened; never changed
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
+    """A record without the parts of `PARTED`, and these, by field and name; only the parts are without secrets.
+
+    Of thousands of records most parts are the same few, which are checked, masked and flattened once.
+    """
     value = read_json(path, str(path))
+    parts: dict[str, dict[str, _Part]] = {}
     try:
-        return current(value)
+        record = migrated(value)
+        for whole in PARTED:
+            inside = record.get(whole)
+            if type(inside) is dict:
+                parts[whole] = {
+                    name: _part(whole, name, _packed(item, f"{whole}.{name:.40}"))
+                    for name, item in inside.items()
+                    if name != redaction.AS_WRITTEN and (whole == "config" or type(item) is dict)
+                }
+                record[whole] = {name: item for name, item in inside.items() if name not in parts[whole]}
+        return checked(record), parts
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def _packed(value: Any, name: str) -> bytes:
+    try:
+        return marshal.dumps(value, 0)
+    except ValueError:
+        raise BadInput(f"{name} is nested too deeply") from None
+
+
+@lru_cache(MAX_PARTS)
+def _part(whole: str, name: str, content: bytes) -> _Part:
+    """See `_Part`. Raises BadInput for a value of another type than its field."""
+    given = {name: marshal.loads(content)}
+    checked({whole: given})
+    if whole == "config":
+        shown = redaction.shown(given)
+        if shown != given:  # what was stored before secrets were masked may stand in other texts, too
+            redaction.learn(given)
+    else:
+        shown = redaction.clean(given)
+    return _Part(marshal.dumps(shown[name], 0), flatten({whole: shown}))
+
+
+def _row(path: Path) -> dict[str, Any]:
+    """What `flatten` makes of a record, with its `directory`. Raises BadInput as `read_record`."""
+    record, parts = _read(path)
+    columns: dict[str, Any] = {}
+    _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)
+    texts = [value for value in columns.values() if type(value) is str or type(value) is list]
+    if redaction.suspicious(str(texts)):
+        columns = redaction.clean(columns)
+    for whole in reversed(PARTED):
+        for part in parts.get(whole, {}).values():
+            columns.update(part.columns)
+    columns["directory"] = str(path.parent)
+    return columns
 
 
 def record_in(directory: Path) -> dict[str, Any] | None:
@@ -106,42 +180,39 @@ def record_in(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def each(paths: PathLike | Iterable[PathLike]) -> Iterator[dict[str, Any] | Damaged]:
-    """Every record at or below the given places, with its `directory` added, or why a file is none.
+def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """Records as dictionaries, each with its `directory` added, and the files that are not records, with a warning.
 
     Raises:
         BadInput: a place does not exist.
     """
-    for path in record_files(paths):
-        try:
-            record = read_record(path)
-        except BadInput as error:
-            yield Damaged(path, str(error).removeprefix(str(path)).lstrip(": "))
-        else:
-            record["directory"] = str(path.parent)
-            yield record
 
+    def read(path: Path) -> dict[str, Any]:
+        return {**read_record(path), "directory": str(path.parent)}
 
-def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
-    """Records as dictionaries, each with its `directory` added, and the files that are not records."""
-    with uncollected():
-        found = list(each(paths))
-    damaged = [item for item in found if isinstance(item, Damaged)]
+    found, damaged = _each(paths, read)
     _warn(damaged)
-    return [item for item in found if not isinstance(item, Damaged)], damaged
+    return found, damaged
 
 
 def flat_rows(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
     """The same, each record flattened, without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found, damaged = scan(paths)
-    rows: list[dict[str, Any]] = []
+    return _each(paths, _row)
+
+
+def _each(
+    paths: PathLike | Iterable[PathLike], read: Callable[[Path], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """What is read of every record at or below the given places, and why other files are none."""
+    found: list[dict[str, Any]] = []
+    damaged: list[Damaged] = []
     with uncollected():
-        found.reverse()
-        while found:  # thousands of records are not kept in both forms
-            rows.append(flatten(found.pop()))
-    return rows, damaged
+        for path in record_files(paths):
+            try:
+                found.append(read(path))
+            except BadInput as error:
+                damaged.append(Damaged(path, str(error).removeprefix(str(path)).lstrip(": ")))
+    return found, damaged
 
 
 def _warn(damaged: list[Damaged]) -> None:

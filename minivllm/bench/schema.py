@@ -41,6 +41,11 @@ def current(record: Any) -> dict[str, Any]:
     Raises:
         BadInput: it is no record, of a version that nothing leads from, or a value has another type than its field.
     """
+    return checked(migrated(record))
+
+
+def migrated(record: Any) -> dict[str, Any]:
+    """A record of the present version, whose values are not yet checked; see `current`."""
     if not isinstance(record, dict):
         raise BadInput(f"it is {_kind(record)}, not an object")
     version = record.get("schema_version")
@@ -53,10 +58,14 @@ def current(record: Any) -> dict[str, Any]:
     while version != SCHEMA_VERSION:
         record = MIGRATIONS[version](record)
         version += 1
-    record = {**record, "schema_version": version}
+    return {**record, "schema_version": version}
+
+
+def checked(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of the present version, or some fields of one, once each value has its field's type; see `current`."""
     if (found := checker(Record)(record)) is not None:
         raise BadInput(f"{found[0].lstrip('.')} {found[1]}")
-    if record["status"] == "ok" and (wrong := impossible(record)):
+    if record.get("status") == "ok" and (wrong := impossible(record)):
         validity = record.get("validity") or {}
         reasons = [*(validity.get("reasons") or []), *wrong]
         record |= {"status": "invalid", "validity": {**validity, "ok": False, "reasons": reasons}}
@@ -160,8 +169,8 @@ def _union(parts: tuple[Any, ...], null: bool) -> Check:
     def check(value: Any) -> Found:
         if value is None and null:
             return None
-        found = [one(value) for one in checks]
-        return None if None in found else found[0]
+        first = checks[0](value)
+        return None if first is None or any(one(value) is None for one in checks[1:]) else first
 
     return check
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm import redaction
 from minivllm.bench.record import KERNELS_VERSION
 from minivllm.bench.records import flatten
 from minivllm.bench.storage import KERNELS
@@ -73,7 +74,7 @@ def read(folder: Path) -> dict[str, Any]:
     ]
     if not all(isinstance(part, dict) for part in parts):
         raise BadInput(f"{path} is damaged: it needs config, limits, provenance and a list of rows")
-    return record
+    return redaction.clean({**record, "config": redaction.shown(record["config"])})
 
 
 def write(record: dict[str, Any], out_dir: Path) -> Path:

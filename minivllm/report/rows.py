@@ -67,6 +67,8 @@ def _printable(names: tuple[str, ...]) -> bool:
 
 
 def _shown(text: str) -> str:
+    if text.isprintable():
+        return text
     return printable(text).encode("utf-8", "replace").decode()  # half of a surrogate pair is no UTF-8
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from minivllm import redaction
+from minivllm.bench import records as records_module
 from minivllm.bench import storage
 from minivllm.bench.record import Failure, Record
 from minivllm.bench.record_tables import read_table
-from minivllm.bench.records import load_records, read_records, scan
+from minivllm.bench.records import flat_rows, flatten, load_records, read_records, scan
 from minivllm.errors import BadInput
+from minivllm.untrusted import read_json
 
 
 def put(directory: Path, run_id: str, status: str = "ok", tokens: float | None = 10.0) -> Path:
@@ -148,3 +151,69 @@ def test_a_table_that_was_swapped_is_found(tmp_path: Path) -> None:
             read_table(place, name, digest)
     with pytest.raises(BadInput, match="missing"):
         read_table(places[0], "telemetry.parquet", None)
+
+
+SECRETS = ("sk_live_51Hq9", "hunter2hunter2")
+
+
+def test_secrets_that_an_older_version_stored_are_not_read(runs: Path) -> None:
+    key, password = SECRETS
+    path = runs / "s1" / "b-2" / "record.json"
+    record = json.loads(path.read_text())
+    record["config"]["engine"] = {
+        "url": f"https://user:{password}@host/v1",
+        "extra": {"api_key": key, "top_k": 3},
+        "as_written": "no list",
+    }
+    record["config"]["as_written"] = "no list"
+    record["provenance"] = {
+        "command": f"run.py engine.extra.api_key={key}",
+        "host": "h",
+        "cpu": {"model": key},
+    }
+    record["error"] |= {"message": f"the server refused {key}", "log_tail": f"GET https://u:{password}@host"}
+    path.write_text(json.dumps({**record, "schema_version": 1}))
+    (read,), (row,) = read_records(path), flat_rows(path)[0]
+    assert not any(secret in text for secret in SECRETS for text in (json.dumps(read), str(row)))
+    assert read["config"]["engine"]["extra"] == {"api_key": "***", "top_k": 3}
+    assert row["config.engine.extra.top_k"] == 3 and row["error.message"] == "the server refused ***"
+    assert flatten(read) | {"config.as_written": 0} == row | {"config.as_written": 0}
+
+
+def test_what_many_records_share_is_worked_on_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in range(20):
+        place = put(runs / "many" / str(block), str(block))
+        path = place / "record.json"
+        record = json.loads(path.read_text())
+        record["config"]["batching"]["max_num_seqs"] = 7 + block % 2
+        record["config"]["cache"] = {"block_size": 3}
+        path.write_text(json.dumps(record))
+    read: list[Path] = []
+    masked: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        records_module, "read_json", lambda path, what: (read.append(path), read_json(path, what))[1]
+    )
+    shown = redaction.shown
+    monkeypatch.setattr(redaction, "shown", lambda part: (masked.append(part), shown(part))[1])
+    records_module._part.cache_clear()
+    rows, damaged = flat_rows(runs / "many")
+    assert not damaged and len(read) == len(set(read)) == len(rows) == 20
+    assert {row["config.batching.max_num_seqs"] for row in rows} == {7, 8}
+    assert masked == [
+        {"batching": {"max_num_seqs": 7}},
+        {"choices": {"quant": "nf4"}},
+        {"cache": {"block_size": 3}},
+        {"batching": {"max_num_seqs": 8}},
+    ]
+    rows[0]["config.batching.max_num_seqs"] = 0
+    (again,), _ = flat_rows(runs / "many" / "0")
+    assert again["config.batching.max_num_seqs"] == 7
+
+
+def test_a_number_of_another_type_is_another_part(runs: Path) -> None:
+    for block, value in enumerate((1, 1.0, True)):
+        path = put(runs / "types" / str(block), str(block)) / "record.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "config": {"cache": {"on": value}}}))
+    rows, _ = flat_rows(runs / "types")
+    assert [type(row["config.cache.on"]) for row in rows] == [int, float, bool]
