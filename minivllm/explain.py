@@ -22,6 +22,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from minivllm.errors import BadInput, nearest
 from minivllm.options import GROUPS
+from minivllm.overrides import hidden
 
 # What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
 VLLM = {
@@ -87,7 +88,7 @@ def explain(
     """
     if isinstance(error, OverrideParseException):
         return BadInput(
-            f"{error.override!r} is no override: write KEY=VALUE; what has special characters takes quotes of its own, "
+            f"{hidden(error.override or '')!r} is no override: write KEY=VALUE; what has special characters takes quotes of its own, "
             "as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
         )
     if isinstance(error, MissingConfigException):

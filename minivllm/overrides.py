@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from minivllm.redaction import MASK, is_secret, redact
+
+_WORD = re.compile(r"(?<![\w/\\])[A-Za-z][\w-]*")  # but no part of a path
 
 
 @functools.lru_cache(maxsize=1 << 14)  # the arms of a sweep have most of theirs in common
@@ -26,7 +29,10 @@ def hidden(text: str) -> str:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException:
         parsed = None
-    if parsed is None or parsed.is_sweep_override():  # a word of another kind, or several values
+    if parsed is None:  # no override, or quotes or brackets are not closed: where a secret ends is unknown
+        first = next((word for word in _WORD.finditer(text) if is_secret(word[0])), None)
+        return f"{redact(text[: first.end()])}={MASK}" if first else str(redact(text))
+    if parsed.is_sweep_override():  # several values
         return f"{key}={MASK}" if name else str(redact(text))
     before, after = (_written(value) for value in (parsed._value, redact(parsed._value, name)))
     return text if before == after else f"{key}={after}"

@@ -42,6 +42,11 @@ def test_overrides_without_secrets_stay(text: str) -> None:
         ("engine.url='http://h/v1?sig=abc'", "engine.url='http://h/v1?sig=***'"),
         ("engine.command='serve --key=abc --auth abc'", "engine.command='serve --key=*** --auth ***'"),
         ("engine.extra.api_key=abc,def", "engine.extra.api_key=***"),
+        ('engine.extra.api_key="abc def', "engine.extra.api_key=***"),
+        ("engine.extra.api_key=[abc, def", "engine.extra.api_key=***"),
+        ('engine.extra={headers: {Authorization: "abc def', "engine.extra={headers: {Authorization=***"),
+        ("engine.command='serve --api-key \"abc def", "engine.command='serve --api-key=***"),
+        ("engine.url=http://h/v1?api_key=abc", "engine.url=http://h/v1?api_key=***"),
     ],
 )
 def test_overrides(text: str, expected: str) -> None:
