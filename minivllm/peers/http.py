@@ -14,12 +14,11 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from minivllm.errors import BadInput
-from minivllm.peers.stream import MOST_ERROR, ServerError, server_words
+from minivllm.peers.stream import MOST_ERROR, MOST_EVENT, ServerError, server_words
 from minivllm.untrusted import MIB, parse_json, printable, size
 
 ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
 MOST_ANSWER = 4 * MIB  # of one that is no stream
-MOST_LINE = 8 * MIB  # longest event of a stream: some repeat the prompt
 T = TypeVar("T")
 
 
@@ -62,7 +61,7 @@ class Client:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=ASK_S),
             connector=aiohttp.TCPConnector(limit=connections),
-            read_bufsize=MOST_LINE // 2,  # a line may have twice as much
+            read_bufsize=MOST_EVENT // 2,  # a line may have twice as much
             auto_decompress=False,  # a small answer could become a huge one
         )
 
@@ -145,7 +144,7 @@ async def _line(response: aiohttp.ClientResponse) -> bytes:
     except (HttpProcessingError, ValueError) as error:
         if isinstance(error, aiohttp.ClientError):
             raise
-        raise ServerError(f"a line of the stream is longer than {size(MOST_LINE)}") from error
+        raise ServerError(f"a line of the stream is longer than {size(MOST_EVENT)}") from error
 
 
 async def _require_success(response: aiohttp.ClientResponse, what: str = "") -> None:

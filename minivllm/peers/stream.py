@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import reprlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 from minivllm.bench.engine import UNKNOWN_TOKEN, EngineOutput
 from minivllm.errors import BadInput
 from minivllm.redaction import hide
-from minivllm.untrusted import parse_json, printable
+from minivllm.untrusted import BYTE_ORDER_MARK, MIB, parse_json, printable, size
 
 DATA, DONE = b"data:", b"[DONE]"
+MOST_EVENT = 8 * MIB  # of a stream: some repeat the prompt
+MOST_LINES = 1000  # that it is written in; all known servers write one
 MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
 MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
 MOST_WORDS = 300  # and that are kept
@@ -67,7 +70,8 @@ def read_event(value: Any, vocab_size: int | None = None) -> Event:
         ServerError: it is an error, or a field has a value that it may not have.
     """
     event = _object(value, "the event itself")
-    if error := event.get("error"):
+    error = event.get("error") or (event if event.get("object") == "error" else None)
+    if error:
         message = error.get("message", error) if isinstance(error, dict) else error
         raise ServerError(server_words(str(message)))
     choices = event.get("choices")
@@ -152,6 +156,7 @@ def served_models(value: Any) -> dict[str, int | None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
             raise ServerError(f"GET /models: {printable(reprlib.repr(entry))} is no model with an id")
         context = entry.get("max_model_len")
+        context = int(context) if isinstance(context, float) and context.is_integer() else context
         if context is not None and (type(context) is not int or context < 1):
             shown = printable(reprlib.repr(context))
             raise ServerError(f"GET /models: max_model_len={shown} must be a whole number of 1 or more")
@@ -222,12 +227,12 @@ class Tokens:
         if seen.total is not None:
             self._total = seen.total
         self._reason = seen.finish_reason or self._reason
-        size = self._size(seen)
-        unsure = size is None and bool(seen.text)
+        told = self._size(seen)
+        unsure = told is None and bool(seen.text)
         if unsure:
             self._texts[self.produced] = seen.text
             self._room -= len(seen.text)
-        held = int(unsure) if size is None else size
+        held = int(unsure) if told is None else told
         # The last text of a stream may be what a stop string had held back: a chunk without a token of its own.
         most = max(self._total or 0, self.produced + held - bool(self._texts))
         if most > self._wanted or self._room < 0:
@@ -337,19 +342,51 @@ async def read_stream(lines: AsyncIterator[bytes], tokens: Tokens) -> None:
         tokens: takes them.
 
     Raises:
-        ServerError: a line is no JSON, or see `Tokens.take`.
+        ServerError: an event is no JSON, or see `Tokens.take`.
     """
+    async with aclosing(_events(lines)) as events:
+        async for event in events:
+            tokens.take(event)
+    tokens.end()
+
+
+async def _events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
+    """The JSON values of a stream. One that is whole in its line is taken at once, whether or not an empty line follows; one
+    of several lines, which the standard allows, at the empty line."""
+    parts: list[str] = []
+    at_start = True
     async for line in lines:
+        line = line.removeprefix(BYTE_ORDER_MARK) if at_start else line
+        at_start = False
+        if not line.strip() and parts:
+            yield _json("\n".join(parts))
+            parts = []
         if not line.startswith(DATA):
-            continue  # a comment, or the empty line after each event
+            continue  # a comment, another field, or the empty line after each event
         data = line.removeprefix(DATA).strip()
         if data == DONE:
             break
         try:
-            event = parse_json(data.decode("utf-8"), "an event of the stream")
+            parts.append(data.decode("utf-8"))
         except UnicodeDecodeError:
             raise ServerError("an event of the stream is not UTF-8") from None
-        except BadInput as error:
-            raise ServerError(printable(str(error))) from None
-        tokens.take(event)
-    tokens.end()
+        if sum(map(len, parts)) > MOST_EVENT or len(parts) > MOST_LINES:
+            raise ServerError(
+                f"an event of the stream is longer than {MOST_LINES} lines or {size(MOST_EVENT)}"
+            )
+        if len(parts) == 1:
+            try:
+                event = _json(parts[0])
+            except ServerError:
+                continue
+            parts = []
+            yield event
+    if parts:
+        yield _json("\n".join(parts))
+
+
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text, "an event of the stream")
+    except BadInput as error:
+        raise ServerError(printable(str(error))) from None

@@ -173,7 +173,7 @@ def test_an_end_that_is_none_of_ours() -> None:
     "value",
     [None, 5, "x", [1, 2], {}, {"data": None}, {"data": "abc"}, {"data": []}, {"data": [{"x": 1}]}, {"data": [1]}]
     + [{"data": [{"id": name}]} for name in (None, 5, "")]
-    + [{"data": [{"id": "m", "max_model_len": size}]} for size in ("huge", -5, 0, True, 1.5)],
+    + [{"data": [{"id": "m", "max_model_len": size}]} for size in ("huge", -5, 0, True, 1.5, 1e400)],
 )  # fmt: skip
 def test_a_list_of_models_that_is_none(value: Any) -> None:
     with pytest.raises(ServerError, match="GET /models"):
@@ -181,7 +181,7 @@ def test_a_list_of_models_that_is_none(value: Any) -> None:
 
 
 def test_a_list_of_models() -> None:
-    models = served_models({"data": [{"id": "b", "max_model_len": 9}, {"id": "a", "max_model_len": None}]})
+    models = served_models({"data": [{"id": "b", "max_model_len": 9.0}, {"id": "a", "max_model_len": None}]})
     assert list(models.items()) == [("b", 9), ("a", None)]
 
 
@@ -240,6 +240,37 @@ def test_any_answer_is_a_list_of_models_or_the_one_error(answer: Any) -> None:
         assert "\n" not in str(error) and len(str(error)) < 1000
     else:
         assert models and all(name and (context is None or context >= 1) for name, context in models.items())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'\xef\xbb\xbfdata: {"choices": [{"text": "a"}]}\n\n',
+        b'event: completion\nid: 5\nretry: 9\ndata:{"choices":\ndata: [{"text": "a"}]}\n\n',
+        b': hello\r\n\r\ndata: {"choices": [{"text": "a"}]}\r\n',
+    ],
+)
+def test_events_are_read_however_the_standard_lets_them_be_written(raw: bytes) -> None:
+    end = b'data: {"choices": [{"text": "b", "finish_reason": "stop"}]}\ndata: [DONE]\ndata: {bad'
+    outputs: list[EngineOutput] = []
+    asyncio.run(read_stream(as_lines((raw + end).splitlines(True)), Tokens("r", outputs.append, 20)))
+    assert [len(output.token_ids) for output in outputs] == [1, 1, 0]
+    assert outputs[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"data: {not\ndata: json\n\n", "is not valid JSON"),
+        (b"data: {not json", "is not valid JSON"),
+        (b"data: {\n" * 2000, "longer than 1000 lines"),
+        (b"data: \xff\n", "is not UTF-8"),
+        (b'data: {"object": "error", "message": "too long", "code": 400}\n', "too long"),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_one_line(raw: bytes, said: str) -> None:
+    with pytest.raises(ServerError, match=said):
+        asyncio.run(read_stream(as_lines(raw.splitlines(True)), Tokens("r", print, 20)))
 
 
 async def as_lines(raw: list[bytes]) -> AsyncIterator[bytes]:
