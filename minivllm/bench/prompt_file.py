@@ -61,6 +61,7 @@ NO_QUESTION = "conversations were left out, no user asks anything in them"
 NO_ANSWER = "conversations were left out, no answer follows their first question"
 BLANK_TURNS = "turns of conversations were blank and passed over"
 JOINED_TURNS = "questions are of several turns of the user in a row, joined by line breaks"
+LATER_QUESTIONS = "questions come after the first answer of their conversation and were not asked"
 TOOLS = "requests have tools, whose descriptions are not part of the prompt"
 
 
@@ -260,7 +261,7 @@ def parse_conversation(conversation: Any, where: str, tally: Tally | None = None
     """One conversation of a ShareGPT file: the first question of its user, and what that was answered.
 
     Turns have `from` and `value`, or `role` and `content`; speakers are known in any case of letters. Blank turns are
-    passed over. Where the user speaks several times before an answer, all of it is the question.
+    passed over. Where the user speaks several times before an answer, all of it is the question. Later questions are counted.
 
     Returns:
         The request; None where nobody asks or no answer follows, which `tally` counts.
@@ -288,6 +289,7 @@ def parse_conversation(conversation: Any, where: str, tally: Tally | None = None
         return None
     tally.unused[BLANK_TURNS] += len(said) - len(spoken)
     tally.unused[JOINED_TURNS] += end - begin > 1
+    tally.unused[LATER_QUESTIONS] += sum(who == "user" for who, _ in spoken[end:])
     question = "\n".join(words for _, words in spoken[begin:end])
     return PromptLine(where, question, None, None, answer)
 

@@ -232,7 +232,7 @@ class OpenAIEngine(Adapter):
         }
         return {
             "model": self._model,
-            "prompt": self.text(prompt) if self._as_text else prompt,
+            "prompt": self._as_server_text(prompt) if self._as_text else prompt,
             "max_tokens": wanted,
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -242,6 +242,14 @@ class OpenAIEngine(Adapter):
             **self._counting,
             **self._extra,
         }
+
+    def _as_server_text(self, prompt: list[int]) -> str:
+        """A prompt as text from which a server makes the same tokens: special tokens are written out, but for those that
+        it puts in front of every text."""
+        assert self.tokenizer is not None
+        added = self.tokenizer.encode("")
+        own = prompt[len(added) :] if prompt[: len(added)] == added else prompt
+        return self.tokenizer.decode(own, skip_special_tokens=False)
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""

@@ -63,7 +63,14 @@ def test_a_conversation_is_its_first_question_and_the_answer(
 def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     conversations = [
-        turns(("Human", "How?"), ("GPT", "Thus.")),
+        turns(
+            ("Human", "How?"),
+            ("GPT", "Thus."),
+            ("human", "Why?"),
+            ("gpt", "So."),
+            ("human", "Oh?"),
+            ("human", " "),
+        ),
         turns(("human", ""), ("human", "And?"), ("human", "Well?"), ("gpt", "So.")),
         turns(("human", "hello?")),
         turns(("human", "hello?"), ("gpt", " ")),
@@ -77,8 +84,9 @@ def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
     assert work.notes == (
         "workload=file: 3 conversations were left out, no answer follows their first question",
         "workload=file: 2 conversations were left out, no user asks anything in them",
-        "workload=file: 1 turns of conversations were blank and passed over",
+        "workload=file: 2 turns of conversations were blank and passed over",
         "workload=file: 1 questions are of several turns of the user in a row, joined by line breaks",
+        "workload=file: 2 questions come after the first answer of their conversation and were not asked",
         "workload=file: 1 turns are of 'alice', who is known neither as user nor as assistant",
         "workload=file: 5 requests were asked for and the file gives 2",
     )

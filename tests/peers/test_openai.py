@@ -85,6 +85,25 @@ def test_a_server_without_ids_is_sent_text_and_counted_at_the_end(make: Make) ->
     assert any("sent as text" in warning for warning in engine.info.warnings)
 
 
+def test_a_prompt_as_text_keeps_its_special_tokens(make: Make, tmp_path: Path) -> None:
+    engine = make({"prompt": "text"}, path=str(tmp_path / "asked"))
+    assert engine.tokenizer is not None
+    run(engine, requests([(0, *engine.tokenizer.encode("of"), 0)], [2]))
+    last = json.loads((tmp_path / "asked").read_text().splitlines()[-1])
+    assert last["prompt"] == "<|endoftext|>of<|endoftext|>"
+
+
+def test_a_server_that_begins_texts_itself_is_not_sent_the_beginning(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make({"prompt": "text"})
+    assert engine.tokenizer is not None
+    ids, encode = engine.tokenizer.encode("of"), engine.tokenizer.encode
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [0, *encode(text)])
+    assert engine._as_server_text([0, *ids]) == engine._as_server_text(ids) == "of"
+    assert engine._as_server_text([0, 0, *ids]) == "<|endoftext|>of"
+
+
 def test_text_is_not_fallen_back_to_where_ids_are_wanted(make: Make) -> None:
     with pytest.raises(BadInput, match=r"refuses requests.*prompt must be a string"):
         make({"prompt": "ids"}, ids=False)
