@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.messages import parse_messages
 
 # Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -58,17 +59,20 @@ def text_or_ids(prompt: Any) -> str | list[int]:
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """One conversation or several, as a list of them.
+    """One conversation or several, as a list of them; see `parse_messages`.
 
     Raises:
-        BadInput: it is neither, or a message is no dictionary.
+        BadInput: it is neither, or a message is none.
     """
     given = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
-    found = [given] if given and isinstance(given[0], Mapping) else given
+    single = bool(given) and isinstance(given[0], Mapping)
+    found = [given] if single else given
     for one in found or [None]:
         if not isinstance(one, Sequence) or not one or not all(isinstance(item, Mapping) for item in one):
             raise BadInput(
                 f"{one!r:.60} is no conversation: give a list of messages as {{'role': 'user', 'content': 'text'}}, or a list "
                 "of such lists"
             )
-    return [[dict(message) for message in one] for one in found]
+    return [
+        parse_messages(one, "" if single else f"conversation {i}") for i, one in enumerate(found, start=1)
+    ]

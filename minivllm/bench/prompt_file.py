@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm import messages as openai
 from minivllm import untrusted
-from minivllm.bench import messages as openai
 from minivllm.bench.tally import Tally
 from minivllm.errors import BadInput
 
@@ -182,6 +182,10 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
     if kind == "prompt_token_ids":
         return PromptLine(where, None, _token_ids(value, f"{where}: prompt_token_ids"), max_tokens)
     parsed = openai.parse_messages(value, where)
+    if not openai.says_something(parsed):
+        raise BadInput(
+            f"{where}: messages[0].content must be a non-empty string, as no other message has text"
+        )
     return PromptLine(where, openai.as_lines(parsed), None, max_tokens, messages=tuple(parsed))
 
 

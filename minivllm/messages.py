@@ -1,33 +1,43 @@
-"""OpenAI's chat messages: whatever is legal there, checked, and as plain text."""
+"""OpenAI's chat messages: whatever is legal there, checked, and as plain text. Torch-free.
+
+Chat, and files of prompts that are benchmarked, take the same messages.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.untrusted import parse_json
 
 TEXT_PARTS = ("text", "input_text", "output_text")
+CALLS = ("tool_calls", "function_call")
 
 
-def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
+def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
     """Messages with text as content; null, missing and empty contents are empty texts.
 
-    Keys that chat templates know (`tool_calls`, `tool_call_id`, `name`) are kept; a tool call's arguments become the
-    object that they are the JSON of, as templates expect.
+    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's arguments become the object
+    that they are the JSON of, as templates expect.
+
+    Args:
+        value: the messages of one conversation.
+        where: it stands, as file and line; begins the messages of errors.
 
     Raises:
-        BadInput: starting with `where`: these are no messages, or nobody says anything.
+        BadInput: these are no messages.
     """
-    if not isinstance(value, list) or not value:
-        raise BadInput(f"{where}: messages must be a non-empty list of objects with role and content")
-    messages = [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(value)]
-    if not any(message["content"] or message.get("tool_calls") for message in messages):
-        raise BadInput(
-            f"{where}: messages[0].content must be a non-empty string, as no other message has text"
-        )
-    return messages
+    prefix = f"{where}: " if where else ""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise BadInput(f"{prefix}messages must be a non-empty list of objects with role and content")
+    return [_message(message, f"{prefix}messages[{i}]") for i, message in enumerate(value)]
+
+
+def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether anybody does, or calls a tool."""
+    return any(message["content"] or message.get("tool_calls") for message in messages)
 
 
 def as_lines(messages: Sequence[dict[str, Any]]) -> str:
@@ -53,25 +63,26 @@ def checked(text: str, what: str) -> str:
 
 
 def _message(message: Any, what: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
+    if not isinstance(message, Mapping):
         raise BadInput(f"{what} must be an object with role and content")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise BadInput(f"{what}.role must be a non-empty string")
-    result: dict[str, Any] = {
-        "role": checked(role, f"{what}.role"),
-        "content": _content(message.get("content"), f"{what}.content"),
-    }
+    result = {key: value for key, value in message.items() if value is not None and key not in CALLS}
+    result["role"] = checked(role, f"{what}.role")
+    result["content"] = _content(message.get("content"), f"{what}.content")
     calls = message.get("tool_calls")
     if calls is None and isinstance(message.get("function_call"), dict):  # as they were before tools
         calls = [{"type": "function", "function": message["function_call"]}]
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise BadInput(f"{what}.tool_calls must be a list of objects")
-        result["tool_calls"] = [_call(call, f"{what}.tool_calls") for call in calls]
-    for key in ("name", "tool_call_id"):
-        if isinstance(message.get(key), str):
-            result[key] = checked(message[key], f"{what}.{key}")
+        result["tool_calls"] = [_call(call) for call in calls]
+    try:
+        written = json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{what} must be made of JSON's values, not nested too deeply ({error})") from None
+    checked(written, what)
     return result
 
 
@@ -87,17 +98,13 @@ def _content(value: Any, what: str) -> str:
     return checked(value, what)
 
 
-def _call(call: dict[str, Any], what: str) -> dict[str, Any]:
+def _call(call: dict[str, Any]) -> dict[str, Any]:
     """A tool call with its arguments as an object, where they are the JSON of one."""
-    try:
-        checked(json.dumps(call, ensure_ascii=False), what)
-    except RecursionError:
-        raise BadInput(f"{what} are nested too deeply") from None
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
+        arguments = parse_json(function["arguments"], "arguments")
+    except BadInput:
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
