@@ -7,12 +7,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from minivllm.report.palette import FAINT, GRID
-from minivllm.report.style import Plot, canvas, heading, legend_below, plain_ticks, png
+from minivllm.report.style import (
+    NARROW,
+    WIDE,
+    Plot,
+    Sheet,
+    canvas,
+    heading,
+    legend_below,
+    plain_ticks,
+    png,
+    rows_axis,
+    short,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
+NARROW_PANEL = 2.9  # of each panel of one on a narrow sheet, where panels stand below one another
+KEY_HEIGHT = 0.17  # of each of its legend's keys, which have about a line each there
+MAX_TITLE = 44  # characters of a title on a narrow sheet
 ROW_HEIGHT = 1.45  # of each row of several
 BEYOND_X, BEYOND_Y = 1.05, 1.08  # how far an axis that begins at zero goes on after the greatest value
 MAX_NAMED = 16  # points with their names beside them
@@ -73,7 +88,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels in rows; the panels of a titled row share their x axis."""
+    """Panels in rows; the panels of a titled row are over one range of x, and rows of theirs share each y axis in the file."""
 
     name: str  # file name without .png
     title: str
@@ -98,7 +113,8 @@ def finish(chart: Chart) -> Plot:
     from minivllm.report.live import items
 
     words = (chart.name, chart.title, chart.alt, chart.caption)
-    return Plot(*words, _drawn(chart), live=items(chart), legend=_keys(chart))
+    wide, narrow = (_drawn(chart, sheet) for sheet in (WIDE, NARROW))
+    return Plot(*words, wide, narrow=narrow, live=items(chart), legend=_keys(chart))
 
 
 def _keys(chart: Chart) -> list[dict[str, str | bool]]:
@@ -120,40 +136,52 @@ def _glyph(series: Series) -> str:
     return "" if series.kind in ("line", "steps") else GLYPHS[series.marker][series.hollow]
 
 
-def _drawn(chart: Chart) -> bytes:
-    columns = max(len(panels) for _, panels in chart.rows)
+def _drawn(chart: Chart, sheet: Sheet) -> bytes:
+    """The chart as PNG; on a narrow sheet all panels below one another."""
     several = len(chart.rows) > 1
-    height = 0.8 + ROW_HEIGHT * len(chart.rows) if several else PANEL_HEIGHT
-    tallest = max((len(panel.rows) for _, panels in chart.rows for panel in panels), default=0)
-    if tallest:
-        height = 1.3 + 0.3 * max(3, tallest)
-    figure, grid = canvas(
-        len(chart.rows), columns, height, squeeze=False, sharex=several, sharey="col" if several else False
-    )
+    placed = [(panel, title, panels) for title, panels in chart.rows for panel in panels]
+    columns = 1 if sheet.narrow else max(len(panels) for _, panels in chart.rows)
+    count = len(placed) if sheet.narrow else len(chart.rows)
+    shared = "col" if several and not sheet.narrow else False
+    figure, grid = canvas(count, columns, _height(chart, sheet, count), sheet, squeeze=False, sharey=shared)
+    if sheet.narrow:
+        places = grid.ravel().tolist()
+    else:
+        places = [
+            ax for axes, (_, panels) in zip(grid, chart.rows, strict=True) for ax in axes[: len(panels)]
+        ]
+    for ax in set(figure.axes) - set(places):
+        ax.set_axis_off()
     handles: dict[str, object] = {}
-    for axes, (_, panels) in zip(grid, chart.rows, strict=True):
-        for ax, panel in zip(axes, panels, strict=False):
-            for series in panel.series:
-                handle = _series(ax, series)
-                if series.label:
-                    handles.setdefault(series.label, handle)
+    for ax, (panel, _, _) in zip(places, placed, strict=True):
+        for series in panel.series:
+            handle = _series(ax, series)
+            if series.label:
+                handles.setdefault(series.label, handle)
     # Only now: a limit that is set ends the scaling of shared axes, and later rows would be cut.
-    for row, (axes, (title, panels)) in enumerate(zip(grid, chart.rows, strict=True), 1):
-        for ax, panel in zip(axes, panels, strict=False):
-            _axes(ax, panel, bottom=row == len(chart.rows))
-            if panel.empty:
-                ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
-        for ax in axes[len(panels) :]:
-            ax.set_axis_off()
-        heading(axes[0], title or panels[0].title)
-        if not title:
-            for ax, panel in zip(axes[1:], panels[1:], strict=False):
-                heading(ax, panel.title)
+    for ax, (panel, title, panels) in zip(places, placed, strict=True):
+        lowest = panel is panels[-1] if sheet.narrow else panels is chart.rows[-1][1]
+        _axes(ax, panel, sheet, bottom=lowest or not several)
+        if panel.empty:
+            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
+        if not title or panel is panels[0]:
+            heading(ax, short(title or panel.title, MAX_TITLE) if sheet.narrow else title or panel.title)
     legend_below(figure, [(handle, label) for label, handle in handles.items()])
     return png(figure)
 
 
-def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
+def _height(chart: Chart, sheet: Sheet, count: int) -> float:
+    """Inches of the figure, whose panels stand in so many rows."""
+    tallest = max((len(panel.rows) for _, panels in chart.rows for panel in panels), default=0)
+    if len(chart.rows) > 1:
+        return 0.8 + ROW_HEIGHT * count
+    if tallest:
+        return count * sheet.height(max(3, tallest), 1.3)
+    keys = KEY_HEIGHT * len(chart.legend)
+    return NARROW_PANEL * count + keys if sheet.narrow else PANEL_HEIGHT
+
+
+def _axes(ax: Axes, panel: Panel, sheet: Sheet = WIDE, *, bottom: bool) -> None:
     if panel.log_x:
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
@@ -163,9 +191,7 @@ def _axes(ax: Axes, panel: Panel, *, bottom: bool) -> None:
         ax.set_yscale("log")
         plain_ticks(ax.yaxis)
     elif panel.rows:
-        ax.set_yticks(range(len(panel.rows)), panel.rows)
-        ax.set_ylim(len(panel.rows) - 0.4, -0.6)
-        ax.tick_params(axis="y", length=0)
+        rows_axis(ax, panel.rows, sheet)
     elif panel.y_from_zero:
         top = max(ax.get_ylim()[1], BEYOND_Y * ax.dataLim.y1)
         ax.set_ylim(-panel.foot * top, top)

@@ -11,6 +11,7 @@ from minivllm.report.cells import DEVICE, gather, show
 from minivllm.report.format import MISSING, count, cut, interval, listing, p_value, sig
 from minivllm.report.html import Front, Section, page
 from minivllm.report.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
+from minivllm.report.ranking import NAMES, THROUGHPUT
 from minivllm.report.rows import Row, distinct
 from minivllm.report.sections import MAX_ROWS, commands, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
@@ -53,6 +54,7 @@ TONES: dict[Verdict, str] = {
     "undecided": "mixed",
     "not comparable": "mixed",
 }
+TINGES: dict[Verdict, str] = {"faster": "better", "slower": "worse"}  # of a ratio
 COLOURS: dict[Verdict, str] = {
     "slower": WORSE,
     "failed": WORSE,
@@ -95,7 +97,7 @@ def write(
         Section("asked", "What was compared?", {"facts": facts, "commands": commands(rows)}),
     ]
     front = Front(
-        f"Did {comparison.metric} get worse from {names[0]} to {names[1]}?",
+        f"Did {_said(comparison.metric)} get worse from {names[0]} to {names[1]}?",
         " and ".join(names),
         verdict.Verdict(comparison.conclusion, [*comparison.notes, *busy(names, sides)]),
         newest(rows),
@@ -109,7 +111,13 @@ def write(
 def section(comparison: Comparison, names: tuple[str, str], drawn: Plot | None) -> dict[str, Any]:
     """The page's section as plain data for its template."""
     rows = [
-        {"texts": texts[:-1], "verdict": cell.verdict, "reason": cell.reason, "tone": TONES[cell.verdict]}
+        {
+            "texts": texts[:-1],
+            "verdict": cell.verdict,
+            "reason": cell.reason,
+            "tone": TONES[cell.verdict],
+            "tinge": TINGES.get(cell.verdict, ""),
+        }
         for cell, texts in zip(comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False)
     ]
     sides = zip(names, (comparison.only_before, comparison.only_after), strict=True)
@@ -121,6 +129,11 @@ def section(comparison: Comparison, names: tuple[str, str], drawn: Plot | None) 
         "only": [(name, labels[:MAX_ROWS]) for name, labels in sides if labels],
         "plot": drawn,
     }
+
+
+def _said(metric: str) -> str:
+    """A metric as one says it."""
+    return NAMES.get(metric, "output tokens/s" if metric == THROUGHPUT else metric)
 
 
 def _side(rows: list[Row]) -> str:

@@ -83,6 +83,7 @@ def render(template: str, **context: Any) -> str:
         re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))
     )
     environment.filters["foldable"] = lambda name: Markup(str(escape(name)).replace(".", ".<wbr>"))
+    environment.filters["breakable"] = lambda name: Markup(str(escape(name)).replace("+", "+<wbr>"))
     environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
     environment.filters["data_uri"] = lambda data, kind: (
         f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -98,7 +98,7 @@ def _write(material: Material, out_dir: Path) -> Path:
         else:
             (out_dir / name).unlink(missing_ok=True)
     index = out_dir / "index.html"
-    title, names = words.heading(material.rows, cells)
+    title, names = words.heading(material.rows, cells, _study(material))
     front = Front(title, names, _verdict(material), words.newest(material.rows), banners(cells))
     write_bytes(index, page(front, sections(material, plots, out_dir), plots).encode())
     return index
@@ -191,6 +191,17 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         Section("provenance", "Where do the figures come from?", words.provenance(rows, cells, out_dir)),
         Section("glossary", "Glossary: what does each metric mean?", glossary()),
     ]
+
+
+def _study(material: Material) -> str:
+    """The question of a page that is no plain sweep's, see `heading`."""
+    if material.analysis is not None:
+        return ""
+    if material.tuning is not None:
+        return "Which {knobs} are best for {model}?" if material.cells[0].varying else ""
+    if material.searches:
+        return "What rate of requests can {model} serve?"
+    return "How does the cost of {model} grow with the work?" if scaling.ladders(material.cells) else ""
 
 
 def _verdict(material: Material) -> Verdict:

@@ -39,6 +39,7 @@ COLUMNS = (
     Column("quality.prefix_mean", "Prefix, mean", "tokens", terminal=True),
     Column("quality.prefix_min", "Prefix, least", "tokens", whole=True, terminal=True),
 )
+BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")  # in other tables of the page
 LEAST_KL = 1e-8  # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
 PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
@@ -69,7 +70,7 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
     shown = judged(cells)
     if not shown:
         return None
-    columns, names = used(shown), name_columns(shown)
+    columns, names = [column for column in used(shown) if column.key not in BESIDE], name_columns(shown)
     places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
     return {
         "names": names,

@@ -35,7 +35,7 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
                 {
                     "text": MISSING if value is None else text(cell, column),
                     "sort": value,
-                    "spread": "" if value is None else spread_text(cell, column),
+                    "spread": "" if value is None or column is WINDOW else spread_text(cell, column),
                     "bar": share,
                     "why": _why_missing(cell, column) if value is None else "",
                 }
@@ -46,6 +46,7 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
                 "status": cell.marked_status,
                 "tone": cell.tone,
                 "speedup": ratios[index] if ratios else None,
+                "tinge": _tinge(cell, cells[0]) if ratios and ratios[index] else "",
                 "href": place_of(cell, index, out_dir),
                 "figures": figures,
                 "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows[:MAX_LINKS]],
@@ -63,6 +64,14 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
         "blocks": max(len(cell.timed) for cell in cells),
         "busy": any(cell.busy for cell in cells),
     }
+
+
+def _tinge(cell: Cell, base: Cell) -> str:
+    """Whether a cell is faster or slower than the first in every block; "" where ranges meet or there is one block."""
+    mine, theirs = cell.stat(THROUGHPUT), base.stat(THROUGHPUT)
+    if mine is None or theirs is None or not (mine.spread and theirs.spread):
+        return ""
+    return "better" if mine.low > theirs.high else "worse" if mine.high < theirs.low else ""
 
 
 def _figure(cell: Cell, column: Column) -> float | None:

@@ -230,14 +230,22 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
     return found, len(groups) - len(found)
 
 
-def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
-    """The page's question, such as `What do quant and batching change in qwen3?`, and the names of the record folders."""
+def heading(rows: list[Row], cells: list[Cell], study: str = "") -> tuple[str, str]:
+    """The page's question, such as `What do quant and batching change in qwen3?`, and the names of the record folders.
+
+    Args:
+        rows: of all records.
+        cells: of these.
+        study: the question of a study, with {model} and {knobs} where these are to be named.
+    """
     models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
     studied = cells[0].first("ablation.optimisations")
-    varied = [title for title in _titles(cells) if title != "model"]
+    varied = [_short(title, _titles(cells)) for title in _titles(cells) if title != "model"]
     constant = dict(constants(cells))
     options = [constant[group] for group in ("quant", "batching") if group in constant]
-    if studied:
+    if study:
+        title = study.format(model=models, knobs=listing(varied))
+    elif studied:
         together = ", alone and together," if cells[0].first("ablation.design") == "factorial" else ""
         title = f"What is each of {listing(strings(studied))} worth{together} in {models}?"
     elif varied:
@@ -248,6 +256,12 @@ def heading(rows: list[Row], cells: list[Cell]) -> tuple[str, str]:
         title = f"How fast is {' · '.join([models, *options])}?"
     names = [str(name) for name in distinct(rows, "sweep")]
     return title, " + ".join(names[:3]) + (f" + {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _short(title: str, titles: list[str]) -> str:
+    """A knob without its group, unless another has the same name."""
+    last = title.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in titles) == 1 else title
 
 
 def newest(rows: list[Row]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 144
+WIDEST_TICK = 0.8  # inches of an axis for one of its figures and the room beside it
 LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
 MAX_FOLDED = 16  # rows that are high enough for two lines
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
@@ -36,19 +37,24 @@ class Plot:
     caption: str
     png: bytes
     svg: bytes = b""  # what the page shows, unless it shows `live`
-    narrow: bytes = b""  # the same for a phone
+    narrow: bytes = b""  # the same for a phone; of a figure with `live` a PNG
     live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
     legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
 
     @property
-    def static(self) -> bytes:
-        """What stands in the place of `live` until it is drawn, and on paper: a small WebP of few colours."""
-        from PIL import Image
+    def static(self) -> tuple[bytes, bytes]:
+        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page and for a phone."""
+        return _small(self.png), _small(self.narrow)
 
-        out = io.BytesIO()
-        with Image.open(io.BytesIO(self.png)) as opened:
-            opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
-        return out.getvalue()
+
+def _small(png: bytes) -> bytes:
+    """A PNG as WebP of few colours."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as opened:
+        opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
+    return out.getvalue()
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ def canvas(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     if sheet.narrow and rows == 1:
         rows, columns, height = columns, 1, height * columns
@@ -98,6 +105,9 @@ def canvas(
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, **options)
     for ax in figure.axes:
+        # As many figures as fit beside one another, also those of thousands.
+        fitting = min(9, max(3, round(sheet.width / columns / WIDEST_TICK)))
+        ax.xaxis.set_major_locator(MaxNLocator(fitting, steps=[1, 2, 2.5, 5, 10]))
         _separate_thousands(ax.xaxis)
         _separate_thousands(ax.yaxis)
     return figure, axes

@@ -57,7 +57,7 @@ class Trial:
     @property
     def tone(self) -> str:
         """How a table shows how it ended."""
-        return self.cell.tone if self.within or self.cell.failed else "mixed"
+        return self.cell.tone if self.within or self.cell.failed else "failed"
 
 
 @dataclass(frozen=True)

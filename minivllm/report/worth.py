@@ -53,6 +53,12 @@ TONES = {
     "none": "neutral",
 }
 COLOURS = {"faster": BETTER, "slower": WORSE, "none": NEUTRAL, "failed": WORSE}
+TINGES = {
+    "faster": "better",
+    "slower": "worse",
+    "more together": "better",
+    "less together": "worse",
+}  # of a ratio, whichever way its metric is better
 DESIGNS = {
     "leave_one_out": "each optimisation taken out of all of them",
     "add_one_in": "each optimisation added to none of them",
@@ -162,10 +168,8 @@ def section(
             "same": whole_percent(e.same_tokens),
             "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
             "pairs": e.pairs,
-            "others": [
-                spanned(o.ratio, o.low, o.high) if (o := further.get((e.name, m))) else MISSING
-                for m in others
-            ],
+            "tinge": TINGES.get(e.verdict, ""),
+            "others": [_other(further.get((e.name, m))) for m in others],
         }
         for e in every_effect(analysis)
     ]
@@ -175,6 +179,7 @@ def section(
             "verdict": i.verdict,
             "reason": i.reason,
             "tone": TONES.get(i.verdict, "mixed"),
+            "tinge": TINGES.get(i.verdict, ""),
             "sort": i.ratio,
             "ratio": ratio(i.ratio),
             "interval": interval(i.low, i.high),
@@ -195,6 +200,15 @@ def section(
         "interactions": together,
         "plots": plots,
     }
+
+
+def _other(effect: Effect | None) -> dict[str, Any]:
+    """A further metric's entry, in the colour of its own verdict."""
+    if effect is None:
+        return {"text": MISSING, "interval": "", "tinge": "", "sort": None}
+    ends = "" if effect.low is None else interval(effect.low, effect.high)
+    tinge = TINGES.get(effect.verdict, "")
+    return {"text": ratio(effect.ratio), "interval": ends, "tinge": tinge, "sort": effect.ratio}
 
 
 def figures(analysis: Analysis | None) -> list[Plot]:

@@ -88,6 +88,21 @@ def test_the_page_is_given_what_the_file_shows(panel: dict[str, Any]) -> None:
     assert [key["label"] for key in plot.legend] == ["a line", "points", "steps", "band"]
 
 
+@pytest.mark.parametrize("rows", [(), ("one", "two")])
+def test_on_a_phone_panels_stand_below_one_another(
+    rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("minivllm.report.chart.png", lambda figure: drawn.append(figure) or b"")
+    series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, 1.0], "line", names=["p", "q"])]
+    panels = [Panel(title, "x", "y", series) for title in "TUV"]
+    finish(Chart("c", "A chart", "", "", [(name, panels) for name in rows or [""]]))
+    wide, narrow = ([ax.get_position() for ax in figure.axes] for figure in drawn)
+    assert len(wide) == len(narrow) == 3 * max(1, len(rows))
+    assert len({round(box.x0, 2) for box in wide}) == 3 and len({box.x0 for box in narrow}) == 1
+    assert drawn[1].get_figwidth() < 0.5 * drawn[0].get_figwidth()
+
+
 @pytest.mark.parametrize(("top", "axes"), [(999.0, 0), (40000.0, 1)])
 def test_thousands_are_separated_on_the_page_too(top: float, axes: int) -> None:
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, top], "line", names=["p", "q"])]
@@ -111,9 +126,11 @@ def test_rows_that_share_an_axis_are_drawn_whole(monkeypatch: pytest.MonkeyPatch
         for name, top in (("short", 1.0), ("long", 50.0))
     ]
     finish(Chart("steps", "Steps", "Two rows.", "Lines.", rows))
-    for ax in drawn[0].axes:
+    for ax, long in zip(drawn[0].axes, (1.0, 50.0), strict=True):
         assert ax.get_xlim()[0] == ax.get_ylim()[0] == 0
-        assert ax.get_xlim()[1] >= 50 and ax.get_ylim()[1] >= 50
+        assert (
+            long <= ax.get_xlim()[1] <= 1.2 * long and ax.get_ylim()[1] >= 50
+        )  # a short one is not squeezed
 
 
 def test_a_panel_without_data_is_said_in_the_file_and_left_out_of_the_page(
