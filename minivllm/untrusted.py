@@ -288,7 +288,7 @@ def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) 
 def printable(text: str) -> str:
     """Text that a terminal may show: escape sequences, control characters and changes of direction are left out; newlines
     and tabs stay."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def size(count: int) -> str:

@@ -158,6 +158,9 @@ class Cell:
 
     def mean(self, key: str) -> float | None:
         """Mean of a field over the ok blocks."""
+        rows = self.ok if key.startswith("quality.") else self.timed
+        if len(rows) == 1:  # as of each of thousands of cells
+            return number(rows[0].get(key))
         stat = self.stat(key)
         return stat.mean if stat else None
 
@@ -351,7 +354,8 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     if len({cell.sweep for cell in cells}) > 1:
         columns["sweep"] = "run"
     rows = [row for cell in cells for row in cell.rows]
-    names = sorted(differing(rows))  # the others differ in no cell
+    moving_fields = differing(rows)  # the others differ in no cell
+    names = sorted(moving_fields)
     choices = [f"choices.{group}" for group in CHOICE_ORDER if f"choices.{group}" in names]
     choices += [k for k in names if k.startswith("choices.") and k not in choices]
     moving: dict[str, str] = {}
@@ -383,7 +387,7 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
         ("attention_backend", "attention kernel"),
         *foundations(rows).items(),
     ):
-        if title == "threads" and "config.runtime.threads" in columns:
+        if key not in moving_fields or (title == "threads" and "config.runtime.threads" in columns):
             continue
         # Missing in records of early failures, so only different known values count.
         if len({show(cell.first(key)) for cell in cells if cell.first(key) is not None}) > 1:

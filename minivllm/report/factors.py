@@ -45,7 +45,7 @@ class Pair:
 
 def sentences(cells: Sequence[Cell]) -> list[str]:
     """One on the interaction of the two knobs that vary; none where other than two do, or no four cells make a square."""
-    knobs = _knobs(list(cells))
+    knobs = _knobs(list(cells)) if len(cells[0].varying) > 1 else []
     done = [cell for cell in cells if cell.configured and cell.timed]
     if len(knobs) != 2 or not done or done[0] is not cells[0]:
         return []

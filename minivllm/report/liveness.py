@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm.report.cells import Cell, show
 from minivllm.report.format import sig
-from minivllm.report.rows import below, differing
+from minivllm.report.rows import below, differing, number
 
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
@@ -67,9 +67,19 @@ class Liveness:
 
     label: str
     option: str  # as one writes it: "quant=nf4", "cache.block_size=32"
-    counters: str  # of a live one those that moved
-    baseline: str
+    mine: dict[str, Any]  # counters; of a live one those that moved
+    theirs: dict[str, Any]  # the baseline's
     verdict: str  # "live" | "not live" | "not counted"
+
+    @property
+    def counters(self) -> str:
+        """What the cell counted, in words."""
+        return _listed(self.mine)
+
+    @property
+    def baseline(self) -> str:
+        """What the baseline counted."""
+        return _listed(self.theirs)
 
 
 def liveness(cells: list[Cell]) -> list[Liveness]:
@@ -80,20 +90,20 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     if not base.ok:
         return []
     moving = differing([cell.timed[0] for cell in cells if cell.ok])
-    parts = [name.split(".") for name in moving if name.startswith(("config.", "choices."))]
-    groups = [group for group in LIVE_GROUPS if any(part[1] == group for part in parts)]
-    told = {group: (_knobs(base, group), _counters(base, group)) for group in groups}
+    settings = {group: _settings(moving, group) for group in LIVE_GROUPS}
+    told = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:
-        for group in groups if cell.ok else ():
-            knobs, (at_first, theirs) = _knobs(cell, group), told[group]
+        for group, at_first in told.items() if cell.ok else ():
+            knobs = _knobs(cell, settings[group])
             if knobs == at_first:
                 continue
-            mine = _counters(cell, group)
             changed = _changed(group, knobs, at_first)
             names = {name.partition("=")[0] for name in changed}
             if names <= DECISIVE.keys():
                 paths = {path for name in names for path in DECISIVE[name]}
                 mine, theirs = _decisive(cell, paths), _decisive(base, paths)
+            else:
+                mine, theirs = _counters(cell, group), _counters(base, group)
             if names <= UNCOUNTED or not (mine or theirs):
                 state = "not counted"
             else:
@@ -102,14 +112,23 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 moved = [k for k in mine | theirs if mine.get(k) != theirs.get(k)]
                 mine, theirs = ({k: c[k] for k in moved if k in c} for c in (mine, theirs))
             option = ", ".join(changed)
-            found.append(Liveness(cell.label, option, _listed(mine), _listed(theirs), state))
+            found.append(Liveness(cell.label, option, mine, theirs, state))
     return found
 
 
-def _knobs(cell: Cell, group: str) -> dict[str, str]:
-    """The knobs of a group as one writes them, and under "" the option."""
-    knobs = below(cell.timed[0], f"config.{group}")
-    return {k: show(v) for k, v in knobs.items()} | {"": show(cell.first(f"choices.{group}"))}
+def _settings(moving: set[str], group: str) -> dict[str, str]:
+    """Those of the moving fields that are knobs of a group, by the knob's name, and under "" its option."""
+    start = f"config.{group}."
+    found = {name.removeprefix(start): name for name in moving if name.startswith(start)}
+    option = f"choices.{group}"
+    return found | {"": option} if found or option in moving else {}
+
+
+def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
+    """What a cell has for each of the settings, as one writes it; under "" the option."""
+    row = cell.timed[0]
+    knobs = {name: show(value) for name, field in settings.items() if (value := row.get(field)) is not None}
+    return knobs | {"": show(cell.first(settings[""]))}
 
 
 def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
@@ -126,17 +145,25 @@ def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[s
 def _counters(cell: Cell, group: str) -> dict[str, Any]:
     """Counters of a group: the mean over blocks for numbers, the first block's for words."""
     counters = below(cell.timed[0], f"liveness.{group}")
-    for name in counters:
-        mean = cell.mean(f"liveness.{group}.{name}")
-        counters[name] = round(mean, 9) if mean is not None else counters[name]
-    return counters
+    if len(cell.timed) == 1:
+        return {k: round(float(v), 9) if number(v) is not None else v for k, v in counters.items()}
+    return {name: _mean(cell, f"liveness.{group}.{name}", first) for name, first in counters.items()}
+
+
+def _mean(cell: Cell, counter: str, first: Any) -> Any:
+    """The mean of a counter over blocks; of one that is words what the first block has."""
+    mean = cell.mean(counter)
+    return first if mean is None else round(mean, 9)
 
 
 def _decisive(cell: Cell, paths: set[str]) -> dict[str, Any]:
     """The counters of these names, those that were counted."""
-    every = {group: _counters(cell, group) for group in {path.partition(".")[0] for path in paths}}
-    parted = [path.partition(".") for path in sorted(paths)]
-    return {name: every[group][name] for group, _, name in parted if name in every[group]}
+    row, found = cell.timed[0], {}
+    for path in sorted(paths):
+        counter = f"liveness.{path}"
+        if (first := row.get(counter)) is not None:
+            found[path.partition(".")[2]] = _mean(cell, counter, first)
+    return found
 
 
 def _listed(counters: dict[str, Any]) -> str:

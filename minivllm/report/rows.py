@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,15 @@ def _printable(names: tuple[str, ...]) -> bool:
 
 
 def _shown(text: str) -> str:
-    if text.isprintable():
-        return text
-    return printable(text).encode("utf-8", "replace").decode()  # half of a surrogate pair is no UTF-8
+    return (
+        text if text.isprintable() else printable(text).encode("utf-8", "replace").decode()
+    )  # half of a surrogate pair is no UTF-8
 
 
 def number(value: Any) -> float | None:
     """The value as a finite float, or None where it is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    kind = type(value)
+    if kind is not float and (kind is bool or not isinstance(value, (int, float))):
         return None
     return float(value) if math.isfinite(value) else None
 
@@ -104,19 +106,23 @@ def _names(fields: tuple[str, ...], prefix: str) -> tuple[tuple[str, str], ...]:
 
 def fields(rows: Iterable[Row]) -> set[str]:
     """The names of all fields that any of the rows has."""
-    return set().union(*rows)
+    return set().union(*{tuple(row) for row in rows})  # thousands of records have the same
 
 
 def differing(rows: Sequence[Row]) -> set[str]:
     """The names of the fields that are not the same in all of the rows."""
     found: set[str] = set()
     firsts: dict[tuple[str, ...], Row] = {}  # of the rows that have the same fields, which are few kinds
+    alike: dict[tuple[str, ...], list[bool]] = {}  # which of the fields were the same in all of these rows
     for row in rows:
         names = tuple(row)
         first = firsts.setdefault(names, row)
-        if first is not row:
-            pairs = zip(names, first.values(), row.values(), strict=True)
-            found.update([name for name, one, other in pairs if one is not other and one != other])
+        same = alike.setdefault(names, [True] * len(names))
+        if [*compress(row.values(), same)] != [*compress(first.values(), same)]:
+            pairs = zip(same, first.values(), row.values(), strict=True)
+            alike[names] = [kept and (one is other or one == other) for kept, one, other in pairs]
+    for names, same in alike.items():
+        found.update(name for name, kept in zip(names, same, strict=True) if not kept)
     one, *others = firsts.values()
     for other in others:
         found |= other.keys() ^ one.keys()

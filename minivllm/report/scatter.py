@@ -69,7 +69,8 @@ def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
     drawn = [c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))]
     if len(drawn) < 2:
         return None
-    panels, best = [], []
+    panels: list[Panel] = []
+    best: dict[str, None] = {}  # labels, in order
     for key, title in ((TTFT, "TTFT p50"), (ITL, "ITL p50")):
         known = [cell for cell in drawn if cell.mean(key)]
         if not known:
@@ -80,7 +81,8 @@ def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
             (cell.mean(THROUGHPUT) or 0.0, ms * scale) for cell, ms in zip(known, latencies, strict=True)
         ]
         edge = frontier(points)
-        best += [known[i].label for i in edge if known[i].label not in best]
+        edge = edge[:: -(-len(edge) // MAX_POINTS)]
+        best.update(dict.fromkeys(known[i].label for i in edge))
         line = Series("", LIGHT, [points[i][1] for i in edge], [points[i][0] for i in edge], "line")
 
         def place(cell: Cell, key: str = key, scale: float = scale) -> tuple[float, float] | None:
@@ -101,7 +103,7 @@ def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
         )
     alt = (
         "Scatter of output tokens per second against median TTFT and median ITL, "
-        f"{count(len(drawn), 'cell')}. Beaten by none in speed and latency at once: {listing(best, 6)}."
+        f"{count(len(drawn), 'cell')}. Beaten by none in speed and latency at once: {listing([*best], 6)}."
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in throughput and latency "

@@ -25,7 +25,8 @@ def csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(name) for name in head])
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    # Most of thousands of cells are numbers.
+    writer.writerows([v if type(v) is float or v is None else _cell(v) for v in row] for row in rows)
     return out.getvalue()
 
 

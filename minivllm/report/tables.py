@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
 from minivllm.report.format import MISSING, sig
 from minivllm.report.ranking import keeps_up
+from minivllm.report.rows import number
 from minivllm.report.spreadsheet import csv_table, markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -193,9 +194,11 @@ def csv_text(cells: list[Cell]) -> str:
         line.append(cell.first("energy.reason"))
         for key in ("error.type", "error.message"):
             line.append(next((row[key] for row in cell.failed if row.get(key)), None))
-        for key in keys:
-            stat = cell.stat(key)
-            line += [stat.mean, stat.low, stat.high] if stat else [None, None, None]
+        if len(cell.ok) == 1:  # then the three are the same
+            line += [value for key in keys for value in [number(cell.ok[0].get(key))] * 3]
+        else:
+            stats = [cell.stat(key) for key in keys]
+            line += [value for stat in stats for value in (stat[:3] if stat else [None] * 3)]
         rows.append(line)
     return csv_table(head, rows)
 

@@ -31,7 +31,7 @@ from minivllm.report.parts import breakdown, memory
 from minivllm.report.plots import latency, throughput
 from minivllm.report.roofs import roofline
 from minivllm.report.rows import read_rows
-from minivllm.report.scatter import point_series, thinning
+from minivllm.report.scatter import point_series, thinning, trade_off
 from minivllm.report.style import (
     canvas,
     legend_below,
@@ -530,6 +530,17 @@ def test_of_thousands_of_points_some_are_drawn_and_those_on_the_line(
     assert (
         thinning(cells) == " Drawn: one cell of 4 of 10, and those on a line." and thinning(cells[:3]) == ""
     )
+
+
+def test_a_line_of_thousands_of_points_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.scatter.MAX_POINTS", 4)
+    records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}") for i in range(30)]
+    for i, record in enumerate(records):  # none beats another in both
+        record.metrics.output_tokens_per_s = 10.0 + i
+        record.metrics.ttft_ms.p50 = record.metrics.itl_ms.p50 = 100.0 + i
+    plot = figure_of(trade_off, cells_of(tmp_path, *records))
+    drawn = sources(plot)
+    assert drawn and all(len(source["x"]) <= 2 * 4 for source in drawn)
 
 
 def test_an_outlier_does_not_squeeze_the_other_latencies(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from minivllm.report.material import read
 from minivllm.report.page import write_report
 from tests.damage import damaged
-from tests.report.synthetic import make_record, write
+from tests.report.synthetic import make_record, make_sweep, write
 
 RUNS = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "runs"
 STUDIES = ["ablation", "native-tiny", "scaling", "tiny-precision", "tune"]
@@ -123,3 +123,17 @@ def test_a_pipe_in_place_of_a_table_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(table)
     (found,) = (one for one in read(place).damaged if one == str(table))
     assert found.reason == "is a pipe or a device, not a regular file"
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_each_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path, make_sweep())
+    opened: list[str] = []
+    low, high = os.open, open
+    monkeypatch.setattr(os, "open", lambda path, *args: (opened.append(str(path)), low(path, *args))[1])
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *args, **more: (opened.append(str(path)), high(path, *args, **more))[1]
+    )
+    write_report(read(place), tmp_path / "page")
+    read_files = sorted(path for path in opened if path.endswith("record.json"))
+    assert read_files == sorted(map(str, place.glob("*/record.json"))) and len(read_files) == 18
