@@ -196,3 +196,25 @@ def check_times(arrival: object, workload: object) -> None:
     """
     if getattr(arrival, "replays", False) and not getattr(workload, "timed", False):
         raise BadInput(NO_TIMES)
+
+
+def check_span(arrival: Arrival, num_requests: object, seed: int, timeout_s: float) -> None:
+    """Fail early where the last request would be due after the measurement has timed out.
+
+    Args:
+        arrival: of the measurement.
+        num_requests: of the workload; None where that is not known yet.
+        seed: of the arrivals.
+        timeout_s: of the measurement.
+
+    Raises:
+        BadInput: it would.
+    """
+    if not isinstance(num_requests, int) or getattr(arrival, "replays", False):
+        return
+    last_s = max(arrival.schedule(num_requests, seed), default=0.0)
+    if not last_s <= timeout_s:
+        raise BadInput(
+            f"arrival: the last of {num_requests:,} requests is due {last_s:,.6g} s after the start, and a measurement has "
+            f"measure.timeout_s={timeout_s:g}; set a higher rate or ask for fewer"
+        )

@@ -8,6 +8,8 @@ from minivllm.options.base import Options, knob, option
 
 AT_ONCE = "for all requests at the start use arrival=offline"
 
+LEAST, MOST = 1e-6, 1e9  # of a rate: beyond them times are no numbers
+
 
 @option("minivllm.bench.arrivals.Offline")
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class RateOptions(Options):
     """arrival=constant and arrival=poisson."""
 
     group = "arrival"
-    rate: float = knob(2.0, above=0, infinite=AT_ONCE)
+    rate: float = knob(2.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
 
 
 @option("minivllm.bench.arrivals.Gamma")
@@ -40,7 +42,7 @@ class RateOptions(Options):
 class GammaOptions(RateOptions):
     """arrival=gamma."""
 
-    burstiness: float = knob(0.5, above=0)
+    burstiness: float = knob(0.5, above=0, at_least=LEAST, at_most=MOST)
 
 
 @option("minivllm.bench.arrivals.Ramp")
@@ -49,8 +51,8 @@ class RampOptions(Options):
     """arrival=ramp."""
 
     group = "arrival"
-    start_rate: float = knob(1.0, above=0, infinite=AT_ONCE)
-    end_rate: float = knob(8.0, above=0, infinite=AT_ONCE)
+    start_rate: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
+    end_rate: float = knob(8.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
     duration_s: float | None = knob(None, above=0)
 
 
@@ -60,4 +62,4 @@ class ReplayOptions(Options):
     """arrival=replay."""
 
     group = "arrival"
-    rate_scale: float = knob(1.0, above=0, infinite=AT_ONCE)
+    rate_scale: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)

@@ -69,8 +69,8 @@ class Options:
             if not isinstance(value, int | float):  # null, or a choice of words
                 continue
             low, above, high = (item.metadata.get(rule) for rule in ("at_least", "above", "at_most"))
-            wanted = [f"at least {low}"] * (low is not None and not value >= low)
-            wanted += [f"above {above}"] * (above is not None and not value > above)
+            wanted = [f"above {above}"] * (above is not None and not value > above)
+            wanted += [f"at least {low}"] * (low is not None and not value >= low)
             wanted += [f"at most {high}"] * (high is not None and not value <= high)
             if wanted:
                 raise self.bad(item.name, f"must be {wanted[0]}")

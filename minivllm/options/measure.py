@@ -18,7 +18,7 @@ class RuntimeOptions(Options):
 
     group = "runtime"
     device: str = "auto"
-    threads: int | None = knob(None, at_least=1)
+    threads: int | None = knob(None, at_least=1, at_most=1024)
     cores: str | int | None = None
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"

@@ -13,7 +13,7 @@ from typing import Any
 
 from minivllm import plug_ins
 from minivllm.bench import identity, profile, storage
-from minivllm.bench.arrivals import check_times
+from minivllm.bench.arrivals import check_span, check_times
 from minivllm.bench.display import Display
 from minivllm.bench.driver import require_one_completion
 from minivllm.bench.folder_lock import folder_lock
@@ -201,6 +201,11 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         arrival = build(config["arrival"])
         if workload is not None:
             check_times(arrival, workload)
+            if not simulated:  # whose clock runs ahead
+                measure = config["measure"]
+                check_span(
+                    arrival, config["workload"].get("num_requests"), measure["seed"], measure["timeout_s"]
+                )
     if model.get("_target_") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.models.config import ModelConfig, require_experts

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.bench import arrivals
-from minivllm.bench.arrivals import Arrival, Concurrency, Constant, Gamma, Offline, Poisson, Ramp
+from minivllm.bench.arrivals import Arrival, Concurrency, Constant, Gamma, Offline, Poisson, Ramp, check_span
 from minivllm.errors import BadInput
+from minivllm.options.arrival import GammaOptions, RampOptions, RateOptions, ReplayOptions
 
 
 def test_offline_is_all_at_once() -> None:
@@ -132,6 +133,34 @@ def test_a_wrong_rate_is_named(rate: Any) -> None:
 def test_a_wrong_concurrency_is_named(concurrency: Any) -> None:
     with pytest.raises(BadInput, match=r"arrival\.concurrency="):
         Concurrency(concurrency)
+
+
+def test_arrivals_that_outlast_the_measurement_are_refused_at_once() -> None:
+    check_span(Constant(2.0), 21, 0, 10.0)
+    check_span(Offline(), 10**6, 0, 1e-9)
+    check_span(Constant(2.0), None, 0, 10.0)
+    with pytest.raises(
+        BadInput, match=r"the last of 22 requests is due 10.5 s .* measure.timeout_s=10; set a higher"
+    ):
+        check_span(Constant(2.0), 22, 0, 10.0)
+    with pytest.raises(BadInput, match="is due inf s after the start"):
+        check_span(Poisson(1e-320), 9, 0, 1e300)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda value: RateOptions(rate=value),
+        lambda value: GammaOptions(burstiness=value),
+        lambda value: RampOptions(start_rate=value),
+        lambda value: RampOptions(end_rate=value),
+        lambda value: ReplayOptions(rate_scale=value),
+    ],
+)
+def test_rates_that_floats_cannot_follow_are_refused(options: Any) -> None:
+    for value in (1e-300, 1e300):
+        with pytest.raises(BadInput, match=r"arrival\.\w+=1e.* must be at (least|most)"):
+            options(value)
 
 
 def test_option_files_show_every_knob_with_its_default() -> None:
