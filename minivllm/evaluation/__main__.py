@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from minivllm.errors import BadInput, first_line
 
 HUB = "https://huggingface.co"  # unless HF_ENDPOINT says otherwise
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+YES = ("1", "ON", "YES", "TRUE")  # as the hub's libraries read these
 ASK_S = 5.0
 
 
@@ -24,7 +26,7 @@ def main() -> int:
     try:
         if find_spec("lm_eval") is None:
             raise BadInput("lm-eval is not installed: pip install 'minivllm[eval]'")
-        if not any(os.environ.get(name) for name in OFFLINE) and not hub_answers():
+        if not any(os.environ.get(name, "").upper() in YES for name in OFFLINE) and not hub_answers():
             # Before its libraries are imported, which read this once; they would try each file again for minutes.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         from lm_eval.__main__ import cli_evaluate
@@ -45,7 +47,18 @@ def main() -> int:
 
 
 def hub_answers() -> bool:
-    """Whether the hub that data sets come from can be reached at all, whatever it answers."""
+    """Whether the hub that data sets come from can be reached at all, whatever it answers, within ASK_S seconds.
+
+    A time-out of the connection would count for each of the hub's addresses, and not for looking these up.
+    """
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(_ask()), daemon=True)
+    thread.start()
+    thread.join(ASK_S)
+    return answers == [True]
+
+
+def _ask() -> bool:
     request = urllib.request.Request(os.environ.get("HF_ENDPOINT") or HUB, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ASK_S):

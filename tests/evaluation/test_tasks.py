@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tomllib
+import urllib.request
 from functools import partialmethod
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -190,6 +192,37 @@ def test_a_hub_that_answers_anything_is_there(monkeypatch: pytest.MonkeyPatch) -
     server.shutdown()
     server.server_close()
     assert not runner.hub_answers()
+
+
+def test_a_hub_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = threading.Event()
+
+    def look_up(*_: Any, **__: Any) -> None:
+        tested.wait()
+        raise OSError("no such host")
+
+    monkeypatch.setattr(runner, "ASK_S", 0.01)
+    monkeypatch.setattr(urllib.request, "urlopen", look_up)
+    assert not runner.hub_answers()
+    tested.set()
+
+
+def test_offline_is_what_the_libraries_take_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def ask() -> bool:
+        asked.append(True)
+        return True
+
+    monkeypatch.setattr(runner, "hub_answers", ask)
+    monkeypatch.setattr(sys, "argv", ["lm-eval", "--help"])
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    for value, asks in (("1", 0), ("yes", 0), ("0", 1), ("", 1)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+        asked.clear()
+        with pytest.raises(SystemExit):
+            runner.main()
+        assert len(asked) == asks
 
 
 def test_without_lm_eval_it_says_what_to_install(
