@@ -104,12 +104,8 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
 
 
 def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
-    """A UTF-8 file's whole content; see `read_bytes`. Raises BadInput for other bytes, too."""
-    try:
-        return read_bytes(path, limit, what, advice).decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise BadInput(_line(f"{what}, line {line}: not UTF-8", advice)) from None
+    """A UTF-8 file's whole content; see `read_bytes` and `decode`."""
+    return decode(read_bytes(path, limit, what, advice), path, advice=advice)
 
 
 def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[bytes]:
@@ -137,13 +133,14 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
             yield line
 
 
-def decode(content: bytes, path: Path, line: int = 1) -> str:
+def decode(content: bytes, path: Path, line: int = 1, advice: str = "") -> str:
     """Text of a UTF-8 file without its byte-order mark.
 
     Args:
         content: the file's bytes from the beginning of a line on.
         path: the file, for the message.
         line: that line's number.
+        advice: what to do where it is other bytes.
 
     Raises:
         BadInput: the content is not UTF-8; the message begins with the file and the line's number.
@@ -152,7 +149,7 @@ def decode(content: bytes, path: Path, line: int = 1) -> str:
         return (content.removeprefix(BYTE_ORDER_MARK) if line == 1 else content).decode("utf-8")
     except UnicodeDecodeError as error:
         line += error.object.count(b"\n", 0, error.start)
-        raise BadInput(f"{path}:{line}: not UTF-8, so it cannot be read as text") from None
+        raise BadInput(_line(f"{path}:{line}: not UTF-8, so it cannot be read as text", advice)) from None
 
 
 def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
@@ -268,7 +265,9 @@ def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:
         return json.loads(content)
     except RecursionError:
         raise BadInput(_line(f"{what} is nested too deeply for JSON", advice)) from None
-    except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
+    except UnicodeDecodeError:
+        raise BadInput(_line(f"{what} is not valid JSON (it is not UTF-8)", advice)) from None
+    except ValueError as error:  # also integers of thousands of digits
         raise BadInput(_line(f"{what} is not valid JSON ({str(error)[:200]})", advice)) from None
 
 

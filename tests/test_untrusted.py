@@ -67,8 +67,10 @@ def test_a_file_may_be_as_large_as_its_limit(tmp_path: Path) -> None:
 def test_text_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo \xff")
-    with pytest.raises(BadInput, match="x, line 2: not UTF-8"):
-        untrusted.read_text(path, 100, "x")
+    with pytest.raises(BadInput, match=r":2: not UTF-8.*; say so"):
+        untrusted.read_text(path, 100, "x", "say so")
+    path.write_bytes(untrusted.BYTE_ORDER_MARK + b"one")
+    assert untrusted.read_text(path, 100, "x") == "one"
 
 
 @given(

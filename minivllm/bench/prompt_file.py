@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,12 +141,7 @@ def parse_line(line: bytes, where: str, tally: Tally | None = None) -> PromptLin
     Raises:
         BadInput: starting with `where`.
     """
-    try:
-        row = json.loads(line.removeprefix(untrusted.BYTE_ORDER_MARK).decode("utf-8"))
-    except UnicodeDecodeError:
-        raise BadInput(f"{where}: not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: not valid JSON ({error}); each line must be one JSON object") from None
+    row = untrusted.parse_json(line, f"{where}: the line", "each line must be one JSON object")
     tally = Tally() if tally is None else tally
     if isinstance(row, dict) and any(key in row for key in CONVERSATION_KEYS) and not _is_prompt(row):
         return parse_conversation(row, where, tally)

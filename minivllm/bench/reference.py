@@ -26,6 +26,7 @@ from typing import IO, Any, get_type_hints
 
 import numpy as np
 
+from minivllm import untrusted
 from minivllm.bench import storage
 from minivllm.bench.engine import LogitsEngine
 from minivllm.bench.identity import code_hash, digest, engine_id, environment_hash
@@ -42,7 +43,7 @@ from minivllm.bench.schema import checker
 from minivllm.config import OPTIONS, compose
 from minivllm.errors import BadInput
 from minivllm.models.source import EMBEDDED, resolve
-from minivllm.untrusted import MAX_TEXT, decode, place, read_bytes, read_object
+from minivllm.untrusted import MAX_TEXT, place, read_object
 
 FOLDER = "quality"
 REFERENCE = "reference.json"
@@ -65,7 +66,7 @@ def text_path(knobs: dict[str, Any]) -> Path:
 def read_text(knobs: dict[str, Any]) -> str:
     """The text to judge by. Raises BadInput if there is none, or it is not UTF-8."""
     path = text_path(knobs)
-    return decode(read_bytes(path, MAX_TEXT, f"quality.text={path}"), path)
+    return untrusted.read_text(path, MAX_TEXT, f"quality.text={path}")
 
 
 def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import heapq
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.untrusted import read_text_lines
+from minivllm.untrusted import parse_json, read_text_lines
 
 FORMATS = ("azure", "mooncake", "burstgpt", "bailian")
 BLOCK_TOKENS = {"mooncake": 512, "bailian": 16}  # that a hash id stands for
@@ -190,10 +189,7 @@ def _table(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterato
 
 def _object(line: str, where: str) -> dict[str, Any]:
     """A line's JSON object, with the keys that every trace has."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: not valid JSON ({error})") from None
+    row = parse_json(line, f"{where}: the line")
     missing = [key for key in LENGTHS if not isinstance(row, dict) or key not in row]
     if missing:
         raise BadInput(f"{where}: a JSON object with {', '.join(LENGTHS)} is needed; {missing[0]} is missing")

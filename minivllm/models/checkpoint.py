@@ -8,7 +8,6 @@ that a process's memory is the model and not also the file.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 
 from minivllm.errors import BadInput
 from minivllm.models.names import with_model_names
-from minivllm.untrusted import MAX_TOKENIZER, MIB, open_file, read_bytes, read_object
+from minivllm.untrusted import MAX_TOKENIZER, MIB, open_file, parse_json, read_bytes, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -193,13 +192,13 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with open_file(file, str(file), _AGAIN) as stream:
             size = os.fstat(stream.fileno()).st_size
-            header, start = _parse_header(stream, size)
+            header, start = _parse_header(file, stream, size)
         header.pop("__metadata__", None)
         found = {name: _stored(file, name, entry, start) for name, entry in header.items()}
         end = _check_layout(found, start)
     except BadInput:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadInput(f"{file} is not a readable safetensors file ({error}): {_AGAIN}") from None
     if end != size:
         cut = next((f"; tensor {name} is cut off" for name, t in found.items() if t.end > size), "")
@@ -207,14 +206,11 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise ValueError(f"header length {length} in a file of {size} bytes")
-    try:
-        header = json.loads(stream.read(length))
-    except ValueError as error:
-        raise ValueError(f"its header is not JSON: {error}") from None
+    header = parse_json(stream.read(length), f"{file} is not a readable safetensors file: its header", _AGAIN)
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     return header, 8 + length
