@@ -20,6 +20,11 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: no text that ca
 T = TypeVar("T")
 
 
+def whole(value: Any) -> Any:
+    """16 for 16.0, which is how JSON of other programs may write a whole number; any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Range(NamedTuple):
     """The numbers that a field may hold."""
 
@@ -38,8 +43,8 @@ class Range(NamedTuple):
         """
         if value is None and self.nullable:
             return None
-        if self.as_float and isinstance(value, float) and value.is_integer():
-            value = int(value)
+        if self.as_float:
+            value = whole(value)
         kind: Any = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
             raise BadInput(f"{what}={value!r} must be a {'whole ' * self.whole}number")

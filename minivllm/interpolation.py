@@ -12,9 +12,8 @@ from omegaconf.resolvers import oc
 
 from minivllm.redaction import is_secret, redact
 
-AsWritten = tuple[
-    list[Any], str, bool
-]  # keys that lead to a value, its text as written, whether it is secret
+# Keys that lead to a value, its text as written, whether it is secret.
+AsWritten = tuple[list[Any], str, bool]
 
 
 def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:

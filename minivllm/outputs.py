@@ -14,9 +14,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
-    stop_reason: int | str | None = (
-        None  # the stop string or token id that ended it; None for the model's own end
-    )
+    # The stop string or token id that ended it; None: the model's own end.
+    stop_reason: int | str | None = None
     cumulative_logprob: float | None = None  # of a beam: natural log of its probability
     score: float | None = None  # of a beam: cumulative_logprob / (tokens ** length_penalty)
 

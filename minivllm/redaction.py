@@ -25,9 +25,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote
 
 MASK = "***"
-AS_WRITTEN = (
-    "as_written"  # of a resolved configuration: its values from the environment, see `interpolation.py`
-)
+AS_WRITTEN = "as_written"  # of a resolved configuration: values from the environment, see `interpolation.py`
 SHORTEST = 6  # characters of a secret that is looked for in every text: shorter ones are parts of words
 _UNNAMED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")
 _SECRET = re.compile(

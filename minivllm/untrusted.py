@@ -179,11 +179,8 @@ class _ListReader:
 
     def __init__(self, file: io.TextIOWrapper, path: Path, longest: int) -> None:
         self._file, self._path, self._longest = file, path, longest
-        self._text, self._at, self._line = (
-            "",
-            0,
-            1,
-        )  # what was read last, how much of it is used, the line it begins in
+        # What was read last, how much of it is used, the line it begins in.
+        self._text, self._at, self._line = "", 0, 1
         self._ended = False  # all of the file was read
 
     def __iter__(self) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minivllm import SamplingParams
 from minivllm.errors import LONGEST, BadInput
-from minivllm.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids
+from minivllm.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids, whole
 
 WHOLE = Range(0, 9, "in [0, 9]", whole=True, as_float=True)
 
@@ -102,3 +102,10 @@ def test_an_error_is_one_line_that_can_be_printed_however_long_the_value() -> No
     error = str(BadInput(f"x={[math.nan] * 100_000} of\nfile \udcff must be finite"))
     assert error.startswith("x=[nan, ") and error.endswith("of file \\udcff must be finite")
     assert len(error) < LONGEST + 10
+
+
+def test_a_whole_number_may_be_written_as_json_of_others_does() -> None:
+    assert [type(whole(value)) for value in (16.0, -0.0, 1e300)] == [int, int, int] and whole(16.0) == 16
+    for value in (16.5, math.inf, -math.inf, True, "16.0", None, 3):
+        assert whole(value) is value
+    assert math.isnan(whole(math.nan))

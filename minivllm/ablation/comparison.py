@@ -47,9 +47,8 @@ class Comparison:
     """Two runs."""
 
     metric: str  # or several, as one lists them
-    direction: (
-        Literal["higher", "lower"] | None
-    )  # which is better; None: of some metrics this, of others that
+    # Which is better; None: of some metrics this, of others that.
+    direction: Literal["higher", "lower"] | None
     threshold: float
     cells: tuple[Compared, ...]  # of both runs
     only_before: tuple[str, ...]  # labels of cells that the other run lacks

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 QUERIES = 128  # of a tile; requests share it
 MOST_KEYS = 128  # of a tile, which lies within one block of the cache
 LEAST_KEYS = 16  # that the compiled kernel multiplies at once
-VARIANTS = (
-    64  # of the compiled kernel: windows, caps, and sizes of one, which torch compiles for by themselves
-)
+# Of the compiled kernel: windows, caps, and sizes of one, which torch compiles for by themselves.
+VARIANTS = 64
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,8 @@ class FlexPlan:
     """What the layers of one step share."""
 
     masks: dict[int | None, BlockMask]  # by window
-    slots: (
-        Tensor | None
-    )  # int64 [keys], whose keys are gathered; None: all of the cache is given to the kernel
+    # int64 [keys], whose keys are gathered; None: all of the cache is given to the kernel.
+    slots: Tensor | None
 
 
 class FlexBackend:

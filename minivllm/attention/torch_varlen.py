@@ -25,9 +25,8 @@ class VarlenPlan:
     """What the layers of one step share."""
 
     lengths: Ragged
-    slots: (
-        Tensor | None
-    )  # int64 [keys], whose keys are gathered; None: they are read in place, or are all new
+    # int64 [keys], whose keys are gathered; None: they are read in place, or are all new.
+    slots: Tensor | None
 
 
 class TorchVarlenBackend:

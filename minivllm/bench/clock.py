@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 APART_S = 0.05  # by which clocks of one machine may differ that are read one after the other
-APART_SHARE = (
-    1e-3  # and of the time between two readings: a clock that is being set right runs 0.05 % faster or slower
-)
+# The same as a share of the time between two readings: a clock that is being set right runs 0.05 % faster or slower.
+APART_SHARE = 1e-3
 
 
 class ClockProtocol(Protocol):

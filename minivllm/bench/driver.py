@@ -33,9 +33,7 @@ class RequestTrace:
     scheduled_s: float  # when it was due; see `drive`
     submitted_s: float | None = None  # when the engine was given it
     started_s: float | None = None  # the engine's first step for it, where the engine says
-    finished_s: float | None = (
-        None  # its last token; where it did not complete, when the driver learned of its end
-    )
+    finished_s: float | None = None  # its last token; or else, when the driver learned of its end
     token_times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished

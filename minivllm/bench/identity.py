@@ -15,6 +15,7 @@ from minivllm.bench.provenance import environment
 from minivllm.bench.records import record_files
 from minivllm.bench.storage import STEPS
 from minivllm.errors import BadInput
+from minivllm.given import whole
 from minivllm.redaction import anonymous
 
 ENGINE_GROUPS = (
@@ -77,9 +78,7 @@ def _canonical(value: Any) -> Any:
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+    return whole(value)
 
 
 def digest(value: Any) -> str:

@@ -12,6 +12,7 @@ from minivllm import messages as openai
 from minivllm import untrusted
 from minivllm.bench.tally import Tally
 from minivllm.errors import BadInput
+from minivllm.given import whole
 
 FORMATS = ("auto", "jsonl", "sharegpt")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -222,9 +223,7 @@ def _max_tokens(row: dict[str, Any], where: str, tally: Tally) -> int | None:
                 "it max_tokens if it is meant"
             ] += 1
         return None
-    value = row[given[0]]
-    if type(value) is float and value.is_integer():
-        value = int(value)
+    value = whole(row[given[0]])
     if type(value) is not int or value < 1:
         raise BadInput(f"{where}: {_name(given[0])}={value!r:.60} must be a whole number of at least 1")
     return value

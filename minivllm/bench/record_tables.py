@@ -64,9 +64,8 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     directory, found = Path(row["directory"]), []
     for name in TABLES:
         path, digest = directory / name, row.get(f"digests.{name}")
-        wanted = (
-            name in (REQUESTS, STEPS) or digest is not None
-        )  # of a simulated engine there is no telemetry
+        # Of a simulated engine there is no telemetry.
+        wanted = name in (REQUESTS, STEPS) or digest is not None
         if (reason := _damage(path, digest)) is not None and (wanted or path.exists()):
             found.append(Damaged(path, reason))
     return found

@@ -29,9 +29,8 @@ FEATURES = (
     *("prefill_step", "prefill_tokens", "prefill_tokens_to_256", "context_tokens", "prefill_pairs"),
 )
 FEW = 256  # prefill tokens up to which one more may cost more: matrix products are not efficient yet
-RIDGE = (
-    16  # requests past which one more may cost more: where reading the weights no longer is the most of it
-)
+# Requests past which one more may cost more: where reading the weights no longer is the most of it.
+RIDGE = 16
 SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
 MEASURED = "minivllm.bench.engines.MinivllmEngine"  # whose steps are those of this scheduler
 SETTLED = ("weights", "max_model_len")  # of the model; they do not

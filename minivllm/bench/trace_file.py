@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.given import whole
 from minivllm.untrusted import parse_json, read_text_lines
 
 FORMATS = ("azure", "mooncake", "burstgpt", "bailian")
@@ -26,9 +27,8 @@ IMAGES = "NumImages"  # of Azure's trace with images
 KIND_LENGTH = 20  # most characters of a request's type
 ADVICE = "docs/guides/traces.md says where traces are published"
 HASHES = 2**64
-LARGEST_ID = (
-    2**45
-)  # of a block, so that the positions of its tokens are machine words; larger hashes are cut to it
+# Of a block, so that the positions of its tokens are machine words; larger hashes are cut to it.
+LARGEST_ID = 2**45
 LONGEST = 2**31 - 1
 
 
@@ -259,7 +259,7 @@ def _seconds(value: Any) -> float:
 
 
 def _length(value: Any, what: str) -> int:
-    number = _read(_seconds, value, what, "a number of tokens")
-    if number != int(number) or not 0 <= number <= LONGEST:
+    number = whole(_read(_seconds, value, what, "a number of tokens"))
+    if not isinstance(number, int) or not 0 <= number <= LONGEST:
         raise BadInput(f"{what}={value!r:.60} is not a number of tokens")
-    return int(number)
+    return number

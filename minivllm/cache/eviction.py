@@ -31,9 +31,8 @@ class Eviction:
     window: int
 
     name: ClassVar[str]
-    scored: ClassVar[bool] = (
-        False  # whether it goes by attention, which not every attention backend can return
-    )
+    # Whether it goes by attention, which not every attention backend can return.
+    scored: ClassVar[bool] = False
     remembers: ClassVar[bool] = False  # whether the attention that a block got counts on after an eviction
 
     @property

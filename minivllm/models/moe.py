@@ -32,9 +32,8 @@ class MoE(nn.Module):
         # Another choice of experts is a greater error than any rounding, for less than a thousandth of the weights.
         self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
         self.experts = nn.ModuleList(MLP(hidden, inner, config.activation) for _ in range(self.num_experts))
-        self.experts_run: int | Tensor = (
-            0  # by the last call; a tensor where asking would wait for the device
-        )
+        # By the last call; a tensor where asking would wait for the device.
+        self.experts_run: int | Tensor = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""

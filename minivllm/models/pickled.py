@@ -33,9 +33,8 @@ _MAIN = "pytorch_model.bin"
 _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*\.(bin|pt|pth)")
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja")
 _MOST_FILES = 10_000
-_SPARE = (
-    1 << 30
-)  # bytes of memory beyond three times the file: its map, a copy on the way out, shared tensors
+# Bytes of memory beyond three times the file: its map, a copy on the way out, shared tensors.
+_SPARE = 1 << 30
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:

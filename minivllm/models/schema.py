@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from minivllm.errors import BadInput
+from minivllm.given import whole
 
 T = TypeVar("T")
 _MOST_SHOWN = 60  # characters of a value in an error
@@ -139,9 +140,8 @@ def _is_number(value: Any) -> bool:
 
 def _whole(value: Any, low: int, high: int) -> int | None:
     """A number without a fraction, in a range; None for any other value."""
-    if not _is_number(value) or not low <= value <= high or value != int(value):
-        return None
-    return int(value)
+    number = whole(value)
+    return number if type(number) is int and low <= number <= high else None
 
 
 def _shown(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from minivllm.bench.engine import UNKNOWN_TOKEN, EngineOutput
 from minivllm.errors import BadInput
+from minivllm.given import whole
 from minivllm.redaction import hide
 from minivllm.untrusted import BYTE_ORDER_MARK, MIB, parse_json, printable, size
 
@@ -116,9 +117,7 @@ def _text(node: Mapping[str, Any], name: str) -> str | None:
 
 
 def _whole(node: Mapping[str, Any], name: str) -> int | None:
-    value = node.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    value = whole(node.get(name))
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise _wrong(name, value, "a whole number of 0 or more")
     return value

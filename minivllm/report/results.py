@@ -98,9 +98,8 @@ def _why_missing(cell: Cell, column: Column) -> str:
 
 def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
     """Why columns that a reader may look for are not in the table, or not in all its rows."""
-    ok = [
-        row for cell in cells if cell.stat(THROUGHPUT) for row in cell.ok
-    ]  # the others are of quality alone
+    # The others are of quality alone.
+    ok = [row for cell in cells if cell.stat(THROUGHPUT) for row in cell.ok]
     keys: set[str] = {column.key for column in used}
     notes: list[str] = []
     if not ok:
