@@ -54,6 +54,12 @@ def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     return found
 
 
+def named(path: Path) -> bool:
+    """Whether a folder has a file of that name, of which also a link that leads nowhere is one: it is refused when it is read,
+    and not taken for a file that was never meant to be there."""
+    return os.path.lexists(path)
+
+
 def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
     """Open a regular file for reading; a pipe or a device, which may never end, is refused without waiting for it.
 
@@ -68,7 +74,8 @@ def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise BadInput(_line(f"{what}: there is no such file", advice)) from None
+        link = " at the other end of this link" * path.is_symlink()
+        raise BadInput(_line(f"{what}: there is no such file{link}", advice)) from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
         raise BadInput(_line(f"{what} cannot be read: {reason}", advice)) from None

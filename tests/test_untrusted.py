@@ -17,6 +17,11 @@ from minivllm import untrusted
 from minivllm.errors import BadInput
 
 
+def link(folder: Path) -> Path:
+    (folder / "link").symlink_to("gone")
+    return folder / "link"
+
+
 def pipe(folder: Path) -> Path:
     os.mkfifo(folder / "pipe")
     return folder / "pipe"
@@ -27,6 +32,7 @@ def pipe(folder: Path) -> Path:
     [
         (lambda folder: folder / "gone", "there is no such file"),
         (lambda folder: folder, "is a folder"),
+        (link, "there is no such file at the other end of this link"),
         (pipe, "is a pipe or a device"),
         (lambda folder: Path("/dev/zero"), "is a pipe or a device"),
         (lambda folder: Path("a\0b"), "cannot be read"),

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from minivllm.errors import BadInput
 from minivllm.models.names import with_model_names
-from minivllm.untrusted import MAX_TOKENIZER, MIB, open_file, parse_json, read_bytes, read_object
+from minivllm.untrusted import MAX_TOKENIZER, MIB, named, open_file, parse_json, read_bytes, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -150,7 +150,7 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     """File name by tensor name, every file known to be there; and a warning, where a single file is read in its place.
     Empty without an index."""
     index = folder / INDEX
-    if not index.exists():
+    if not named(index):
         return {}, ()
     weight_map = read_object(index, str(index), _WHOLE, limit=_MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -158,7 +158,7 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
             raise BadInput(f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}")
-    if (folder / SINGLE).exists() and SINGLE not in weight_map.values():
+    if named(folder / SINGLE) and SINGLE not in weight_map.values():
         told = f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is not the model's"
         return {}, (told,)
     gone = {name: file for name, file in weight_map.items() if not os.path.exists(folder / file)}
@@ -173,7 +173,7 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """The .safetensors files of a folder without an index."""
-    if (folder / SINGLE).exists():
+    if named(folder / SINGLE):
         return (folder / SINGLE,)
     files = tuple(sorted(folder.glob("*.safetensors")))
     if files:

@@ -10,7 +10,7 @@ from minivllm.models.checkpoint import GENERATION
 from minivllm.models.config import ModelConfig, read_eos
 from minivllm.models.schema import Values
 from minivllm.models.tokenizer_files import named_token_id
-from minivllm.untrusted import MIB, read_object
+from minivllm.untrusted import MIB, named, read_object
 
 _MAX_BYTES = 4 * MIB
 
@@ -22,7 +22,7 @@ def read_generation(folder: Path | None) -> Values:
         BadInput: the file cannot be read as one.
     """
     path = Path(GENERATION) if folder is None else folder / GENERATION
-    there = folder is not None and path.exists()
+    there = folder is not None and named(path)
     values = read_object(path, str(path), "repair or remove it", limit=_MAX_BYTES) if there else {}
     return Values(values, str(path))
 

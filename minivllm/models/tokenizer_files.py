@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 
 from minivllm.errors import BadInput
 from minivllm.models.checkpoint import MERGES, TOKENIZER, VOCAB
-from minivllm.untrusted import MAX_TOKENIZER, MIB, read_bytes, read_object, read_text
+from minivllm.untrusted import MAX_TOKENIZER, MIB, named, read_bytes, read_object, read_text
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
@@ -47,7 +47,7 @@ class TokenizerFiles:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a tokenizer that can be read: tokenizer.json, or vocab.json and merges.txt."""
-    return (folder / TOKENIZER).exists() or all((folder / name).exists() for name in (VOCAB, MERGES))
+    return named(folder / TOKENIZER) or all(named(folder / name) for name in (VOCAB, MERGES))
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
@@ -59,7 +59,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     config = _optional(folder / CONFIG)
     names = _special_names(folder, config)
     template = folder / TEMPLATE
-    fast = (_tokenizer_json if (folder / TOKENIZER).exists() else _from_merges)(folder, config)
+    fast = (_tokenizer_json if named(folder / TOKENIZER) else _from_merges)(folder, config)
     # As transformers does: what a checkpoint names as a special token is one, whatever tokenizer.json says of it.
     known = [AddedToken(text, special=True) for text in names.values() if fast.token_to_id(text) is not None]
     fast.add_special_tokens(known)
@@ -67,7 +67,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         fast,
         names,
         read_text(template, MAX_TEMPLATE, str(template), _ADVICE)
-        if template.exists()
+        if named(template)
         else _default_template(folder / CONFIG, config.get("chat_template")),
     )
 
@@ -126,7 +126,7 @@ def _tokenizer_json(folder: Path, _: Mapping[str, Any]) -> FastTokenizer:
 
 def _optional(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
-    return read_object(path, str(path), _ADVICE, MAX_CONFIG) if path.exists() else {}
+    return read_object(path, str(path), _ADVICE, MAX_CONFIG) if named(path) else {}
 
 
 def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models import tokenizer_files
+from minivllm.models.generation import read_generation
 from minivllm.models.tokenizer_files import named_token_id, read_tokenizer
 from tests.damage import damaged
 
@@ -146,6 +147,28 @@ def test_a_named_token_is_special_whatever_tokenizer_json_says(tmp_path: Path) -
 def test_a_config_that_is_wrong_is_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         Tokenizer(word_level(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ],
+)
+@pytest.mark.parametrize("target", ["gone", "itself"])
+def test_a_link_that_leads_nowhere_is_no_file_that_was_never_there(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    folder = word_level(tmp_path, {"bos_token": "<bos>"})
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name if target == "itself" else "gone")
+    with pytest.raises(BadInput, match=rf"{name}.*(at the other end of this link|symbolic links)"):
+        read_generation(folder)
+        Tokenizer(folder)
 
 
 @pytest.mark.parametrize(
