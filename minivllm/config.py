@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -70,6 +71,9 @@ TARGETLESS: dict[str, type] = {
 }
 
 
+_composing = threading.RLock()  # Hydra's state
+
+
 def conf_dir() -> Path:
     """The folder of option files: inside the installed package, or beside it in a source checkout."""
     package = Path(__file__).resolve().parent
@@ -123,7 +127,17 @@ def _search_path(config_dir: str | Path) -> str:
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[None]:
-    """Hydra's compose API, also from within a Hydra application, whose own state is put back afterwards."""
+    """Hydra's compose API, also from within a Hydra application, whose own state is put back afterwards.
+
+    That state is the process's, so one thread composes at a time.
+    """
+    with _composing, _cleared():
+        yield
+
+
+@contextlib.contextmanager
+def _cleared() -> Iterator[None]:
+    """Hydra's state as in a fresh process, put back afterwards."""
     shared, config = GlobalHydra.instance(), HydraConfig.instance()
     running, cfg = shared.hydra, config.cfg
     shared.clear()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
-from minivllm.redaction import is_secret, redact
+from minivllm.masking import is_secret
+from minivllm.redaction import redact
 
 # Keys that lead to a value, its text as written, whether it is secret.
 AsWritten = tuple[list[Any], str, bool]
@@ -51,18 +53,25 @@ def _interpolations(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[lis
         yield list(path), node
 
 
+# Of the thread that resolves: where variables are noted that it reads.
+_reading: ContextVar[list[str] | None] = ContextVar("reading", default=None)
+
+
+@functools.wraps(oc.env)
+def _env(key: str, *default: Any) -> Any:
+    """OmegaConf's own resolver of `oc.env`, which also notes the variable. Resolvers are the process's."""
+    if (variables := _reading.get()) is not None:
+        variables.append(key)
+    return oc.env(key, *default)
+
+
 @contextmanager
 def _watched() -> Iterator[list[str]]:
-    """While it is open: the environment variables that interpolations have read."""
+    """While it is open: the environment variables that this thread's interpolations have read."""
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
     variables: list[str] = []
-
-    @functools.wraps(oc.env)
-    def env(key: str, *default: Any) -> Any:
-        variables.append(key)
-        return oc.env(key, *default)
-
-    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    token = _reading.set(variables)
     try:
         yield variables
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        _reading.reset(token)

@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from minivllm.redaction import MASK, is_secret, redact
+from minivllm.masking import MASK, is_secret
+from minivllm.redaction import redact
 
 _WORD = re.compile(r"(?<![\w/\\])[A-Za-z][\w-]*")  # but no part of a path
 

@@ -1,4 +1,4 @@
-"""Secrets: what is one, and how configurations, commands and texts are stored and shown without any. Torch-free.
+"""Secrets: how configurations, commands and texts are stored and shown without any. Torch-free.
 
 A secret is known by the name that it stands under (`api_key`, `--token`, `HF_TOKEN=`, `Authorization:`, the user and
 password of a URL), or by its form (`Bearer ...`, `hf_...`). What is found under a name in a configuration, or in the
@@ -11,7 +11,6 @@ that holds texts, `console` for what is printed; and `overrides.py` for an overr
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
 import dataclasses
@@ -19,89 +18,23 @@ import functools
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-MASK = "***"
+from minivllm.masking import MASK, NOTHING, Found, Masking, from_environment, has_signs, is_secret
+
 AS_WRITTEN = "as_written"  # of a resolved configuration: values from the environment, see `interpolation.py`
 SHORTEST = 6  # characters of a secret that is looked for in every text: shorter ones are parts of words
-_UNNAMED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")
-_SECRET = re.compile(
-    r"(?:^|_)(?:[a-z0-9]*(?:apikey|password|passwd|secret|accesskey|secretkey|privatekey|authtoken|accesstoken)s?"
-    r"|(?:api|[a-z]+)_keys|[a-z]+_pwd|key|passphrase|passcode|pass|pat|token|authorization|authentication|auth"
-    r"|credentials?|cookies?|bearer|signature|sig|dsn|connection_string)(?:_?\d+)?$"
-)
-_HARMLESS = re.compile(
-    r"(?:^|_)(?:eos|bos|pad|unk|mask|sep|cls|stop|end|start|image|video|audio|think|special|tool|vision|output|input"
-    r"|prompt|first|last|next|per|each|new|max|min|decoder_start)_token$"
-    r"|(?:^|_)(?:sort|cache|prefix|group|primary|foreign|public|hash|partition)_key$|^pwd$|^oldpwd$"
-)
-_WEAK = (
-    "key",
-    "pass",
-    "pat",
-    "auth",
-    "sig",
-    "token",
-    "signature",
-    "cookie",
-    "cookies",
-    "bearer",
-    "credential",
-)
-_BARE = ("key", "pat", "sig", "auth")  # of the weak ones: in a value they are mostly a word of something else
 _STRUCTURE = ("choices", "_target_")  # of what a configuration is made: no word of it is masked
 _PLAIN = re.compile(r"[A-Za-z]{1,15}")  # a word like any other, which texts are full of
-_NOTHING = ("", "null", "none", "true", "false", MASK)
-_ENV = re.compile(r"\$\{oc\.env:([^,{}]+)(?:,([^{}]*))?\}")
-_INTERPOLATION = r"\$\{(?:[^{}]|\$\{[^{}]*\}){0,500}\}"
-_QUOTED = r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'"
-_NAME = r"[A-Za-z_][\w.\-]*+"
-# The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are not tried again.
-# name=value, in overrides, environments, options and queries
-_ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])(-{{0,2}})({_NAME})\s?=\s?")
-_ASSIGNED_VALUE = re.compile(rf"{_QUOTED}|\[[^\]]{{0,2000}}\]|{_INTERPOLATION}|[^\s&;}}\]'\"]+")
-# name: value, in headers, YAML, JSON and Python
-_MAPPED = re.compile(
-    rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+", re.MULTILINE
-)
-_MAPPED_VALUE = re.compile(
-    rf"{_QUOTED}|{_INTERPOLATION}|{{(?:[^{{}}]|{{[^{{}}]{{0,500}}}}){{0,500}}}}"
-    r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"  # words up to the next name
-    r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
-)
-# --name value ..., also as a list of words
-_FLAGGED = re.compile(
-    rf"(?<![\w-])(--?[A-Za-z][\w-]*+)((?:\s++|[\"'],\s*+(?=[\"'])))"
-    rf"({_QUOTED}|[^\s'\"-][^\s'\"]*+)((?:\s++[^\s'\"-][^\s'\"]*+)*+)"
-)
-_USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
-# One of these is in every text that may hold a secret which is not yet known.
-_SIGNS = (
-    *("key", "pass", "pwd", "pat", "secret", "auth", "access", "sig", "credential", "cookie", "bearer"),
-    *("basic", "dsn", "connection", "@", "-u", "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
-    *("xox", "akia", "eyj"),
-)
-_URL = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*+://)([^\s/?#'\"]+)@")
-_SCHEME = re.compile(
-    r"\b(Bearer\s+)((?=\S*[\d._~+/=-])[^\s'\",]{6,})|\b(Basic\s+)((?=\S*[A-Z0-9=])[A-Za-z0-9+/=]{8,})"
-)
-_SHAPES = re.compile(
-    r"(?<![\w-])(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{16,}|xox[baprs]-[\w-]{10,}"
-    r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]{5,})"
-)
-
-Found = Callable[[str], None]  # is given each secret that is masked
+# What is known is the process's: an error of one engine may repeat a secret that another one's configuration has, and
+# exceptions, logs and the console belong to no engine. Secrets are only added, so that no engine can uncover another's.
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None  # of all that are known; made when first needed
-
-
-def is_secret(name: str) -> bool:
-    """Whether what stands under such a name is secret: api_key, X-Api-Key, hf_token; but not eos_token, max_tokens."""
-    plain = _UNNAMED.sub("_", name).lower().strip("_")
-    return bool(_SECRET.search(plain)) and not _HARMLESS.search(plain)
+_lock = threading.Lock()  # of both
 
 
 # ---- texts
@@ -115,18 +48,12 @@ def hide(text: str, strict: bool = False) -> str:
         strict: whether it is a command or part of a configuration, where also `key=...` is a secret's name; in a
             sentence that may be any key.
     """
-    return _hide(_hide_known(text), strict, _ignore)
+    return Masking(strict, _ignore).masked(_hide_known(text))
 
 
 def suspicious(text: str) -> bool:
     """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a secret."""
-    return bool(_known) or _signs(text)
-
-
-def _signs(text: str) -> bool:
-    small = text.lower()
-    tokens = small.count("token") > small.count("tokens")  # which are counted and no secrets
-    return tokens or any(sign in small for sign in _SIGNS)
+    return bool(_known) or has_signs(text)
 
 
 def _ignore(secret: str) -> None:
@@ -142,109 +69,16 @@ def clean(value: Any) -> Any:
     return hide(value) if isinstance(value, str) else value
 
 
-def _hide(text: str, strict: bool, found: Found, inner: bool = False) -> str:
-    """See `hide`; `inner` says that it is a value of a configuration, whose beginning is no name."""
-
-    def mask(value: str) -> str:
-        """The mask in a value's own quotes; what is nothing, or is taken from the environment, stays."""
-        quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
-        content = value[1:-1] if quotes else value
-        if content.lower() in _NOTHING or _from_environment(content) or not re.search(r"\w", content):
-            return value
-        found(content)
-        return f"{quotes}{MASK}{quotes}"
-
-    def assigned(head: re.Match[str]) -> bool:
-        query, dashes, name = head.groups()
-        secret = [part.lower() for part in name.split(".") if is_secret(part)]
-        if query or not all(part in _WEAK for part in secret):
-            return bool(secret)
-        if not secret or text[max(head.start() - 1, 0) : head.start()] in (
-            "/",
-            "\\",
-            "=",
-        ):  # as in data/key=3/part.jsonl
-            return False
-        if inner and name in _BARE:
-            return bool(dashes)
-        return strict or name.lower() != "key"
-
-    def mapped(head: re.Match[str]) -> bool:
-        before, quotes, name = head.groups()
-        if not is_secret(name):
-            return False
-        braces = before is not None and before.startswith(("{", ",")) and "{" in text
-        if quotes or braces or name.lower() not in _WEAK:
-            return True
-        if name.lower() in _BARE:
-            return strict and not inner and before is not None
-        return strict
-
-    def flagged(match: re.Match[str]) -> str:
-        flag, space, value, more = match.groups()
-        if not is_secret(flag.lstrip("-")):
-            return match[0]
-        if "api" in flag:  # takes several
-            for word in more.split():
-                found(word)
-            more = ""
-        return f"{flag}{space}{mask(value)}{more}"
-
-    def url(match: re.Match[str]) -> str:
-        if match[2] == MASK or _ENV.search(match[2]):
-            return match[0]
-        user, _, password = match[2].partition(":")
-        found(match[2])
-        found(password or user)
-        found(base64.b64encode(unquote(match[2]).encode()).decode())
-        return f"{match[1]}{MASK}@"
-
-    def scheme(match: re.Match[str]) -> str:
-        word, value = match[1] or match[3], match[2] or match[4]
-        found(value)
-        return f"{word}{MASK}"
-
-    if not _signs(text):
-        return text
-    text = _URL.sub(url, text)
-    text = _USER.sub(lambda m: f"{m[1]}{m[2]}{mask(m[3])}", text)
-    text = _replace(text, _ASSIGNED, _ASSIGNED_VALUE, assigned, mask)
-    text = _FLAGGED.sub(flagged, text)
-    text = _replace(text, _MAPPED, _MAPPED_VALUE, mapped, mask)
-    text = _SCHEME.sub(scheme, text)
-    return _SHAPES.sub(MASK, text)
-
-
-def _replace(
-    text: str,
-    heads: re.Pattern[str],
-    values: re.Pattern[str],
-    wanted: Callable[[re.Match[str]], bool],
-    mask: Callable[[str], str],
-) -> str:
-    """The text with the value behind each wanted head masked; what no head is wanted for is looked through, too."""
-    parts, end = [], 0
-    for head in heads.finditer(text):
-        if head.end() > end and wanted(head) and (value := values.match(text, head.end())):
-            parts += [text[end : value.start()], mask(value[0])]
-            end = value.end()
-    return "".join((*parts, text[end:]))
-
-
-def _from_environment(value: str) -> bool:
-    """Whether a text is an interpolation that says where a secret is and not what it is, not even as a default."""
-    found = _ENV.findall(value)
-    return bool(found) and value[:2] == "${" and all(default.lower() in _NOTHING for _, default in found)
-
-
 def _hide_known(text: str, mask: str | Callable[[re.Match[str]], str] = MASK) -> str:
     global _pattern
     if not _known:
         return text
-    if _pattern is None:
-        words = "|".join(re.escape(word) for word in sorted(_known, key=len, reverse=True))
-        _pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
-    return _pattern.sub(mask, text)
+    with _lock:
+        if _pattern is None:
+            words = "|".join(re.escape(word) for word in sorted(_known, key=len, reverse=True))
+            _pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
+        pattern = _pattern
+    return pattern.sub(mask, text)
 
 
 def blank(content: bytes) -> bytes:
@@ -282,8 +116,8 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
         return [_redact(item, secret or flag, found) for item, flag in zip(value, flags, strict=False)]
     if isinstance(value, str):
         if not secret:
-            return _hide(value, True, found, inner=True)
-        if value.lower() in _NOTHING or _from_environment(value):
+            return Masking(True, found, inner=True).masked(value)
+        if value.lower() in NOTHING or from_environment(value):
             return value
         found(value)
         return MASK
@@ -315,9 +149,13 @@ def _remember(value: str) -> None:
     value = value.strip().strip("'\"")
     if value in _structure():
         return
-    for form in {value, unquote(value), quote(value, safe="")}:
-        if len(form) >= SHORTEST and form.lower() not in _NOTHING and MASK not in form and form not in _known:
-            _known.add(form)
+    forms = {value, unquote(value), quote(value, safe="")}
+    new = {
+        form for form in forms if len(form) >= SHORTEST and form.lower() not in NOTHING and MASK not in form
+    }
+    with _lock:
+        if not new <= _known:
+            _known.update(new)
             _pattern = None
 
 
@@ -333,8 +171,9 @@ def _structure() -> frozenset[str]:
 def forget() -> None:
     """Forget every secret that was learned."""
     global _pattern
-    _known.clear()
-    _pattern = None
+    with _lock:
+        _known.clear()
+        _pattern = None
 
 
 def shown(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,7 +232,7 @@ class _Hiding:
 
 @contextlib.contextmanager
 def console(whole: bool = False) -> Iterator[None]:
-    """While it is open, nothing secret that is known is printed.
+    """While it is open, nothing secret that is known is printed. For a process's main thread: the streams are the process's.
 
     Args:
         whole: whether configurations are printed, in which secrets are also found by name; not for a model's answers.

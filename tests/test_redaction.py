@@ -6,6 +6,7 @@ import json
 import stat
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from minivllm.bench import storage
 from minivllm.bench.identity import cell_id
 from minivllm.bench.record import portable
 from minivllm.config import compose
-from minivllm.redaction import MASK, clean, hide, is_secret, redact
+from minivllm.masking import MASK, is_secret
+from minivllm.redaction import clean, hide, redact
 from tests.peers import fake_server
 
 
@@ -375,3 +377,33 @@ def test_a_whole_value_is_hidden_in_a_text() -> None:
 def test_a_text_that_is_not_looked_at_closely_has_no_secret(words: list[str]) -> None:
     for name in ("_".join(words), "".join(words), "".join(map(str.title, words)), "-".join(words)):
         assert redaction.suspicious(f"{name}=abc") or not is_secret(name)
+
+
+def test_threads_learn_and_hide_at_once() -> None:
+    def work(number: int) -> bool:
+        for i in range(40):
+            redaction.learn({"engine": {"extra": {"api_key": f"marker-{number}-{i}"}}})
+            if hide(f"it is marker-{number}-{i} here") != "it is *** here":
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_threads_compose_at_once_and_keep_their_variables_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        monkeypatch.setenv(f"USER_{number}", f"person-{number}")
+
+    def work(number: int) -> Any:
+        given = "engine.extra={}" if number == 2 else f"engine.extra={{user: '${{oc.env:USER_{number}}}'}}"
+        config = compose(["engine=openai", given])
+        return config["engine"]["extra"], [entry[1] for entry in config.get("as_written", ())]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(work, range(3)))
+    assert found == [
+        ({"user": "person-0"}, ["${oc.env:USER_0}"]),
+        ({"user": "person-1"}, ["${oc.env:USER_1}"]),
+        ({}, []),
+    ]

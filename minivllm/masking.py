@@ -1,0 +1,199 @@
+"""What a secret is, and texts without any: by the names that values stand under, and by their own forms. Torch-free."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from collections.abc import Callable
+from urllib.parse import unquote
+
+MASK = "***"
+_UNNAMED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")
+_SECRET = re.compile(
+    r"(?:^|_)(?:[a-z0-9]*(?:apikey|password|passwd|secret|accesskey|secretkey|privatekey|authtoken|accesstoken)s?"
+    r"|(?:api|[a-z]+)_keys|[a-z]+_pwd|key|passphrase|passcode|pass|pat|token|authorization|authentication|auth"
+    r"|credentials?|cookies?|bearer|signature|sig|dsn|connection_string)(?:_?\d+)?$"
+)
+_HARMLESS = re.compile(
+    r"(?:^|_)(?:eos|bos|pad|unk|mask|sep|cls|stop|end|start|image|video|audio|think|special|tool|vision|output|input"
+    r"|prompt|first|last|next|per|each|new|max|min|decoder_start)_token$"
+    r"|(?:^|_)(?:sort|cache|prefix|group|primary|foreign|public|hash|partition)_key$|^pwd$|^oldpwd$"
+)
+_WEAK = (
+    "key",
+    "pass",
+    "pat",
+    "auth",
+    "sig",
+    "token",
+    "signature",
+    "cookie",
+    "cookies",
+    "bearer",
+    "credential",
+)
+_BARE = ("key", "pat", "sig", "auth")  # of the weak ones: in a value they are mostly a word of something else
+NOTHING = ("", "null", "none", "true", "false", MASK)
+_ENV = re.compile(r"\$\{oc\.env:([^,{}]+)(?:,([^{}]*))?\}")
+_INTERPOLATION = r"\$\{(?:[^{}]|\$\{[^{}]*\}){0,500}\}"
+_QUOTED = r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'"
+_NAME = r"[A-Za-z_][\w.\-]*+"
+# The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are not tried again.
+# name=value, in overrides, environments, options and queries
+_ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])(-{{0,2}})({_NAME})\s?=\s?")
+_ASSIGNED_VALUE = re.compile(rf"{_QUOTED}|\[[^\]]{{0,2000}}\]|{_INTERPOLATION}|[^\s&;}}\]'\"]+")
+# name: value, in headers, YAML, JSON and Python
+_MAPPED = re.compile(
+    rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+", re.MULTILINE
+)
+_MAPPED_VALUE = re.compile(
+    rf"{_QUOTED}|{_INTERPOLATION}|{{(?:[^{{}}]|{{[^{{}}]{{0,500}}}}){{0,500}}}}"
+    r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"  # words up to the next name
+    r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
+)
+# --name value ..., also as a list of words
+_FLAGGED = re.compile(
+    rf"(?<![\w-])(--?[A-Za-z][\w-]*+)((?:\s++|[\"'],\s*+(?=[\"'])))"
+    rf"({_QUOTED}|[^\s'\"-][^\s'\"]*+)((?:\s++[^\s'\"-][^\s'\"]*+)*+)"
+)
+_USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
+# One of these is in every text that may hold a secret which is not yet known.
+_SIGNS = (
+    *("key", "pass", "pwd", "pat", "secret", "auth", "access", "sig", "credential", "cookie", "bearer"),
+    *("basic", "dsn", "connection", "@", "-u", "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    *("xox", "akia", "eyj"),
+)
+_URL = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*+://)([^\s/?#'\"]+)@")
+_SCHEME = re.compile(
+    r"\b(Bearer\s+)((?=\S*[\d._~+/=-])[^\s'\",]{6,})|\b(Basic\s+)((?=\S*[A-Z0-9=])[A-Za-z0-9+/=]{8,})"
+)
+_SHAPES = re.compile(
+    r"(?<![\w-])(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[\w-]{16,}|xox[baprs]-[\w-]{10,}"
+    r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]{5,})"
+)
+
+Found = Callable[[str], None]  # is given each secret that is masked
+
+
+def is_secret(name: str) -> bool:
+    """Whether what stands under such a name is secret: api_key, X-Api-Key, hf_token; but not eos_token, max_tokens."""
+    plain = _UNNAMED.sub("_", name).lower().strip("_")
+    return bool(_SECRET.search(plain)) and not _HARMLESS.search(plain)
+
+
+def has_signs(text: str) -> bool:
+    """Whether a text may hold a secret at all: most have nothing that looks like one, and need not be searched."""
+    small = text.lower()
+    tokens = small.count("token") > small.count("tokens")  # which are counted and no secrets
+    return tokens or any(sign in small for sign in _SIGNS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Masking:
+    """How secrets that are known by name or form are masked in a text.
+
+    Args:
+        strict: see `hide`.
+        found: is given each.
+        inner: whether the text is a value of a configuration, whose beginning is no name.
+    """
+
+    strict: bool
+    found: Found
+    inner: bool = False
+
+    def masked(self, text: str) -> str:
+        """The text with them masked."""
+        if not has_signs(text):
+            return text
+        text = _URL.sub(self._url, text)
+        text = _USER.sub(lambda m: f"{m[1]}{m[2]}{self._value(m[3])}", text)
+        text = _replace(text, _ASSIGNED, _ASSIGNED_VALUE, self._is_assigned, self._value)
+        text = _FLAGGED.sub(self._flagged, text)
+        text = _replace(text, _MAPPED, _MAPPED_VALUE, self._is_mapped, self._value)
+        text = _SCHEME.sub(self._scheme, text)
+        return _SHAPES.sub(MASK, text)
+
+    def _value(self, value: str) -> str:
+        """The mask in a value's own quotes; what is nothing, or is taken from the environment, stays."""
+        quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
+        content = value[1:-1] if quotes else value
+        if content.lower() in NOTHING or from_environment(content) or not re.search(r"\w", content):
+            return value
+        self.found(content)
+        return f"{quotes}{MASK}{quotes}"
+
+    def _is_assigned(self, head: re.Match[str]) -> bool:
+        """Whether a secret follows `name=`."""
+        query, dashes, name = head.groups()
+        secret = [part.lower() for part in name.split(".") if is_secret(part)]
+        if query or not all(part in _WEAK for part in secret):
+            return bool(secret)
+        before = head.string[max(head.start() - 1, 0) : head.start()]
+        if not secret or before in ("/", "\\", "="):  # as in data/key=3/part.jsonl
+            return False
+        if self.inner and name in _BARE:
+            return bool(dashes)
+        return self.strict or name.lower() != "key"
+
+    def _is_mapped(self, head: re.Match[str]) -> bool:
+        """Whether a secret follows `name:`."""
+        before, quotes, name = head.groups()
+        if not is_secret(name):
+            return False
+        braces = before is not None and before.startswith(("{", ",")) and "{" in head.string
+        if quotes or braces or name.lower() not in _WEAK:
+            return True
+        if name.lower() in _BARE:
+            return self.strict and not self.inner and before is not None
+        return self.strict
+
+    def _flagged(self, match: re.Match[str]) -> str:
+        """An option and its values, masked if they are secret."""
+        flag, space, value, more = match.groups()
+        if not is_secret(flag.lstrip("-")):
+            return match[0]
+        if "api" in flag:  # takes several
+            for word in more.split():
+                self.found(word)
+            more = ""
+        return f"{flag}{space}{self._value(value)}{more}"
+
+    def _url(self, match: re.Match[str]) -> str:
+        """The beginning of a URL without its user and password."""
+        if match[2] == MASK or _ENV.search(match[2]):
+            return match[0]
+        user, _, password = match[2].partition(":")
+        self.found(match[2])
+        self.found(password or user)
+        self.found(base64.b64encode(unquote(match[2]).encode()).decode())
+        return f"{match[1]}{MASK}@"
+
+    def _scheme(self, match: re.Match[str]) -> str:
+        """An authentication scheme without its credentials."""
+        word, value = match[1] or match[3], match[2] or match[4]
+        self.found(value)
+        return f"{word}{MASK}"
+
+
+def _replace(
+    text: str,
+    heads: re.Pattern[str],
+    values: re.Pattern[str],
+    wanted: Callable[[re.Match[str]], bool],
+    mask: Callable[[str], str],
+) -> str:
+    """The text with the value behind each wanted head masked; what no head is wanted for is looked through, too."""
+    parts, end = [], 0
+    for head in heads.finditer(text):
+        if head.end() > end and wanted(head) and (value := values.match(text, head.end())):
+            parts += [text[end : value.start()], mask(value[0])]
+            end = value.end()
+    return "".join((*parts, text[end:]))
+
+
+def from_environment(value: str) -> bool:
+    """Whether a text is an interpolation that says where a secret is and not what it is, not even as a default."""
+    found = _ENV.findall(value)
+    return bool(found) and value[:2] == "${" and all(default.lower() in NOTHING for _, default in found)
