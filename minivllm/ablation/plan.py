@@ -24,6 +24,7 @@ NEUTRAL = (
     "name",
     "runs_dir",
     "reports_dir",
+    "report.percentiles",
     "ablation.max_arms",
 )  # where things go; not part of a sweep's definition
 

@@ -10,6 +10,7 @@ scheduled, started (first step), t_1 ... t_n (when each output token became avai
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -331,9 +332,9 @@ def compute(traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max
     return Metrics(**{metric.name: metric.measure(run) for metric in METRICS})
 
 
-def fewest(p: int) -> int:
+def fewest(p: float) -> int:
     """Samples that the p-th percentile takes: 1 / (1 - p), so that one of them lies beyond it."""
-    return -(-100 // (100 - p))
+    return math.ceil(round(100 / (100 - p), 6))  # 100 - 99.9 is not quite 0.1
 
 
 def percentiles(samples: Sequence[float]) -> Percentiles:

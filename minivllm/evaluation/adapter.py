@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # What belongs to the harness: here it would change nothing.
 UNUSED = (
     *("ablation", "arrival", "decoding", "engine", "hydra", "measure", "name", "preset", "quality"),
-    *("reports_dir", "runs", "runs_dir", "sweep", "task", "tracker", "workload"),
+    *("report", "reports_dir", "runs", "runs_dir", "sweep", "task", "tracker", "workload"),
 )
 GENERATION = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from minivllm.options.base import Options, knob, require_folder_name
 from minivllm.options.measure import QualityOptions
 
+MAX_PERCENTILES = 5  # of each of four latencies
+
 
 @dataclass(frozen=True)
 class SweepOptions(Options):
@@ -33,6 +35,21 @@ class SweepOptions(Options):
 
 
 @dataclass(frozen=True)
+class ReportOptions(Options):
+    """report."""
+
+    group = "report"
+    percentiles: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < p < 100 and round(p, 3) == p for p in self.percentiles):
+            raise self.bad("percentiles", "must be numbers above 0 and below 100, such as [50,90,99.9]")
+        if len(self.percentiles) != len(set(self.percentiles)) or len(self.percentiles) > MAX_PERCENTILES:
+            raise self.bad("percentiles", f"must be at most {MAX_PERCENTILES} different ones")
+
+
+@dataclass(frozen=True)
 class RootOptions(Options):
     """Settings outside every group."""
 
@@ -42,6 +59,7 @@ class RootOptions(Options):
     runs: list[str] = field(default_factory=list)
     quality: QualityOptions = field(default_factory=QualityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from minivllm.report.rows import Row, below, differing, fields, number, status_o
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
-    *("name", "runs_dir", "reports_dir", "runs", "choices", "sweep", "prompt"),
+    *("name", "runs_dir", "reports_dir", "report", "runs", "choices", "sweep", "prompt"),
     *("task", "preset", "ablation", "optimisations", "tracker"),
 }
 CHOICE_ORDER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +11,12 @@ from minivllm.ablation.findings import Analysis, Goal, Planned
 from minivllm.bench.capacity import Search
 from minivllm.bench.record_tables import damaged_tables
 from minivllm.bench.records import Damaged
-from minivllm.report import capacity, tuning, worth
+from minivllm.report import capacity, percentiles, tuning, worth
 from minivllm.report.cells import Cell, gather
 from minivllm.report.format import count
 from minivllm.report.liveness import Liveness, liveness
 from minivllm.report.rows import Row, read_rows, record_folder
+from minivllm.report.tables import COLUMNS, Column
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Material:
         unreadable: files that are no records.
         planned: of an ablation that has just ended, see `Planned`.
         goal: of a search that has just ended.
+        columns: of its tables, see `percentiles.columns`.
     """
 
     rows: list[Row]
     unreadable: list[Damaged]
     planned: Planned | None = None
     goal: Goal | None = None
+    columns: Sequence[Column] = COLUMNS
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -74,10 +78,23 @@ class Material:
         return tuning.find(self.rows, self.cells, self.goal)
 
 
-def read(source: Path | list[Path], planned: Planned | None = None, goal: Goal | None = None) -> Material:
+def read(
+    source: Path | list[Path],
+    planned: Planned | None = None,
+    goal: Goal | None = None,
+    asked: Sequence[float] = (),
+) -> Material:
     """Everything at or below a record folder, a sweep's folder, or several of them.
+
+    Args:
+        source: what to read.
+        planned, goal: see `Material`.
+        asked: percentiles of latencies for the tables; none: the usual.
 
     Raises:
         BadInput: there is no record at all. Failed records are enough for a report.
     """
-    return Material(*read_rows(source), planned, goal)
+    rows, unreadable = read_rows(source)
+    if asked:
+        percentiles.complete(rows, asked)
+    return Material(rows, unreadable, planned, goal, percentiles.columns(asked))

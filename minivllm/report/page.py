@@ -84,8 +84,8 @@ def _write(material: Material, out_dir: Path) -> Path:
         write_bytes(out_dir / f"{plot.name}.png", plot.png)
     for name in set(FIGURES) - set(plots):
         (out_dir / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
-    write_bytes(out_dir / "table.csv", csv_text(cells).encode())
-    write_bytes(out_dir / "table.md", markdown_text(cells).encode())
+    write_bytes(out_dir / "table.csv", csv_text(cells, material.columns).encode())
+    write_bytes(out_dir / "table.md", markdown_text(cells, material.columns).encode())
     optional = {
         "precision.md": precision.markdown_text(cells),
         "effects.md": worth.markdown(material.analysis),
@@ -152,7 +152,9 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
             "What was measured?",
             {"facts": words.asked(rows, cells), "commands": words.commands(rows)},
         ),
-        Section("results", f"Results: how fast is {each}?", results.section(cells, out_dir)),
+        Section(
+            "results", f"Results: how fast is {each}?", results.section(cells, out_dir, material.columns)
+        ),
         Section(
             "precision", "What does each cost in quality?", precision.section(cells, plots.get("precision"))
         ),

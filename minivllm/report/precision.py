@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.identity import quality_wanted
@@ -16,6 +17,7 @@ from minivllm.report.scatter import chosen, frontier, point_series, thinning
 from minivllm.report.sections import MAX_ROWS, anchor, unshown
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.style import Plot, short
+from minivllm.report.tables import COLUMNS as USUAL
 from minivllm.report.tables import Column, entries, summary_table, text
 from minivllm.report.terminal import rich_table
 
@@ -128,14 +130,14 @@ def markdown_text(cells: list[Cell]) -> str:
     return markdown_table([*names, "status"], [column.heading for column in columns], lines)
 
 
-def summary_tables(cells: list[Cell]) -> list[Table]:
+def summary_tables(cells: list[Cell], columns: Sequence[Column] = USUAL) -> list[Table]:
     """The terminal's tables: the summary, and quality where records have it.
 
     Where quality is all that was measured its table says everything, so the other one is left out.
     """
     shown = judged(cells)
     timed = any(cell.mean(THROUGHPUT) is not None for cell in cells)
-    tables = [summary_table(cells)] if timed or len(shown) < len(cells) else []
+    tables = [summary_table(cells, columns)] if timed or len(shown) < len(cells) else []
     return [*tables, _quality_table(shown)] if shown else tables
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minivllm.report.cells import Cell, name_columns, names_of, show
 from minivllm.report.format import MISSING, listing
+from minivllm.report.percentiles import too_few, why_missing
 from minivllm.report.plots import THROUGHPUT
-from minivllm.report.rows import distinct, number
+from minivllm.report.rows import distinct
 from minivllm.report.sections import MAX_LINKS, MAX_ROWS, constants, link, place_of, unshown
-from minivllm.report.tables import MBU, WINDOW, Column, speedups, spread_text, text, used_columns
+from minivllm.report.tables import COLUMNS, MBU, WINDOW, Column, speedups, spread_text, text, used_columns
 
 IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
 
 
-def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
-    """Header and rows, what is the same in every cell, and why a column is absent."""
+def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS) -> dict[str, Any]:
+    """Header and rows, what is the same in every cell, and why a column that was asked for is absent."""
     columns = [
         column
-        for column in (*used_columns(cells), WINDOW)
+        for column in (*used_columns(cells, asked), WINDOW)
         if any(_figure(cell, column) is not None for cell in cells)
     ]
     top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
@@ -59,7 +61,7 @@ def section(cells: list[Cell], out_dir: Path) -> dict[str, Any]:
         "rows": rows,
         "compare": bool(ratios),
         "unshown": unshown(cells, "table.csv"),
-        "absent": _absent(cells, columns),
+        "absent": _absent(cells, columns, asked),
         "constants": constants(cells),
         "blocks": max(len(cell.timed) for cell in cells),
         "busy": any(cell.busy for cell in cells),
@@ -90,13 +92,10 @@ def _why_missing(cell: Cell, column: Column) -> str:
         return IN_CACHE
     if column.key.startswith("energy."):
         return str(cell.first("energy.reason") or "no reason recorded")
-    if column.key.endswith(".p99"):
-        n = cell.first(column.key.removesuffix("p99") + "n")
-        return f"the 99th percentile needs at least 100 samples; here {show(n)}"
-    return "not recorded"
+    return why_missing(cell, column) or "not recorded"
 
 
-def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
+def _absent(cells: list[Cell], used: list[Column], asked: Sequence[Column]) -> list[str]:
     """Why columns that a reader may look for are not in the table, or not in all its rows."""
     # The others are of quality alone.
     ok = [row for cell in cells if cell.stat(THROUGHPUT) for row in cell.ok]
@@ -104,9 +103,7 @@ def _absent(cells: list[Cell], used: list[Column]) -> list[str]:
     notes: list[str] = []
     if not ok:
         return notes
-    if "metrics.ttft_ms.p99" not in keys:
-        n = max((number(row.get("metrics.ttft_ms.n")) or 0 for row in ok), default=0)
-        notes.append(f"TTFT p99: at least 100 requests a block are needed, there were {n:.0f}.")
+    notes += too_few(cells, [column for column in asked if asked is not COLUMNS or column.key not in keys])
     if "energy.joules_per_output_token" not in keys:
         notes.append(
             f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."

@@ -130,9 +130,9 @@ def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
     ]
 
 
-def used_columns(cells: list[Cell]) -> list[Column]:
+def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Columns that hold at least one figure; all-empty ones are explained beside the table instead."""
-    return [column for column in (*COLUMNS, COST) if any(cell.mean(column.key) is not None for cell in cells)]
+    return [column for column in (*columns, COST) if any(cell.mean(column.key) is not None for cell in cells)]
 
 
 def searched(cells: list[Cell]) -> bool:
@@ -161,9 +161,9 @@ def _speedup(cell: Cell, base: Cell) -> float | None:
     return mine / theirs if mine is not None and theirs else None
 
 
-def csv_text(cells: list[Cell]) -> str:
+def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """All cells in the records' own units: mean, least and greatest over the ok blocks of every field."""
-    keys = [column.key for column in COLUMNS] + list(CSV_ONLY)
+    keys = list(dict.fromkeys([*(c.key for c in COLUMNS), *CSV_ONLY, *(c.key for c in columns)]))
     names = list(cells[0].varying) if cells else []
     head = [
         "label",
@@ -203,9 +203,9 @@ def csv_text(cells: list[Cell]) -> str:
     return csv_table(head, rows)
 
 
-def markdown_text(cells: list[Cell]) -> str:
+def markdown_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """A compact table for a README: a row a cell."""
-    columns = [column for column in used_columns(cells) if column.terminal]
+    columns = [column for column in used_columns(cells, columns) if column.terminal]
     names = name_columns(cells)
     ratios = speedups(cells)
     head = ["blocks", *(column.heading for column in columns)]
@@ -220,11 +220,11 @@ def markdown_text(cells: list[Cell]) -> str:
     return markdown_table([*names, "status"], head, lines)
 
 
-def summary_table(cells: list[Cell]) -> Table:
+def summary_table(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> Table:
     """The main columns for the terminal; a row a cell."""
     from rich.text import Text
 
-    columns = [column for column in used_columns(cells) if column.terminal]
+    columns = [column for column in used_columns(cells, columns) if column.terminal]
     names = name_columns(cells)
     ratios = speedups(cells)
     heads = [(column.title, column.unit) for column in columns]

@@ -34,6 +34,11 @@ def list_reports(reports_dir: Path) -> None:
         print(f"warning: the list of reports was not written: {error}", file=sys.stderr)
 
 
+def percentiles(config: dict[str, Any]) -> list[float]:
+    """Those of latencies that the tables are asked to have; none: the usual."""
+    return (config.get("report") or {}).get("percentiles") or []
+
+
 def conclude(
     folder: Path,
     out_dir: Path,
@@ -46,7 +51,7 @@ def conclude(
     Args:
         folder: of the records.
         out_dir: of the report.
-        config: the resolved configuration, which names the tracker.
+        config: the resolved configuration, which names the tracker and the percentiles.
         planned: of an ablation, see `Planned`.
         goal: of a search.
 
@@ -61,17 +66,22 @@ def conclude(
     from minivllm.report.banner import simulated
     from minivllm.report.effects import effects_table, together
     from minivllm.report.lead import not_separated
+    from minivllm.report.percentiles import too_few
     from minivllm.report.ranking import rank
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import busy, incomplete
 
     try:
-        material = report.read(folder, planned, goal)
+        asked = percentiles(config)
+        material = report.read(folder, planned, goal, asked)
         if material.warning:
             print(f"warning: {material.warning}", file=sys.stderr)
         found = material.tuning
-        for table in report.summary_tables(material.cells) if found is None else [tuning.table(found)]:
+        tables = report.summary_tables(material.cells, material.columns)
+        for table in tables if found is None else [tuning.table(found)]:
             print_table(table)
+        for line in too_few(material.cells, material.columns) if asked else ():
+            print(line)
         if material.analysis is not None:
             print_table(effects_table(material.analysis))
             for note in [*together(material.analysis), *material.analysis.notes]:

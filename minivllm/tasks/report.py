@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.bench.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.options.base import KEPT_FOLDERS
-from minivllm.tasks.ending import list_reports
+from minivllm.tasks.ending import list_reports, percentiles
 from minivllm.untrusted import place
 
 MAX_NAME = 80
@@ -21,7 +21,7 @@ def run(config: dict[str, Any]) -> int:
 
     Args:
         config: the resolved configuration; uses `runs` (folders or globs, also relative to `runs_dir`),
-            `runs_dir`, `reports_dir` and `name`.
+            `runs_dir`, `reports_dir`, `report` and `name`.
 
     Returns:
         0.
@@ -39,7 +39,7 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.report import kernels, read, write_report
 
     if measured:
-        material = read(measured)
+        material = read(measured, asked=percentiles(config))
         page = write_report(material, reports_dir / str(name or joined_name(measured)))
         if material.warning:
             print(f"warning: {material.warning}", file=sys.stderr)
