@@ -308,43 +308,13 @@ class _Draft:
     def judge(
         self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float, margin: float
     ) -> Compared:
-        """The verdict."""
-        verdict: Verdict = "none"
-        reason, loss = "", self._loss(estimate)
-        if self.broken:
-            verdict, reason = (
-                "failed",
-                f"the second run has no {self.metric.name} of it ({_why(self.second, self.metric)})",
-            )
-        elif self.problem is not None:
-            verdict, reason = "not comparable", self.problem
-        elif estimate is not None and p_holm is not None and p_holm <= statistics.ALPHA:
-            change = estimate.ratio - 1
-            if abs(change) > threshold:
-                verdict = "faster" if change * self.metric.better > 0 else "slower"
-            else:
-                reason = f"found, but of no more than task.threshold, {100 * threshold:g} %"
-        elif estimate is not None and p_holm is not None and (estimate.p_value or 0) <= statistics.ALPHA:
-            reason = (
-                f"p is {p_value(estimate.p_value)} by itself and {p_value(p_holm)} among all that is tested (Holm); the "
-                "interval is for it alone"
-            )
+        """The comparison with its verdict, from an estimate of the ratio and its p-value among all that is tested."""
+        loss = self._loss(estimate)
+        verdict, reason = self._found(estimate, p_holm, threshold)
         if verdict == "none" and (loss is None or loss > margin):
-            verdict = "undecided"
-            reason = (
-                f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
-                f"use measure.repeats={self.needed} in both"
-                if loss is None
-                else f"a loss of {_percent(loss, math.floor)} is not excluded: "
-                "use a quieter machine or more blocks (measure.repeats)"
-            )
-        if (
-            self.alike
-            and self.after
-            and verdict != "slower"
-            and self.second.crashed
-            and not self.first.crashed
-        ):
+            verdict, reason = "undecided", self._not_excluded(loss)
+        newly = self.second.crashed and not self.first.crashed
+        if self.alike and self.after and newly and verdict != "slower":
             verdict, reason = (
                 "failed",
                 f"{count(self.second.crashed, 'block')} failed, in the second run only",
@@ -366,6 +336,41 @@ class _Draft:
             verdict=verdict,
             loss=loss,
             reason=reason,
+        )
+
+    def _found(
+        self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float
+    ) -> tuple[Verdict, str]:
+        """What the two runs show, and why it is no more than that."""
+        if self.broken:
+            why = _why(self.second, self.metric)
+            return "failed", f"the second run has no {self.metric.name} of it ({why})"
+        if self.problem is not None:
+            return "not comparable", self.problem
+        if estimate is None or p_holm is None:
+            return "none", ""
+        if p_holm <= statistics.ALPHA:
+            change = estimate.ratio - 1
+            if abs(change) > threshold:
+                return "faster" if change * self.metric.better > 0 else "slower", ""
+            return "none", f"found, but of no more than task.threshold, {100 * threshold:g} %"
+        if (estimate.p_value or 0) <= statistics.ALPHA:
+            return "none", (
+                f"p is {p_value(estimate.p_value)} by itself and {p_value(p_holm)} among all that is tested (Holm); the "
+                "interval is for it alone"
+            )
+        return "none", ""
+
+    def _not_excluded(self, loss: float | None) -> str:
+        """Why a loss may be there that was not found."""
+        if loss is None:
+            return (
+                f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
+                f"use measure.repeats={self.needed} in both"
+            )
+        return (
+            f"a loss of {_percent(loss, math.floor)} is not excluded: "
+            "use a quieter machine or more blocks (measure.repeats)"
         )
 
 
