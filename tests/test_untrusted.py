@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +170,12 @@ def test_an_object_is_asked_for(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_json_or_bad_input(content: bytes) -> None:
-    with suppress(BadInput):
-        json.dumps(untrusted.parse_json(content, "here"))
+    try:
+        value = untrusted.parse_json(content, "here")
+    except BadInput as error:
+        assert str(error).startswith("here ")
+    else:
+        assert json.dumps(value) == json.dumps(json.loads(content))
 
 
 def test_a_terminal_gets_no_escape_sequences() -> None:
