@@ -11,6 +11,7 @@ from typing import Any
 
 from minivllm.bench.records import Damaged, flat_rows
 from minivllm.errors import BadInput
+from minivllm.report.absent import fill
 from minivllm.untrusted import printable
 
 # A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
@@ -42,7 +43,9 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
         )
     for row in found.values():
         _show(row)
-    return list(found.values()), list(unreadable.values())
+    rows = list(found.values())
+    fill(rows)
+    return rows, list(unreadable.values())
 
 
 def _show(row: Row) -> None:
