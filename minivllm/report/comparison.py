@@ -139,8 +139,8 @@ def _said(metric: str) -> str:
 def _side(rows: list[Row]) -> str:
     """What one of the runs is: records, commits, devices, and when it was measured."""
     facts = [count(len(rows), "record")]
-    for name, key in (("commit", "provenance.git_sha"), ("on", DEVICE)):
-        if values := [show(value)[:40] for value in distinct(rows, key)]:
+    for name, key, longest in (("commit", "provenance.git_sha", 12), ("on", DEVICE, 40)):
+        if values := [show(value)[:longest] for value in distinct(rows, key)]:
             facts.append(f"{name} {listing(values, 3)}")
     return ", ".join([*facts, newest(rows)]).rstrip(", ")
 
@@ -218,7 +218,7 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
             axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
         rows_axis(axes, [comparison.name(cell) for cell in cells], sheet)
         better = f"{comparison.direction} is better, " if comparison.direction else ""
-        axes.set_xlabel(f"{comparison.metric}, after / before ({better}log scale)")
+        axes.set_xlabel(f"{_said(comparison.metric)}, after / before ({better}log scale)")
         legend_below(drawn, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
         return drawn
 
@@ -228,4 +228,4 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
     )
     if len(known) > MAX_BARS:
         caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."
-    return plot("compare", "Which cells changed?", comparison.conclusion, caption, draw)
+    return plot("compare", "By how much did each change?", comparison.conclusion, caption, draw)

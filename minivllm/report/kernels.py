@@ -43,6 +43,8 @@ HEADINGS = (
     ),
     *("% of floor", "bound", "inputs from", "difference", "output"),
 )
+ESTIMATED = HEADINGS[5:8]
+BELOW = {"ours": "reference", "bound": "inputs from"}  # columns of the page that stand below others
 LEFT = {"kernel", "on", "ours", "reference", "bound", "inputs from", "output"}
 CSV_FIELDS = (
     *("part_of", "kernel", "part", "rows", "implementation", "reference", "bytes", "operations", "copies"),
@@ -99,10 +101,11 @@ def _page(record: dict[str, Any], figure: Plot | None) -> str:
     headline, *lines = findings(record)
     row = flatten({key: record.get(key) for key in ("provenance", "schema_version")})
     limits = [("Measured limits", _limits(record)), *(("Note", str(note)) for note in _notes(record))]
+    shown = [heading for heading in HEADINGS if heading not in BELOW.values()]
     table = {
-        "headings": HEADINGS,
+        "headings": [(heading, BELOW.get(heading, "")) for heading in shown],
         "left": LEFT,
-        "rows": [cells(row) for row in record["rows"][:MAX_ROWS]],
+        "rows": [_entries(row, shown) for row in record["rows"][:MAX_ROWS]],
         "plot": figure,
     }
     parts = [
@@ -114,6 +117,16 @@ def _page(record: dict[str, Any], figure: Plot | None) -> str:
     title = f"How fast are the kernels of {(record['config'].get('choices') or {}).get('model')}?"
     front = Front(title, _title(record), Verdict(headline, lines), newest([row]))
     return page(front, parts, {figure.name: figure} if figure else {})
+
+
+def _entries(row: Row, shown: list[str]) -> list[tuple[str, str]]:
+    """What the page's table has in a row, and what stands below it: of an estimate its interval, of others see BELOW."""
+    texts = dict(zip(HEADINGS, cells(row), strict=True))
+    found = []
+    for heading in shown:
+        text, _, ends = texts[heading].partition(" (") if heading in ESTIMATED else (texts[heading], "", "")
+        found.append((text, texts[BELOW[heading]] if heading in BELOW else ends.removesuffix(")")))
+    return found
 
 
 def _notes(record: dict[str, Any]) -> list[Any]:

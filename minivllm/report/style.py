@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DPI = 144
 WIDEST_TICK = 0.8  # inches of an axis for one of its figures and the room beside it
 LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
+NEAR = 2  # a logarithmic axis of a smaller range has hardly a figure of one digit
 MAX_FOLDED = 16  # rows that are high enough for two lines
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
 TINTS = 32  # of a static picture, whose page is small for it
@@ -277,15 +278,23 @@ def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) 
 def plain_ticks(axis: Axis) -> None:
     """Write the figures of a logarithmic axis as numbers, not as powers of ten.
 
-    Between these 2 and 5 are written too where there is room for them, and all within one decade.
+    Between these 2 and 5 are written too where there is room for them, all within one decade, and within a factor of
+    NEAR as many evenly spaced ones as on another axis.
     """
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    class Near(LogLocator):
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            if vmax < NEAR * vmin:
+                return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(vmin, vmax)
+            return super().tick_values(vmin, vmax)
 
     def plain(value: float, _: float = 0.0) -> str:
         return f"{value:,.10g}" if 1e-3 <= value < 1e9 else f"{value:g}"
 
     def between(value: float, _: float = 0.0) -> str:
         low, high = axis.get_view_interval()
-        marked = high < 10 * low or (f"{value:e}"[0] in "25" and room(low, high))
+        marked = NEAR * low <= high < 10 * low or (f"{value:e}"[0] in "25" and room(low, high))
         return plain(value) if marked else ""
 
     def room(low: float, high: float) -> bool:
@@ -294,8 +303,9 @@ def plain_ticks(axis: Axis) -> None:
         decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
         widest = max(len(plain(figure * 10.0**decade)) for decade in decades for figure in (1, 2, 5))
         needed = 0.1 + 0.07 * widest if along_x else 0.3
-        return math.log10(2) / math.log10(high / low) * inches > needed
+        return high >= NEAR * low and math.log10(2) / math.log10(high / low) * inches > needed
 
+    axis.set_major_locator(Near())
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(between)
     axis.set_tick_params(which="minor", pad=5.0)  # at the height of the others, whose ticks are longer

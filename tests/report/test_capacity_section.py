@@ -75,6 +75,7 @@ def test_an_interval_that_ends_at_none_or_all_says_so(tmp_path: Path) -> None:
     every, none = (row["interval"] for row in shown["searches"][0]["rows"])
     assert every.endswith(" to 100") and none.startswith("0 to ")
     page = Page(build_report(tmp_path, tmp_path / "out"))
+    assert "What rate of requests can qwen3 serve?" in page.text
     assert "Rate requests/s" in page.text
 
 

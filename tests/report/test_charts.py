@@ -448,6 +448,22 @@ def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
             assert max(box.y1 for box in boxes) - min(box.y1 for box in boxes) < 1
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.89, 1.13), (0.995, 1.004), (100.0, 190.0)])
+def test_a_logarithmic_axis_of_a_small_range_has_figures_on_either_side(low: float, high: float) -> None:
+    figure, ax = canvas()
+    ax.set_xscale("log")
+    plain_ticks(ax.xaxis)
+    ax.plot([low, high], [0, 1])
+    figure.canvas.draw()
+    written = [
+        float(tick.label1.get_text())
+        for tick in ax.xaxis.get_major_ticks() + ax.xaxis.get_minor_ticks()
+        if tick.label1.get_text() and low <= tick.get_loc() <= high
+    ]
+    assert 3 <= len(written) <= 8 and len(set(written)) == len(written)
+    assert min(written) < (low + high) / 2 < max(written)
+
+
 def test_the_figures_of_an_axis_have_separated_thousands_as_tables_do() -> None:
     figure, ax = canvas()
     ax.plot([0.0, 0.5], [-40000, 40000])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.record import Metrics, Percentiles, Record
+from minivllm.report import results
 from minivllm.report.cells import Cell, gather
 from minivllm.report.rows import read_rows
 from minivllm.report.verdict import verdict
@@ -145,3 +146,24 @@ def test_without_ttft_it_is_the_whole_time_and_without_any_the_throughput(tmp_pa
     assert said.headline == "Lowest E2E p50: knob=b, 500 ms, against 900 ms of knob=a."
     said = verdict(cells_of(tmp_path / "none", arrived("a", None), arrived("b", None)))
     assert said.headline.startswith("Fastest: ")
+
+
+def test_a_ratio_is_coloured_where_no_blocks_meet(tmp_path: Path) -> None:
+    speeds = {"first": (100.0, 104.0), "more": (120.0, 125.0), "less": (90.0, 95.0), "alike": (103.0, 110.0)}
+    records = []
+    for arm, figures in speeds.items():
+        for block, speed in enumerate(figures):
+            record = make_record(block=block, arm=arm, cell_id=arm, run_id=f"{arm}{block}")
+            record.metrics.output_tokens_per_s = speed
+            record.config["batching"] = {"knob": arm}
+            records.append(record)
+    cells = cells_of(tmp_path, *records)
+    shown = results.section(cells, tmp_path)["rows"]
+    assert {row["names"][0]: row["tinge"] for row in shown} == {
+        "first": "",
+        "more": "better",
+        "less": "worse",
+        "alike": "",
+    }
+    alone = results.section(cells_of(tmp_path / "one", *records[::2]), tmp_path)["rows"]
+    assert {row["tinge"] for row in alone} == {""}  # of single blocks nothing is known

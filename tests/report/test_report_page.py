@@ -169,6 +169,18 @@ def test_figures_are_seen_before_they_are_drawn_and_without_scripts(sweep: Path,
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
+def test_a_phone_is_given_pictures_of_its_own(sweep: Path, tmp_path: Path) -> None:
+    """Drawn for its width: scaled down to it, words of a wide picture cannot be read."""
+    index = build_report(sweep, tmp_path / "out")
+    still = tmp_path / "still.html"
+    still.write_text(re.sub(r"<script.*?</script>", "", index.read_text(), flags=re.S))
+    images = "[...document.querySelectorAll('.static img')]"
+    ready = f"{images}.every((i) => i.complete) && {images}.map((i) => i.naturalWidth / i.offsetWidth)"
+    scales, errors = visit(still, tmp_path / "phone", ready, width=390)
+    assert len(scales) == 3 and max(scales) < 2 and errors == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_the_glossary_is_closed_but_on_paper(sweep: Path, tmp_path: Path) -> None:
     index = build_report(sweep, tmp_path / "out")
     tall = "document.querySelector('#glossary').offsetHeight"

@@ -167,6 +167,18 @@ def test_the_title_says_whether_all_combinations_were_measured(kind: str, title:
     assert heading(rows, gather(rows))[0] == title
 
 
+def test_the_title_of_a_study_is_its_question() -> None:
+    rows = rows_of("leave_one_out")
+    cells = gather(rows)
+    for cell in cells:
+        cell.varying = {"batching.max_num_seqs": "4", "cache.block_size": "16"}
+    asked = heading(rows, cells, "Which {knobs} are best for {model}?")[0]
+    assert asked == "Which max_num_seqs and block_size are best for minivllm?"
+    for cell in cells:
+        cell.varying = {"first.size": "4", "second.size": "16"}  # alike without their groups
+    assert "first.size and second.size" in heading(rows, cells, "Which {knobs}?")[0]
+
+
 def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
     rows = rows_of("leave_one_out")
     for row in rows:
@@ -197,3 +209,16 @@ def test_ends_that_say_nothing_are_cut() -> None:
 
 def test_other_reports_do_not_pay_for_the_analysis() -> None:
     assert worth.find([{"config.quant": "nf4"}]) is None
+
+
+def test_a_worse_latency_is_coloured_like_a_worse_throughput() -> None:
+    """Optimisation a doubles the throughput, b halves it; latencies go the other way, and c does nothing."""
+    design = Design("leave_one_out", {"a": (), "b": (), "c": ()})
+    found = analyse(ablation_rows(design, {"a": 2.0, "b": 0.5}, blocks=10, seed=2))
+    shown = worth.section(found, [], [], None)
+    assert shown is not None
+    a, b, c, again = ([row["tinge"], *(other["tinge"] for other in row["others"])] for row in shown["rows"])
+    assert (a, b) == (["better"] * 3, ["worse"] * 3)  # tokens/s, TTFT, ITL
+    assert c == again == [""] * 3
+    assert {row["tone"] for row in shown["rows"][2:]} == {"neutral"}
+    assert shown["rows"][0]["others"][0]["text"].startswith("0.")

@@ -38,7 +38,7 @@ def test_a_regression(cli: Cli, runs: Callable[[str, float], None]) -> None:
     assert "slower" in written and "two samples" in written
     assert Path("reports/newer-against-old/compare.png").read_bytes().startswith(b"\x89PNG")
     page = Page(Path("reports/newer-against-old/index.html"))
-    assert "Did output_tokens_per_s get worse from old to newer?" in page.text
+    assert "Did output tokens/s get worse from old to newer?" in page.text
     assert "slower" in page.text and "Regression of output_tokens_per_s in 1 of 1" in page.text
     files = [link for link in page.attributes("a", "href") if not link.startswith("#")]
     assert files and all((Path("reports/newer-against-old") / file).is_file() for file in files)
