@@ -98,8 +98,9 @@ def _figure(panel: Panel, height: int) -> Any:
 def _ranges(made: Any, panel: Panel) -> None:
     from bokeh.models import FixedTicker, NumeralTickFormatter, Range1d
 
-    xs = [x for series in panel.series for x in (*series.x, *series.low, *series.high)]
-    ys = [y for series in panel.series if series.kind != "band" for y in series.y]
+    # Lines are broken off at NaN, of which nothing is the greatest.
+    xs = [x for series in panel.series for x in (*series.x, *series.low, *series.high) if math.isfinite(x)]
+    ys = [y for series in panel.series if series.kind != "band" for y in series.y if math.isfinite(y)]
     for logarithmic, values, axis in ((panel.log_x, xs, made.xaxis), (panel.log_y, ys, made.yaxis)):
         # On other axes Bokeh's own write 40,000 as 40000, and small figures better.
         if min(values, default=0.0) >= LEAST_PLAIN if logarithmic else max(values, default=0.0) >= 1000:

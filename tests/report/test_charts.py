@@ -6,6 +6,7 @@ import base64
 import gzip
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,13 @@ def test_thousands_are_separated_on_the_page_too(top: float, axes: int) -> None:
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, top], "line", names=["p", "q"])]
     plot = finish(Chart("c", "A chart", "", "", [("", [Panel("T", "x", "y", series)])]))
     assert json.dumps(plot.live).count("NumeralTickFormatter") == axes
+
+
+def test_a_line_that_begins_with_a_gap_is_within_its_axes() -> None:
+    series = [Series("a", "#0072B2", [0.0, 1.0, 2.0], [math.nan, 3.0, 4.0], "steps")]
+    (item,) = live.items(Chart("c", "A chart", "", "", [("", [Panel("T", "x", "y", series)])]))
+    ends = re.findall(r'"end": ([^,}]+)', json.dumps(item))
+    assert ends and all(math.isfinite(float(end)) and float(end) >= 2.0 for end in ends)
 
 
 def test_the_same_chart_is_the_same_bytes() -> None:
