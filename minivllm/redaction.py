@@ -53,7 +53,7 @@ def hide(text: str, strict: bool = False) -> str:
 
 def suspicious(text: str) -> bool:
     """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a secret."""
-    return bool(_known) or has_signs(text)
+    return has_signs(text) or _hide_known(text) != text
 
 
 def _ignore(secret: str) -> None:

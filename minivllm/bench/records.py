@@ -162,8 +162,9 @@ def _row(path: Path) -> dict[str, Any]:
     record, parts = _read(path)
     columns: dict[str, Any] = {}
     _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)
-    texts = [value for value in columns.values() if type(value) is str or type(value) is list]
-    if redaction.suspicious(str(texts)):
+    texts = [value for value in columns.values() if type(value) is str]
+    lists = [value for value in columns.values() if type(value) is list and value]
+    if redaction.suspicious("\n".join(texts)) or (lists and redaction.suspicious(str(lists))):
         columns = redaction.clean(columns)
     for whole in reversed(PARTED):
         for part in parts.get(whole, {}).values():

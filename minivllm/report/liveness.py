@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm.report.cells import Cell, show
 from minivllm.report.format import sig
-from minivllm.report.rows import below, differing, number
+from minivllm.report.rows import below, differing
 
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
@@ -145,8 +145,9 @@ def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[s
 def _counters(cell: Cell, group: str) -> dict[str, Any]:
     """Counters of a group: the mean over blocks for numbers, the first block's for words."""
     counters = below(cell.timed[0], f"liveness.{group}")
-    if len(cell.timed) == 1:
-        return {k: round(float(v), 9) if number(v) is not None else v for k, v in counters.items()}
+    if len(cell.timed) == 1:  # as a mean would be rounded; most are whole numbers
+        fractions = [k for k, v in counters.items() if type(v) is float and not v.is_integer()]
+        return counters | {k: round(counters[k], 9) for k in fractions} if fractions else counters
     return {name: _mean(cell, f"liveness.{group}.{name}", first) for name, first in counters.items()}
 
 

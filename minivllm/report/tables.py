@@ -16,6 +16,7 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+MAX_LINES = 1000  # of table.md, which is for a README; table.csv has all
 STYLES = {"ok": "green", "mixed": "yellow", "failed": "red"}  # of a status in the terminal
 
 
@@ -212,12 +213,14 @@ def markdown_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str
     if ratios:
         head.insert(2, "× first")
     lines = []
-    for index, cell in enumerate(cells):
+    for index, cell in enumerate(cells[:MAX_LINES]):
         figures = [text(cell, column) for column in columns]
         if ratios:
             figures.insert(1, sig(ratios[index]))
         lines.append([*names_of(cell, names), cell.marked_status, cell.blocks, *figures])
-    return markdown_table([*names, "status"], head, lines)
+    rest = len(cells) - len(lines)
+    more = f"\n{rest:,} further cells are in table.csv.\n" if rest else ""
+    return markdown_table([*names, "status"], head, lines) + more
 
 
 def summary_table(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> Table:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_TIMELINES = 8
+MANY, SAMPLE = 100, 3  # of so many cells a few show what a step is like
 MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 
@@ -138,7 +139,7 @@ def _timeline(
     able = [cell for cell in cells if cell.ok]
     drawn: list[tuple[Cell, pd.DataFrame]] = []
     for cell in able:
-        if len(drawn) == MAX_TIMELINES:
+        if len(drawn) == (MAX_TIMELINES if len(cells) <= MANY else SAMPLE):
             break
         frame = _frame(cell, file, clock)
         if frame is not None and any(_has(frame, line[0]) for track in tracks for line in track.lines):

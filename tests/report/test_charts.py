@@ -509,6 +509,15 @@ def test_figures_over_time_are_named_by_what_they_show(
     )
 
 
+def test_of_many_cells_a_few_timelines_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.report.timelines.finish", lambda chart: chart)
+    records = [make_record(cell_id=f"c{i}", arm=f"a{i}", run_id=f"r{i}") for i in range(5)]
+    cells = gather(read_rows(write(tmp_path, records))[0])
+    assert all(len(chart.rows) == 5 for chart in figure_of(timeline_plots, cells))
+    monkeypatch.setattr("minivllm.report.timelines.MANY", 4)
+    assert all(len(chart.rows) == 3 for chart in figure_of(timeline_plots, cells))
+
+
 def test_the_measured_window_is_marked_where_the_machine_was_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from minivllm.report import build_report, read, sections, summary_table
 from minivllm.report.cells import gather, varying_columns
 from minivllm.report.format import listing, sig
 from minivllm.report.rows import read_rows
+from minivllm.report.tables import markdown_text
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write
 
@@ -177,6 +178,16 @@ def settings(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "name": None,
     }
     return plain | changes
+
+
+def test_a_table_for_a_readme_ends_and_says_where_the_rest_is(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = read(sweep).cells
+    assert markdown_text(cells).count("\n") == 2 + len(cells) and "further" not in markdown_text(cells)
+    monkeypatch.setattr("minivllm.report.tables.MAX_LINES", 4)
+    assert markdown_text(cells).endswith(" |\n\n2 further cells are in table.csv.\n")
+    assert markdown_text(cells).count("| ok |") == 4
 
 
 def test_task_builds_from_paths_names_and_globs(
