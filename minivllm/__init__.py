@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minivllm.bench.records import load_records
+    from minivllm.bench.records.reading import load_records
     from minivllm.engine.params import SamplingParams
     from minivllm.errors import BadInput, NonFiniteLogits
     from minivllm.llm import LLM
@@ -18,7 +18,7 @@ _HOMES = {
     "BadInput": "minivllm.errors",
     "NonFiniteLogits": "minivllm.errors",
     "SamplingParams": "minivllm.engine.params",
-    "load_records": "minivllm.bench.records",
+    "load_records": "minivllm.bench.records.reading",
 }
 
 

@@ -7,25 +7,24 @@ from typing import Any
 
 import torch
 
-from minivllm.bench.roofline import BYTES
-from minivllm.bench.step_times import architecture_costs
 from minivllm.cache.kv import free_memory
-from minivllm.config import OPTIONS, build, require_invariant, trims
-from minivllm.engine.capture import keep_graphs
-from minivllm.engine.compiled import compile_layers
-from minivllm.engine.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
+from minivllm.config.compose import OPTIONS, build, require_invariant, trims
 from minivllm.engine.engine import Engine
 from minivllm.engine.sampler import TORCH, TokenKernels
 from minivllm.errors import BadInput
+from minivllm.extras.capture import keep_graphs
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.config import ModelConfig
-from minivllm.models.kernels.grouped import group_experts
-from minivllm.models.kernels.native import make_native
-from minivllm.models.source import resolve
-from minivllm.models.weights import Progress
-from minivllm.threads import pin, thread_count
+from minivllm.models.costs import BYTES, architecture_costs
+from minivllm.models.load.source import resolve
+from minivllm.models.load.weights import Progress
+from minivllm.passes.compile import compile_layers
+from minivllm.passes.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
+from minivllm.passes.grouped import group_experts
+from minivllm.passes.native import make_native
+from minivllm.platform.threads import pin, thread_count
 
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
 
@@ -113,7 +112,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     """Load the model and put the engine together.
 
     Args:
-        config: as `minivllm.config.compose()` returns it.
+        config: as `minivllm.config.compose.compose()` returns it.
         progress: told how far the weights are, as (done, total), by a model option that tells.
 
     Raises:
@@ -153,7 +152,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         if trims(config["runtime"]):
             loaded.model.trim()
         if fused:
-            from minivllm.models.kernels.fuse import fuse  # imports Triton
+            from minivllm.passes.fuse import fuse  # imports Triton
 
             fuse(loaded.model)
         group_experts(loaded.model, config["runtime"]["moe"], device)

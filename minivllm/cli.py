@@ -15,10 +15,11 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from minivllm import __version__, config, redaction
+from minivllm import __version__, redaction
+from minivllm.config import compose
+from minivllm.config.explain import explain, is_config_error
+from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput
-from minivllm.explain import explain, is_config_error
-from minivllm.overrides import hidden
 
 # conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against the launchers' schemas.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -100,12 +101,12 @@ def job(cfg: DictConfig) -> int:
 
 def _job(cfg: DictConfig) -> int:
     try:
-        settings = config.finish(cfg)
+        settings = compose.finish(cfg)
         if settings["sweep"]["plan"]:
-            from minivllm.ablation.plain import settings_of_job
+            from minivllm.experiments.plain import settings_of_job
 
             settings = settings_of_job(settings)
-        code = int(config.build({"_target_": settings["task"]["_target_"]}, config=settings))
+        code = int(compose.build({"_target_": settings["task"]["_target_"]}, config=settings))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
@@ -145,7 +146,7 @@ def _run() -> int:
     OmegaConf.register_new_resolver("minivllm_help", _help, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
-        hydra.main(config_path=str(config.conf_dir()), config_name="config", version_base="1.3")(job)()
+        hydra.main(config_path=str(compose.conf_dir()), config_name="config", version_base="1.3")(job)()
     except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
         return 2 if error.code == 1 else int(error.code or 0)
     return _exit_code
@@ -185,7 +186,7 @@ def _refuse_to_store(
     if secret is None:
         return
     try:
-        node = config.load(kept, config_dir).hydra
+        node = compose.load(kept, config_dir).hydra
     except Exception:  # Hydra will say what is wrong
         return
     sweeps = multirun or str(node.mode) == "RunMode.MULTIRUN"
@@ -205,7 +206,7 @@ def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | N
     if not overrides:
         return multirun
     with contextlib.suppress(Exception):  # Hydra will say what is wrong
-        node = config.load(overrides, config_dir).hydra
+        node = compose.load(overrides, config_dir).hydra
         return (multirun or str(node.mode) == "RunMode.MULTIRUN") and node.sweeper._target_ == SWEEPER
     return False
 
@@ -230,14 +231,14 @@ def _complain(error: BadInput, debug: bool) -> int:
 def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
     """The one line for an exception of Hydra's."""
     arguments, _ = get_args_parser().parse_known_args(argv)
-    return explain(error, arguments.overrides, lambda chosen: config.load(chosen, arguments.config_dir))
+    return explain(error, arguments.overrides, lambda chosen: compose.load(chosen, arguments.config_dir))
 
 
 def _help(header: str, footer: str) -> str:
     """What --help prints; whatever reads a whole configuration, as composing an arm does, asks, too."""
     if not {"--help", "-h"} & {*sys.argv}:
         return ""
-    from minivllm.option_help import text
+    from minivllm.config.option_help import text
 
     return text(header, footer, [*sys.argv[1:], *_withheld])
 

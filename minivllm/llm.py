@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
-from minivllm.config import compose, conf_dir, given_knobs, quoted
+from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest
-from minivllm.loading_bar import LoadingBar
-from minivllm.models.generation import described, unset_defaults
+from minivllm.models.load.generation import described, unset_defaults
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
+from minivllm.platform.loading_bar import LoadingBar
 from minivllm.prompts import Message, Prompt, as_batch, conversations, text_or_ids
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.messages import parse_messages
+from minivllm.models.load.messages import parse_messages
 
 # Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from minivllm.assembly import select_device
-from minivllm.bench import storage
-from minivllm.bench.identity import code_hash
-from minivllm.bench.limits import GPU_CALLS, PROBE_BYTES, best_seconds, probe
-from minivllm.bench.provenance import provenance
+from minivllm.bench.hardware.limits import GPU_CALLS, PROBE_BYTES, best_seconds, probe
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.records.provenance import provenance
+from minivllm.platform import files
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -72,7 +72,7 @@ def main() -> None:
     }
     print(json.dumps(result["ceilings"], indent=1))
     if arguments.output is not None:
-        storage.write_json(arguments.output, result)
+        files.write_json(arguments.output, result)
 
 
 if __name__ == "__main__":

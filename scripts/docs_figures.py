@@ -16,10 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from minivllm.bench import storage
-from minivllm.bench.records import load_records
-from minivllm.report.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
-from minivllm.report.style import canvas, heading, legend_below, mark, patch, png
+from minivllm.bench.records import storage
+from minivllm.bench.records.reading import load_records
+from minivllm.platform import files
+from minivllm.report.figures.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
+from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch, png
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "reports" / "examples" / "cpu"
@@ -275,7 +276,7 @@ def planning() -> bytes:
 def effects() -> bytes:
     """What each optimisation of the example ablation is worth, as its report draws it."""
     from minivllm.report.material import read
-    from minivllm.report.worth import figures
+    from minivllm.report.studies.ablation import figures
 
     return figures(read(EXAMPLES / "runs" / "ablation").analysis)[0].png
 
@@ -300,7 +301,7 @@ def main() -> None:
             parser.error(f"no picture {name}; there are {', '.join(PICTURES)}")
         target = IMAGES / f"{name}.png"
         drawn = PICTURES[name]()
-        storage.atomically(target, lambda path, drawn=drawn: path.write_bytes(drawn) and None)  # type: ignore[misc]
+        files.atomically(target, lambda path, drawn=drawn: path.write_bytes(drawn) and None)  # type: ignore[misc]
         print(target.relative_to(ROOT))
 
 

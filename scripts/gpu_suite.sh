@@ -147,7 +147,7 @@ for part in $PARTS; do
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
         ;;
     kernel-tests)
-        tests kernel-tests tests/attention/test_triton.py tests/quant/test_products.py tests/models/test_fused.py \
+        tests kernel-tests tests/attention/test_triton.py tests/quant/test_products.py tests/passes/test_fuse.py \
             tests/engine/test_sampling_kernels.py tests/gpu/test_kernels.py
         ;;
     table)

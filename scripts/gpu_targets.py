@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from minivllm.bench import storage
+from minivllm.analysis.cells import DEVICE, Cell, gather
+from minivllm.analysis.rows import Row, distinct, number, read_rows, record_folder
+from minivllm.bench.records import storage
 from minivllm.errors import BadInput
-from minivllm.report.cells import DEVICE, Cell, gather
-from minivllm.report.rows import Row, distinct, number, read_rows, record_folder
+from minivllm.platform import files
 
 AIMED_FOR = "NVIDIA H200"
 MISSING = "not measured"
@@ -331,7 +332,7 @@ def main() -> int:
     print(text, end="")
     if arguments.output is not None:
         try:
-            storage.write_text(arguments.output, text)
+            files.write_text(arguments.output, text)
         except OSError as error:
             print(f"{arguments.output} cannot be written: {error}", file=sys.stderr)
             return 2

@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.assembly import build_engine
-from minivllm.bench import storage
-from minivllm.bench.arrivals import Offline
-from minivllm.bench.clock import Clock
 from minivllm.bench.driver import drive
-from minivllm.bench.engine import BenchEngine, EngineOutput
-from minivllm.bench.engines import MinivllmEngine
-from minivllm.bench.identity import code_hash
-from minivllm.bench.provenance import provenance
-from minivllm.bench.workload import Workload
-from minivllm.config import build, compose
+from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.records.provenance import provenance
+from minivllm.bench.targets.base import BenchEngine, EngineOutput
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.bench.workloads.arrivals import Offline
+from minivllm.bench.workloads.workload import Workload
+from minivllm.config.compose import build, compose
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.params import SamplingParams
+from minivllm.platform import files
 
 
 class Instant:
@@ -146,7 +146,7 @@ def main() -> None:
         "command": "python scripts/harness_overhead.py",
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_json(args.output, result)
+    files.write_json(args.output, result)
     print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
 
 

@@ -20,16 +20,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import storage
-from minivllm.bench.identity import code_hash
-from minivllm.bench.provenance import provenance
-from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.config import compose
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.records.provenance import provenance
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import CacheLayout
+from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
+from minivllm.platform import files
 
 RUNNING = (1, 16, 64, 256, 1024)
 WAITING = (1, 10, 100, 1_000, 10_000)
@@ -127,7 +128,7 @@ def main() -> None:
         "provenance": provenance(compose([]), code_hash()),
         "command": "python scripts/planning_cost.py",
     }
-    storage.write_json(args.output, result)
+    files.write_json(args.output, result)
     print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
 
 

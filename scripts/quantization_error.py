@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minivllm.bench import storage
-from minivllm.bench.identity import code_hash
-from minivllm.bench.provenance import provenance
-from minivllm.config import build, compose
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.records.provenance import provenance
+from minivllm.config.compose import build, compose
+from minivllm.platform import files
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
-from minivllm.report import palette, style
+from minivllm.report.figures import palette, style
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("int8", {}),
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     args = parser.parse_args()
     record = measure()
-    storage.write_json(args.output / "quantization_error.json", record)
+    files.write_json(args.output / "quantization_error.json", record)
     (args.output / "quantization_error.md").write_text(table(record))
     (args.images / "quantization_error.png").write_bytes(picture(record))
     print(table(record), end="")

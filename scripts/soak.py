@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.identity import code_hash
-from minivllm.bench.lazy_prompt import LazyPrompt
-from minivllm.bench.simulated import SimulatedEngine
-from minivllm.config import build, compose
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.targets.simulated import SimulatedEngine
+from minivllm.bench.workloads.lazy_prompt import LazyPrompt
+from minivllm.config.compose import build, compose
 from minivllm.engine.params import SamplingParams
 
 # The embedded model on a machine so slow that a few requests a second fill it, with too little cache for the batch.

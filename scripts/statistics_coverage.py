@@ -2,7 +2,7 @@
 
     python scripts/statistics_coverage.py --output reports/examples/cpu/statistics_coverage.json
 
-Blocks of two arms are drawn with five kinds of noise and a known ratio, and given to `minivllm.ablation.statistics`. What is
+Blocks of two arms are drawn with five kinds of noise and a known ratio, and given to `minivllm.analysis.statistics`. What is
 drawn is the logarithm of an arm's figure, as `SCATTER` times the kind's own numbers. For comparison the same blocks go through
 the bootstrap-t of the mean, which the intervals were made by before. Seeds are fixed: the same code gives the same record.
 """
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.ablation import statistics
-from minivllm.ablation.statistics import ALPHA, Array
-from minivllm.bench import storage
+from minivllm.analysis import statistics
+from minivllm.analysis.statistics import ALPHA, Array
+from minivllm.platform import files
 
 BLOCKS = (5, 10, 13, 20, 40)
 SCATTER = 0.02  # standard deviation of the logarithm of one arm's figure, of normal noise
@@ -190,9 +190,9 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=4000, help="of each kind and number of blocks")
     args = parser.parse_args()
     record = measure(args.simulations)
-    storage.write_json(args.output, record)
+    files.write_json(args.output, record)
     table = markdown(record)
-    storage.atomically(args.output.with_suffix(".md"), lambda path: path.write_text(table) and None)  # type: ignore[misc]
+    files.atomically(args.output.with_suffix(".md"), lambda path: path.write_text(table) and None)  # type: ignore[misc]
     print(table, end="")
 
 

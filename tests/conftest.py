@@ -130,5 +130,5 @@ def plug_in(user_dir: Path) -> Callable[[str, str, str], None]:
 def _no_template_process_is_left() -> Iterator[None]:
     """Tests of processes ask whether any is left: the one that renders chat templates ends with its test."""
     yield
-    if (module := sys.modules.get("minivllm.engine.chat_template")) is not None:
+    if (module := sys.modules.get("minivllm.models.load.chat_template")) is not None:
         module._renderer(os.getpid()).stop()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
-from minivllm.engine.step import StepBatch
+from minivllm.attention.batch import StepBatch
+from minivllm.cache.spec import AttentionSpec
 
 SMALL = {
     "vocab_size": 128,

@@ -7,7 +7,7 @@ import torch
 
 from minivllm import assembly
 from minivllm.assembly import _attention, refuse_too_large, select_device
-from minivllm.config import compose
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 
 

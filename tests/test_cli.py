@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import minivllm
-from minivllm import __main__, config
+from minivllm import __main__
 from minivllm.cli import _verbatim
+from minivllm.config import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 Cli = Callable[..., Any]
@@ -230,9 +231,9 @@ def test_a_sweep_of_a_billion_arms_is_refused_at_once(cli: Cli) -> None:
 def test_help_lists_groups_and_options_also_the_users(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "--help")
     assert done.code == 0
-    for group in config.GROUPS:
+    for group in compose.GROUPS:
         assert f"  {group} " in done.out
-        for path in (config.conf_dir() / group).glob("*.yaml"):
+        for path in (compose.conf_dir() / group).glob("*.yaml"):
             assert path.stem in done.out
     assert "torchless" in done.out
     assert "bench, answer" in done.out  # the default first
@@ -341,7 +342,7 @@ def test_exit_code_of_a_plain_sweep(cli: Cli, tasks: str, argv: list[str], code:
     ],
 )
 def test_prompts_need_no_quoting(text: str) -> None:
-    composed = config.compose(["task=generate", _verbatim(f"task.prompt={text}")])
+    composed = compose.compose(["task=generate", _verbatim(f"task.prompt={text}")])
     assert composed["task"]["prompt"] == text
 
 

@@ -21,16 +21,17 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from minivllm import config, explain
-from minivllm.ablation.plan import product
-from minivllm.bench import metrics, record
-from minivllm.bench.driver import RequestTrace
-from minivllm.bench.glossary import glossary
-from minivllm.bench.gpu import NullGpu
-from minivllm.bench.provenance import provenance
-from minivllm.bench.telemetry import Telemetry
+from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.bench.hardware.telemetry import Telemetry
+from minivllm.bench.metrics import metrics
+from minivllm.bench.metrics.glossary import glossary
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.records import record
+from minivllm.bench.records.provenance import provenance
 from minivllm.cli import _verbatim
+from minivllm.config import compose, explain
 from minivllm.engine.events import StepTimed
+from minivllm.experiments.plan import product
 from minivllm.models.registry import model_class, supported_architectures
 from minivllm.models.rope_config import KINDS as ROPE_KINDS
 from minivllm.options import QualityOptions
@@ -142,13 +143,13 @@ def test_commands_compose(page: Path) -> None:
     for command in commands(page):
         overrides = [_verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)]
         if "-m" not in command:
-            assert config.compose(overrides)["choices"]
+            assert compose.compose(overrides)["choices"]
             continue
-        with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        with initialize_config_dir(str(compose.conf_dir()), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             sweep = product(OverridesParser.create(config_loader=loader).parse_overrides(overrides))
         for arm in sweep.arms:
-            assert config.compose([*arm.overrides, *sweep.settings])["choices"]
+            assert compose.compose([*arm.overrides, *sweep.settings])["choices"]
 
 
 def test_commands_are_found(tmp_path: Path) -> None:
@@ -197,11 +198,11 @@ def test_what_vllm_calls_otherwise_is_on_its_page() -> None:
 def test_every_option_and_knob_is_described() -> None:
     text = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
     missing = []
-    for folder in (*(config.conf_dir() / group for group in config.GROUPS), config.conf_dir() / "preset"):
+    for folder in (*(compose.conf_dir() / group for group in compose.GROUPS), compose.conf_dir() / "preset"):
         for file in folder.glob("*.yaml"):
             if f"`{file.stem}`" not in text and f"`{folder.name}={file.stem}`" not in text:
                 missing.append(f"{folder.name}={file.stem}")
-    for cls in {*config.OPTIONS.values(), *config.TARGETLESS.values(), QualityOptions}:
+    for cls in {*compose.OPTIONS.values(), *compose.TARGETLESS.values(), QualityOptions}:
         missing += [f"{cls.__name__}.{f.name}" for f in fields(cls) if f"`{f.name}`" not in text]
     assert missing == []
 
@@ -210,12 +211,12 @@ def test_what_the_decisions_say_is_there_and_is_not() -> None:
     text = (DOCS / "internals" / "decisions.md").read_text(encoding="utf-8")
     told = re.search(r"serves (\w+) model families, (\w+) precisions, (\w+) attention\s+backends", text)
     families = {model_class(name).__module__ for name in supported_architectures()}
-    options = {path.parent.name + "=" + path.stem for path in config.conf_dir().glob("*/*.yaml")}
+    options = {path.parent.name + "=" + path.stem for path in compose.conf_dir().glob("*/*.yaml")}
     quants, backends = (sum(name.startswith(group) for name in options) for group in ("quant=", "attention="))
     assert told and [NUMBERS[word] for word in told.groups()] == [len(families), quants, backends - 1]  # auto
     added = {"task=capacity", "task=kernels", "quant=fp8", "attention=cpu", "attention=invariant"}
     assert added <= options and not {"task=serve", "task=view"} & options
-    assert "tracker" in config.GROUPS and not {"speculative", "parallel"} & {*config.GROUPS}
+    assert "tracker" in compose.GROUPS and not {"speculative", "parallel"} & {*compose.GROUPS}
     assert not any((ROOT / "minivllm" / name).exists() for name in ("serve", "speculative"))
 
 
@@ -229,8 +230,8 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     (user_dir / "conf" / "quant").mkdir()
     (user_dir / "my_quant.py").write_text(source)
     (user_dir / "conf" / "quant" / "float8.yaml").write_text(option)
-    composed = config.compose(["quant=float8", "quant.skip=[down_proj]"], user_dir / "conf")
-    method = config.build(composed["quant"])
+    composed = compose.compose(["quant=float8", "quant.skip=[down_proj]"], user_dir / "conf")
+    method = compose.build(composed["quant"])
     assert method.quantizes("layers.0.qkv_proj") and not method.quantizes("layers.0.down_proj")
     generator = torch.Generator().manual_seed(0)
     weight, bias, x = (
@@ -296,7 +297,7 @@ def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any
 
 def test_every_architecture_and_option_is_in_the_table_of_models() -> None:
     text = section(REFERENCE / "models.md", "Families")
-    options = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")} - {"hf"}
+    options = {file.stem for file in (compose.conf_dir() / "model").glob("*.yaml")} - {"hf"}
     assert [name for name in (*supported_architectures(), *sorted(options)) if f"`{name}`" not in text] == []
     kinds = section(REFERENCE / "models.md", "Rope")
     assert set(re.findall(r"^\| `(\w+)` \|", kinds, re.MULTILINE)) == set(ROPE_KINDS)

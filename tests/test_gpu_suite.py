@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.record import Roofline
-from minivllm.config import compose
+from minivllm.bench.hardware.readings import Roofline
+from minivllm.config.compose import compose
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]

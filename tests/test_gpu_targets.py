@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from minivllm.ablation import sweep as sweeping
-from minivllm.ablation.plan import Sweep
-from minivllm.ablation.schedule import compose_arms
-from minivllm.bench import storage
-from minivllm.bench.identity import digest
-from minivllm.bench.record import Metrics, Percentiles, Record, Roofline, Window
+from minivllm.bench.hardware.readings import Roofline
+from minivllm.bench.records import storage
+from minivllm.bench.records.identity import digest
+from minivllm.bench.records.record import Metrics, Percentiles, Record, Window
+from minivllm.experiments import sweep as sweeping
+from minivllm.experiments.plan import Sweep
+from minivllm.experiments.schedule import compose_arms
+from minivllm.platform import files
 from tests.report.synthetic import failed, make_config, make_record
 from tests.scripts import load_script
 from tests.test_gpu_suite import suite
@@ -38,7 +40,7 @@ def write(root: Path, made: Record, idle: dict[str, Any] | None = None) -> None:
     folder = root / made.sweep / made.run_id
     storage.write_record(folder, made)
     if idle is not None:
-        storage.write_json(folder / storage.IDLE, idle)
+        files.write_json(folder / storage.IDLE, idle)
 
 
 def collated(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, list[str]]]:

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm import BadInput, redaction
-from minivllm.ablation.plan import essential
-from minivllm.bench import storage
-from minivllm.bench.identity import cell_id
-from minivllm.bench.record import portable
-from minivllm.config import compose
+from minivllm.bench.records.identity import cell_id
+from minivllm.bench.records.record import portable
+from minivllm.config.compose import compose
+from minivllm.experiments.plan import essential
 from minivllm.masking import MASK, is_secret
+from minivllm.platform import files
 from minivllm.redaction import clean, hide, redact
-from tests.peers import fake_server
+from tests.bench.targets import fake_server
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def test_two_keys_are_one_cell_and_one_sweep(override: str) -> None:
 def test_a_private_file_is_the_owners_alone_and_goes(tmp_path: Path) -> None:
     path = tmp_path / ".plan"
     path.write_text("left by a process that was killed")
-    with storage.private_json(path, ["secret"]):
+    with files.private_json(path, ["secret"]):
         assert json.loads(path.read_text()) == ["secret"]
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
-    with storage.private_json(path, None):
+    with files.private_json(path, None):
         assert not path.exists()
 
 

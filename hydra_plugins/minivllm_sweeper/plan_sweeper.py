@@ -13,8 +13,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput
-from minivllm.overrides import without_secrets
 
 # The package of a launcher -> our extra that installs it.
 EXTRAS = {
@@ -66,11 +66,11 @@ class PlanSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep that these overrides describe; its exit code goes to the command line."""
-        from minivllm.ablation.arms import ablation
-        from minivllm.ablation.plan import product
-        from minivllm.ablation.studies import expand
-        from minivllm.ablation.sweep import run_sweep
         from minivllm.cli import note_exit_code, sweep_overrides
+        from minivllm.experiments.arms import ablation
+        from minivllm.experiments.plan import product
+        from minivllm.experiments.studies import expand
+        from minivllm.experiments.sweep import run_sweep
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
         loader, master, launcher = self.hydra_context.config_loader, self.config, self.launcher

@@ -43,11 +43,11 @@ class TuneSweeper(Sweeper):
             BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, no report can
                 be written, or an option of the sweeper is not one.
         """
-        from minivllm.ablation.search import Search, goal_of
-        from minivllm.bench.checks import at_least_one
-        from minivllm.config import finish
+        from minivllm.bench.workloads.checks import at_least_one
+        from minivllm.config.compose import finish
         from minivllm.errors import BadInput
-        from minivllm.tasks.ending import refuse_unwritable
+        from minivllm.experiments.ending import refuse_unwritable
+        from minivllm.experiments.search import Search, goal_of
 
         try:
             from optuna import logging
@@ -90,8 +90,8 @@ class TuneSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Search, or with sweep.dry_run=true tell what would be; the exit code goes to the command line."""
-        from minivllm.ablation.preview import show_search
         from minivllm.cli import note_exit_code
+        from minivllm.experiments.preview import show_search
 
         space = _varied([*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments])
         fixed = [text for text in arguments if text.partition("=")[0] not in space]
@@ -103,7 +103,8 @@ class TuneSweeper(Sweeper):
         if self.settings["sweep"]["dry_run"]:
             with TemporaryDirectory() as folder:
                 pending = self.search.follow(lambda: self._propose(arguments, folder))
-            show_search(self.search, space, self._trials(), pending)
+            made = [m for cell in self.search.cells.values() for m in cell.measurements]
+            show_search(self.search.aim, made, space, self._trials(), pending)
         else:
             folder = str(Path(self.settings["runs_dir"]) / self.search.name)
             note_exit_code(self.search.run(lambda: self._propose(arguments, folder)))

@@ -1,0 +1,1 @@
+"""Attention: one backend a file behind one protocol."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.base import AttentionBackend
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flash import FlashBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm.errors import BadInput
@@ -10,20 +9,8 @@ from minivllm.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minivllm.cache.eviction import Eviction
-    from minivllm.engine.step import StepBatch
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """One layer's attention: its shape and its constants."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None  # a token sees this many positions, its own included
-    soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap)
+    from minivllm.attention.batch import StepBatch
+    from minivllm.cache.eviction.policies import Eviction
 
 
 class AttentionBackend(Protocol):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 
 def visible(query_len: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
 from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, window_size
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 # version -> module, function and distribution. The versions differ in their arguments, see _arguments.
 PACKAGES = {

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.attention.base import refuse_scores
 from minivllm.attention.ragged import sequence_slots
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 QUERIES = 128  # of a tile; requests share it
 MOST_KEYS = 128  # of a tile, which lies within one block of the cache

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.attention.base import refuse_scores
 from minivllm.attention.eager import visible
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 TILE = 16
 

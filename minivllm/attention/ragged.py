@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.attention.base import refuse_scores
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 
 # FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives wrong values for others,

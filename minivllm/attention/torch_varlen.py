@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from minivllm.attention.base import AttentionSpec
 from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, sequence_slots, window_size
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 
 @dataclass(frozen=True)

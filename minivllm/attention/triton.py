@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.attention.base import refuse_scores
 from minivllm.cache.kv import KVCache
-from minivllm.engine.packing import upload
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
+from minivllm.kernels.transfer import upload
 
 if TYPE_CHECKING:
+    from minivllm.attention.batch import StepBatch
     from minivllm.attention.kernels.paged import Tiles
-    from minivllm.engine.step import StepBatch
 
 DECODE_ROWS = 16  # (query, head) pairs of a tile where requests have few queries; a tensor core's least
 

@@ -1,0 +1,1 @@
+"""How one measurement is made."""

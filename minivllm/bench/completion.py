@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from minivllm.bench import storage
-from minivllm.bench.identity import code_hash
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.provenance import provenance
-from minivllm.bench.record import Failure, Validity
-from minivllm.bench.schema import impossible
-from minivllm.bench.telemetry import peak
+from minivllm.bench.hardware.telemetry import peak
+from minivllm.bench.records import storage
+from minivllm.bench.records.identity import code_hash
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.provenance import provenance
+from minivllm.bench.records.record import Failure, Validity
+from minivllm.bench.records.schema import impossible
+from minivllm.errors import BadInput
+from minivllm.platform import files
 
 NO_TRACE = "runtime.profile: there is no trace: {}"  # a note
 
@@ -39,10 +41,10 @@ def write_failure(
     Raises:
         OSError: it could not be written.
     """
-    storage.hide_in_log(measurement.path / storage.LOG)
+    files.hide_in_log(measurement.path / storage.LOG)
     record = measurement.record(
         status,
-        error=Failure(kind, message, storage.log_tail(measurement.path / storage.LOG)),
+        error=Failure(kind, message, files.log_tail(measurement.path / storage.LOG)),
         provenance=facts or provenance(measurement.config, code_hash()),
         validity=Validity(False, [f"{status}: {message}"]),
     )
@@ -76,9 +78,9 @@ def complete(
     Raises:
         OSError: it could not be written; no record.json is there then.
     """
-    from minivllm.bench.validity import check_telemetry  # late: it takes numpy along
+    from minivllm.bench.metrics.validity import check_telemetry  # late: it takes numpy along
 
-    storage.hide_in_log(measurement.path / storage.LOG)
+    files.hide_in_log(measurement.path / storage.LOG)
     record = json.loads((measurement.path / storage.HANDOVER).read_text(encoding="utf-8"))
     memory, validity = record["memory"], record["validity"]
     if window is None:
@@ -103,6 +105,30 @@ def complete(
         record["status"] = "invalid"
         record["error"] = asdict(Failure("Invalid", message))
     record["provenance"] = facts
-    storage.write_parquet(measurement.path / storage.TELEMETRY, rows)
+    files.write_parquet(measurement.path / storage.TELEMETRY, rows)
     storage.finish(measurement.path, record)
     return record["status"], message
+
+
+OOM_PHRASES = (
+    "alloc_failed",  # cuBLAS and cuDNN
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
+
+
+def classify(error: BaseException) -> str:
+    """The record's status for an exception: invalid (the user's mistake), oom, or error."""
+    if isinstance(error, BadInput):
+        return "invalid"
+    cause: BaseException | None = error
+    while cause is not None:
+        # By name, since torch may not be there to compare its class with.
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return "oom"
+        if isinstance(cause, RuntimeError) and any(words in str(cause).lower() for words in OOM_PHRASES):
+            return "oom"
+        cause = cause.__cause__
+    return "error"

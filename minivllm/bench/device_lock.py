@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.gpu import open_gpu
-from minivllm.bench.lock import HolderLock
-from minivllm.bench.measurement import SIMULATED
+from minivllm.bench.hardware.gpu import open_gpu
+from minivllm.bench.records.lock import HolderLock
+from minivllm.bench.records.measurement import SIMULATED
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from minivllm.bench import storage
-from minivllm.bench.measurement import DEFAULT_ARM
-from minivllm.untrusted import printable
+from minivllm.bench.records import storage
+from minivllm.bench.records.measurement import DEFAULT_ARM
+from minivllm.platform.untrusted import printable
 
 Event = dict[str, Any]
 PHASES = {

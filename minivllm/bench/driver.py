@@ -6,65 +6,22 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from typing import cast
 
-from minivllm.bench.arrivals import Arrival, Concurrency
-from minivllm.bench.clock import ClockProtocol
-from minivllm.bench.engine import UNKNOWN_TOKEN, BenchEngine, EngineOutput
-from minivllm.bench.talks import Talks
-from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.bench.hardware.clock import ClockProtocol
+from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
+from minivllm.bench.targets.base import BenchEngine, EngineOutput
+from minivllm.bench.workloads.arrivals import Arrival, Concurrency
+from minivllm.bench.workloads.conversations import Talks
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 
 PROGRESS_INTERVAL_S = 0.25
 PATIENCE_S = 0.5  # longest wait for a remote engine's next tokens
 WARM_UP_TOKENS = 8
-COMPLETED = ("stop", "length")
-
-
-@dataclass(slots=True)
-class RequestTrace:
-    """What the driver saw of one request. Times are clock seconds; `token_times` has one entry a token."""
-
-    request_id: str
-    input_tokens: int
-    scheduled_s: float  # when it was due; see `drive`
-    submitted_s: float | None = None  # when the engine was given it
-    started_s: float | None = None  # the engine's first step for it, where the engine says
-    finished_s: float | None = None  # its last token; or else, when the driver learned of its end
-    token_times: list[float] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
-    error: str | None = None  # why it did not complete
-
-    @property
-    def completed(self) -> bool:
-        """Whether it ended as it should and produced something."""
-        return self.finish_reason in COMPLETED and bool(self.token_times)
-
-    @property
-    def ended_s(self) -> float | None:
-        """The last token of one that completed; when the driver learned that it was shed. Other ends are failures."""
-        return self.finished_s if self.completed or self.status == "shed" else None
-
-    def recount(self, counts: Sequence[int]) -> None:
-        """Let each token so far stand for as many as `counts` says, which came when it did."""
-        times, ids = self.token_times, self.token_ids
-        self.token_times = [time_s for time_s, n in zip(times, counts, strict=True) for _ in range(n)]
-        self.token_ids = [
-            token
-            for first, n in zip(ids, counts, strict=True)
-            for token in (first, *[UNKNOWN_TOKEN] * (n - 1))[:n]
-        ]
-
-    @property
-    def status(self) -> str:
-        """ok | empty | aborted | shed | refused | unfinished."""
-        if self.finish_reason in COMPLETED:
-            return "ok" if self.token_times else "empty"
-        return {None: "unfinished", "abort": "aborted"}.get(self.finish_reason, str(self.finish_reason))
 
 
 @dataclass(frozen=True, slots=True)

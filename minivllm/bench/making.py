@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm.bench.engine import BenchEngine
-from minivllm.bench.generator import Generator, RenderChat
-from minivllm.bench.workload import Workload
-from minivllm.config import build
+from minivllm.bench.targets.base import BenchEngine
+from minivllm.bench.workloads.generator import Generator, RenderChat
+from minivllm.bench.workloads.workload import Workload
+from minivllm.config.compose import build
 from minivllm.errors import BadInput
 
 DATE = "26 Jul 2024"  # for templates that take one, so that prompts are the same on any day

@@ -14,16 +14,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import storage
-from minivllm.bench.arrivals import Arrival
 from minivllm.bench.driver import full_batch, prompt_for, request_params
-from minivllm.bench.engine import BenchEngine, ProfiledEngine
-from minivllm.bench.identity import profile_wanted
-from minivllm.bench.idle import Idleness, idleness, told
-from minivllm.bench.workload import Workload, WorkloadRequest
-from minivllm.config import locate
+from minivllm.bench.metrics.idle import Idleness, idleness, told
+from minivllm.bench.records import storage
+from minivllm.bench.records.identity import profile_wanted
+from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
+from minivllm.bench.workloads.arrivals import Arrival
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.config.compose import locate
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform import files
 
 PROFILED_STEPS = 64  # at most: a step of a large model is thousands of events
 LONGEST = 10  # operations in the table
@@ -88,10 +89,10 @@ def trace(
     try:
         idle = idleness(seen.events() or [], steps)
         table = operations(seen.key_averages(), about, on_gpu, idle)
-        storage.write_text(folder / storage.OPERATIONS, table)
+        files.write_text(folder / storage.OPERATIONS, table)
         if idle is not None:
-            storage.write_json(folder / storage.IDLE, asdict(idle))
-        storage.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
+            files.write_json(folder / storage.IDLE, asdict(idle))
+        files.atomically(folder / storage.TRACE, lambda temporary: _export(seen, temporary))
     except BaseException:
         storage.discard_trace(folder)
         raise

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.engine import BenchEngine, LogitsEngine
-from minivllm.bench.record import Quality
+from minivllm.bench.records.record import Quality
+from minivllm.bench.targets.base import BenchEngine, LogitsEngine
 from minivllm.engine.params import SamplingParams
 
 LOG_PROBS = "logprobs.npy"

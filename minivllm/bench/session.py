@@ -9,37 +9,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minivllm.bench import metrics, profile, validity
-from minivllm.bench.arrivals import Arrival
-from minivllm.bench.clock import Clock, Reading
-from minivllm.bench.driver import (
-    PROGRESS_INTERVAL_S,
-    Drive,
-    Progress,
-    RequestTrace,
-    full_batch,
-    prompt_for,
-    warm_up,
-)
-from minivllm.bench.energy import NullMeter, open_meter, per_token
-from minivllm.bench.engine import BenchEngine
-from minivllm.bench.gpu import device_of, open_gpu
-from minivllm.bench.identity import quality_alone
-from minivllm.bench.judge import Judge
-from minivllm.bench.limits import last_level_cache, probe
+from minivllm.bench import profile
+from minivllm.bench.driver import PROGRESS_INTERVAL_S, Drive, Progress, full_batch, prompt_for, warm_up
+from minivllm.bench.hardware.clock import Clock, Reading
+from minivllm.bench.hardware.energy import NullMeter, open_meter, per_token
+from minivllm.bench.hardware.gpu import device_of, open_gpu
+from minivllm.bench.hardware.limits import last_level_cache, probe
+from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.making import WorkloadMaker
-from minivllm.bench.measurement import SIMULATED, Measurement
-from minivllm.bench.price import cost, remarks
+from minivllm.bench.metrics import metrics, validity
+from minivllm.bench.metrics.price import cost, remarks
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.roofline import exceeds, raised, usage
+from minivllm.bench.metrics.rows import Rows, breakdown, kv_waste, recorded_requests
 from minivllm.bench.quality import Reference
-from minivllm.bench.record import Cold, Energy, Memory, Record, Roofline
-from minivllm.bench.roofline import exceeds, raised, usage
-from minivllm.bench.rows import Rows, breakdown, kv_waste, recorded_requests
-from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
-from minivllm.bench.workload import Workload
-from minivllm.config import build
+from minivllm.bench.quality_evaluator import Judge
+from minivllm.bench.records.identity import quality_alone
+from minivllm.bench.records.measurement import SIMULATED, Measurement
+from minivllm.bench.records.record import Cold, Memory, Record
+from minivllm.bench.targets.base import BenchEngine
+from minivllm.bench.workloads.arrivals import Arrival
+from minivllm.bench.workloads.workload import Workload
+from minivllm.config.compose import build
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.threads import crowded, pin, thread_count
+from minivllm.platform.threads import crowded, pin, thread_count
 
 TELL_S = 0.2  # between two words on how far the loading is
 NOT_COMPUTED = "simulated: nothing was computed"

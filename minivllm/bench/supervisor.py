@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import storage
 from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.gpu import NullGpu, device_of, open_gpu
-from minivllm.bench.identity import code_hash, engine_id, profile_wanted
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.provenance import provenance
-from minivllm.bench.telemetry import Telemetry
-from minivllm.children import module_path
+from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
+from minivllm.bench.hardware.telemetry import Telemetry
+from minivllm.bench.records import storage
+from minivllm.bench.records.identity import code_hash, engine_id, profile_wanted
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.provenance import provenance
 from minivllm.errors import BadInput
-from minivllm.threads import thread_count
+from minivllm.platform import files
+from minivllm.platform.children import module_path
+from minivllm.platform.threads import thread_count
 
 Progress = Callable[[dict[str, Any]], None]
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
@@ -176,7 +177,7 @@ class Supervisor:
         try:
             if worker is not None:
                 worker.close(patience_s)
-                storage.hide_in_log(worker.log)  # it may have printed while it closed
+                files.hide_in_log(worker.log)  # it may have printed while it closed
         finally:
             self._device.close()
 

@@ -8,11 +8,8 @@ nothing that an engine prints can disturb it. Exit codes: 0 all measured, 1 a fa
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -20,22 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from minivllm import redaction
-from minivllm.bench import storage
-from minivllm.bench.completion import NO_TRACE
-from minivllm.bench.identity import profile_wanted
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.record import Record
+from minivllm.bench.completion import NO_TRACE, classify
+from minivllm.bench.records import storage
+from minivllm.bench.records.identity import profile_wanted
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.record import Record
 from minivllm.bench.session import Session
-from minivllm.errors import BadInput, first_line, last_frame
-
-PR_SET_PDEATHSIG = 1
-OOM_PHRASES = (
-    "alloc_failed",  # cuBLAS and cuDNN
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-)
+from minivllm.errors import first_line, last_frame
+from minivllm.platform import files
+from minivllm.platform.children import die_with
 
 
 class Pipe:
@@ -91,8 +81,8 @@ class Worker:
 
     def _measure(self, session: Session, measurement: Measurement) -> None:
         result = session.measure(measurement)
-        storage.write_parquet(measurement.path / storage.REQUESTS, result.requests)
-        storage.write_parquet(measurement.path / storage.STEPS, result.steps)
+        files.write_parquet(measurement.path / storage.REQUESTS, result.requests)
+        files.write_parquet(measurement.path / storage.STEPS, result.steps)
         storage.hand_over(measurement.path, result.record)
         if profile_wanted(measurement.config):
             self.pipe("profiling", window_s=result.window_s)
@@ -122,21 +112,6 @@ class Worker:
         return 2 if status == "invalid" else 1
 
 
-def classify(error: BaseException) -> str:
-    """The record's status for an exception: invalid (the user's mistake), oom, or error."""
-    if isinstance(error, BadInput):
-        return "invalid"
-    cause: BaseException | None = error
-    while cause is not None:
-        # By name, since torch may not be there to compare its class with.
-        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
-            return "oom"
-        if isinstance(cause, RuntimeError) and any(words in str(cause).lower() for words in OOM_PHRASES):
-            return "oom"
-        cause = cause.__cause__
-    return "error"
-
-
 def _log_to(path: Path) -> None:
     """Send everything that this process prints, native code included, to another log."""
     sys.stdout.flush()
@@ -145,15 +120,6 @@ def _log_to(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def die_with(parent: int) -> None:
-    """End when the supervisor ends, also if it is killed: an orphan would hold the device unnoticed."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> int:

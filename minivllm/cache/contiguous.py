@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minivllm.cache.manager import CacheLayout
+from minivllm.cache.spec import CacheLayout
 from minivllm.errors import BadInput
 
 

@@ -12,10 +12,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
 from minivllm.cache.compression import SCALE_DTYPE, compress, expand
-from minivllm.cache.disk import DiskFile
-from minivllm.cache.manager import CacheLayout, Transfers, token_bytes
+from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers, token_bytes
+from minivllm.cache.tiers.disk import DiskFile
 
 STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from minivllm.cache.disk import scratch_file
-from minivllm.cache.eviction import make_eviction
-from minivllm.cache.manager import CacheLayout
+from minivllm.cache.eviction.policies import make_eviction
+from minivllm.cache.spec import CacheLayout
+from minivllm.cache.tiers.disk import scratch_file
 from minivllm.errors import BadInput
 
 

@@ -1,0 +1,1 @@
+"""The core that every request passes through."""

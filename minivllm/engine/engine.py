@@ -11,16 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.base import AttentionBackend
 from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
-from minivllm.cache.manager import CacheManager, CachePolicy
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import AttentionSpec, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
-from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.intake import Intake
 from minivllm.engine.launcher import Flight, Launcher
 from minivllm.engine.logprobs import refuse_non_finite
-from minivllm.engine.packing import Download
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
@@ -29,7 +28,9 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
-from minivllm.models.loading import LoadedModel
+from minivllm.extras.beam import BeamSearch
+from minivllm.kernels.transfer import Download
+from minivllm.models.load.loading import LoadedModel
 
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 

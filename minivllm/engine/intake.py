@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 
-from minivllm.engine.bad_words import BadWords
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.extras.bad_words import BadWords
 
 
 def sample_seed(seed: int, index: int) -> int:

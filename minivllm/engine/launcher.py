@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from minivllm.attention.batch import StepBatch
 from minivllm.cache.manager import CacheManager
-from minivllm.engine.graphs import GraphKeeper
 from minivllm.engine.logprobs import take_prompt_logprobs
-from minivllm.engine.packing import Download
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, best_continuations, sample
-from minivllm.engine.step import ScheduledRequest, StepBatch, StepPlan
+from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.extras.graphs import GraphKeeper
+from minivllm.kernels.transfer import Download
 
 
 @dataclass(eq=False, slots=True)

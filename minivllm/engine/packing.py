@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
+from minivllm.kernels.transfer import upload
 
 _MOST = np.iinfo(np.int32).max
 INT_BYTES = 4  # of an int32
@@ -118,15 +119,6 @@ def pack(
     return bytearray().join(pieces), StepShape(len(token_ids), tuple(seq_lens), width, len(logit_rows))
 
 
-def upload(values: bytearray | NDArray[np.int32], device: torch.device, into: Tensor | None = None) -> Tensor:
-    """The same on `device`, int32 [n], or in a tensor that is there. Nothing waits: a GPU copies from pinned memory, in
-    the order of its stream."""
-    host = torch.frombuffer(values, dtype=torch.int32)
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True) if into is None else into.copy_(host, non_blocking=True)
-
-
 class StepInputs:
     """The tensors of one step after another on `device`.
 
@@ -151,27 +143,6 @@ class StepInputs:
             with torch.inference_mode():  # which they may have been made in, whoever calls now
                 upload(ints, self.device, into=self._ints)
         return self._tensors
-
-
-class Download:
-    """A tensor on its way to the host; nothing waits before `values()`. The tensor may be overwritten meanwhile."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._host, self._arrived = tensor, None
-        if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        else:
-            self._values = tensor.tolist()
-
-    def values(self) -> list[Any]:
-        """What it holds."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-            self._values = self._host.tolist()
-        return self._values
 
 
 class SamplingColumns(NamedTuple):

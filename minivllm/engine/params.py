@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
-from minivllm.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
+from minivllm.platform.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
 # or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.

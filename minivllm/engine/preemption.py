@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import CacheLayout
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
-from minivllm.cache.eviction import Eviction
+from minivllm.attention.batch import StepBatch
+from minivllm.cache.eviction.policies import Eviction
 from minivllm.engine.packing import StepInputs, pack
 from minivllm.engine.request import placeholder
-from minivllm.engine.step import ScheduledRequest, StepBatch
+from minivllm.engine.step import ScheduledRequest
 
 
 class CausalLM(Protocol):

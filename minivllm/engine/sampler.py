@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.logprobs import top_logprobs
-from minivllm.engine.packing import Download, SamplingColumns, pack_sampling, upload
+from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput, NonFiniteLogits
-from minivllm.given import FLOAT32
+from minivllm.kernels.transfer import Download, upload
+from minivllm.platform.given import FLOAT32
 
 MASK32 = 0xFFFFFFFF
 # Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.

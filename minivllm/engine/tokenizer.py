@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.tokenizer_files import guarded, has_tokenizer, read_tokenizer
+from minivllm.models.load.tokenizer_files import guarded, has_tokenizer, read_tokenizer
 
 
 class Tokenizer:
@@ -74,7 +74,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
-        from minivllm.engine.chat_template import render  # not needed without one
+        from minivllm.models.load.chat_template import render  # not needed without one
 
         known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
         return render(self.chat_template, messages, known)

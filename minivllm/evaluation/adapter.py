@@ -20,7 +20,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from minivllm.config import GROUPS
+from minivllm.config.compose import GROUPS
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput, nearest
 from minivllm.llm import LLM

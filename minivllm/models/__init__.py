@@ -1,0 +1,1 @@
+"""Models: the layers that families share, their configuration, and their registry."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.families import BY_MODEL_TYPE, FAMILIES, FLAGS, OWN_KEYS, SCALES, Family
+from minivllm.models.family_defaults import BY_MODEL_TYPE, FAMILIES, FLAGS, OWN_KEYS, SCALES, Family
 from minivllm.models.rope_config import RopeConfig, read_rope
 from minivllm.models.schema import Values
 

@@ -22,7 +22,7 @@ from minivllm.models.rope import rotate
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.models.config import ModelConfig
+from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import MLP, Linear
-from minivllm.models.llama import LlamaForCausalLM
 
 
 class MoE(nn.Module):

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
-    from minivllm.models.llama import LlamaForCausalLM
+    from minivllm.models.families.llama import LlamaForCausalLM
 
 _ARCHITECTURES = {
-    "Gemma2ForCausalLM": "minivllm.models.gemma2",
-    "Gemma3ForCausalLM": "minivllm.models.gemma3",
-    "Gemma3ForConditionalGeneration": "minivllm.models.gemma3",
-    "GemmaForCausalLM": "minivllm.models.gemma",
-    "LlamaForCausalLM": "minivllm.models.llama",
-    "MistralForCausalLM": "minivllm.models.mistral",
-    "MixtralForCausalLM": "minivllm.models.mixtral",
-    "Phi3ForCausalLM": "minivllm.models.phi3",
-    "Qwen2ForCausalLM": "minivllm.models.qwen2",
-    "Qwen3ForCausalLM": "minivllm.models.qwen3",
-    "Qwen3MoeForCausalLM": "minivllm.models.qwen3_moe",
+    "Gemma2ForCausalLM": "minivllm.models.families.gemma2",
+    "Gemma3ForCausalLM": "minivllm.models.families.gemma3",
+    "Gemma3ForConditionalGeneration": "minivllm.models.families.gemma3",
+    "GemmaForCausalLM": "minivllm.models.families.gemma",
+    "LlamaForCausalLM": "minivllm.models.families.llama",
+    "MistralForCausalLM": "minivllm.models.families.mistral",
+    "MixtralForCausalLM": "minivllm.models.families.mixtral",
+    "Phi3ForCausalLM": "minivllm.models.families.phi3",
+    "Qwen2ForCausalLM": "minivllm.models.families.qwen2",
+    "Qwen3ForCausalLM": "minivllm.models.families.qwen3",
+    "Qwen3MoeForCausalLM": "minivllm.models.families.qwen3_moe",
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from minivllm.models.rope_config import RopeConfig
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 _POSITIONS_AT_ONCE = 1 << 16  # of a table, whose float32 steps on the way take six times its own memory
 

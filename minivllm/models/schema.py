@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from minivllm.errors import BadInput
-from minivllm.given import whole
+from minivllm.platform.given import whole
 
 T = TypeVar("T")
 _MOST_SHOWN = 60  # characters of a value in an error

@@ -1,6 +1,6 @@
 """The knobs of every option, with types, defaults and ranges; free of torch.
 
-Each dataclass describes what one `_target_` of conf/ takes. `minivllm.config` checks a resolved
+Each dataclass describes what one `_target_` of conf/ takes. `minivllm.config.compose` checks a resolved
 configuration against them. A class of the user's own has no entry here: it is checked against its
 constructor when it is built.
 """

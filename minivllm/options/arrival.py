@@ -11,7 +11,7 @@ AT_ONCE = "for all requests at the start use arrival=offline"
 LEAST, MOST = 1e-6, 1e9  # of a rate: beyond them times are no numbers
 
 
-@option("minivllm.bench.arrivals.Offline")
+@option("minivllm.bench.workloads.arrivals.Offline")
 @dataclass(frozen=True)
 class OfflineOptions(Options):
     """arrival=offline."""
@@ -19,7 +19,7 @@ class OfflineOptions(Options):
     group = "arrival"
 
 
-@option("minivllm.bench.arrivals.Concurrency")
+@option("minivllm.bench.workloads.arrivals.Concurrency")
 @dataclass(frozen=True)
 class ConcurrencyOptions(Options):
     """arrival=concurrency."""
@@ -28,7 +28,7 @@ class ConcurrencyOptions(Options):
     concurrency: int = knob(8, at_least=1)
 
 
-@option("minivllm.bench.arrivals.Constant", "minivllm.bench.arrivals.Poisson")
+@option("minivllm.bench.workloads.arrivals.Constant", "minivllm.bench.workloads.arrivals.Poisson")
 @dataclass(frozen=True)
 class RateOptions(Options):
     """arrival=constant and arrival=poisson."""
@@ -37,7 +37,7 @@ class RateOptions(Options):
     rate: float = knob(2.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
 
 
-@option("minivllm.bench.arrivals.Gamma")
+@option("minivllm.bench.workloads.arrivals.Gamma")
 @dataclass(frozen=True)
 class GammaOptions(RateOptions):
     """arrival=gamma."""
@@ -45,7 +45,7 @@ class GammaOptions(RateOptions):
     burstiness: float = knob(0.5, above=0, at_least=LEAST, at_most=MOST)
 
 
-@option("minivllm.bench.arrivals.Ramp")
+@option("minivllm.bench.workloads.arrivals.Ramp")
 @dataclass(frozen=True)
 class RampOptions(Options):
     """arrival=ramp."""
@@ -56,7 +56,7 @@ class RampOptions(Options):
     duration_s: float | None = knob(None, above=0)
 
 
-@option("minivllm.bench.arrivals.Replay")
+@option("minivllm.bench.workloads.arrivals.Replay")
 @dataclass(frozen=True)
 class ReplayOptions(Options):
     """arrival=replay."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from minivllm.options.base import Options, knob, option
 
 
-@option("minivllm.bench.engines.MinivllmEngine")
+@option("minivllm.bench.targets.minivllm.MinivllmEngine")
 @dataclass(frozen=True)
 class MinivllmOptions(Options):
     """engine=minivllm: its knobs are the other groups."""
@@ -17,7 +17,7 @@ class MinivllmOptions(Options):
     group = "engine"
 
 
-@option("minivllm.peers.transformers.TransformersEngine")
+@option("minivllm.bench.targets.transformers.TransformersEngine")
 @dataclass(frozen=True)
 class TransformersOptions(Options):
     """engine=transformers."""
@@ -38,7 +38,7 @@ class TransformersOptions(Options):
             )
 
 
-@option("minivllm.peers.transformers_continuous.TransformersContinuousEngine")
+@option("minivllm.bench.targets.transformers_continuous.TransformersContinuousEngine")
 @dataclass(frozen=True)
 class TransformersContinuousOptions(Options):
     """engine=transformers_continuous."""
@@ -48,7 +48,7 @@ class TransformersContinuousOptions(Options):
     compile_level: int = knob(0, at_least=0, at_most=3)
 
 
-@option("minivllm.peers.vllm.VllmEngine")
+@option("minivllm.bench.targets.vllm.VllmEngine")
 @dataclass(frozen=True)
 class VllmOptions(Options):
     """engine=vllm."""
@@ -60,7 +60,7 @@ class VllmOptions(Options):
     env: dict[str, Any] | None = None
 
 
-@option("minivllm.peers.openai.OpenAIEngine")
+@option("minivllm.bench.targets.openai.OpenAIEngine")
 @dataclass(frozen=True)
 class OpenAIOptions(Options):
     """engine=openai."""
@@ -83,7 +83,7 @@ class OpenAIOptions(Options):
             raise self.bad("url", "must begin with http:// or https://, and end before /completions")
 
 
-@option("minivllm.bench.simulated.SimulatedEngine")
+@option("minivllm.bench.targets.simulated.SimulatedEngine")
 @dataclass(frozen=True)
 class SimulatedOptions(Options):
     """engine=simulated."""

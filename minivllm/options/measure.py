@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.options.base import Options, knob
-from minivllm.threads import wanted_cores
+from minivllm.platform.threads import wanted_cores
 
 MAX_REPEATS = 10_000  # each is a record of its own
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from minivllm.options.base import Options, knob, option
 
 
-@option("minivllm.models.loading.load_model")
+@option("minivllm.models.load.loading.load_model")
 @dataclass(frozen=True)
 class ModelOptions(Options):
     """Every option of model; `architecture` is the published config.json, checked by the model, as is `rope_scaling`."""

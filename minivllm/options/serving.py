@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from minivllm.cache.eviction import make_eviction
+from minivllm.cache.eviction.policies import make_eviction
 from minivllm.options.base import Options, knob, option
 
 

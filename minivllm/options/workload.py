@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from minivllm.options.base import Options, knob, option
 
-# A number of tokens, or a distribution of it, which the workload checks (minivllm/bench/lengths.py).
+# A number of tokens, or a distribution of it, which the workload checks (minivllm/bench/workloads/lengths.py).
 Length = int | dict[str, Any]
 
 
@@ -41,7 +41,7 @@ class SyntheticOptions(Options):
     ignore_eos: bool = True
 
 
-@option("minivllm.bench.workloads.Smoke")
+@option("minivllm.bench.workloads.synthetic.Smoke")
 @dataclass(frozen=True)
 class SmokeOptions(SyntheticOptions):
     """workload=smoke."""
@@ -49,7 +49,7 @@ class SmokeOptions(SyntheticOptions):
     num_requests: int = knob(16, at_least=1)
 
 
-@option("minivllm.bench.workloads.Chat")
+@option("minivllm.bench.workloads.synthetic.Chat")
 @dataclass(frozen=True)
 class ChatWorkloadOptions(SyntheticOptions):
     """workload=chat."""
@@ -58,7 +58,7 @@ class ChatWorkloadOptions(SyntheticOptions):
     output_len: Length = _length(CHAT_OUTPUT_LEN)
 
 
-@option("minivllm.bench.workloads.LongDocument")
+@option("minivllm.bench.workloads.synthetic.LongDocument")
 @dataclass(frozen=True)
 class LongDocumentOptions(SyntheticOptions):
     """workload=long_document."""
@@ -68,7 +68,7 @@ class LongDocumentOptions(SyntheticOptions):
     output_len: Length = _length(LONG_OUTPUT_LEN)
 
 
-@option("minivllm.bench.workloads.Summarize")
+@option("minivllm.bench.workloads.synthetic.Summarize")
 @dataclass(frozen=True)
 class SummarizeOptions(SyntheticOptions):
     """workload=summarize."""
@@ -77,7 +77,7 @@ class SummarizeOptions(SyntheticOptions):
     output_len: Length = _length(SUMMARIZE_OUTPUT_LEN)
 
 
-@option("minivllm.bench.workloads.Code")
+@option("minivllm.bench.workloads.synthetic.Code")
 @dataclass(frozen=True)
 class CodeOptions(SyntheticOptions):
     """workload=code."""
@@ -86,7 +86,7 @@ class CodeOptions(SyntheticOptions):
     output_len: Length = _length(CODE_OUTPUT_LEN)
 
 
-@option("minivllm.bench.shared_prefix.SharedPrefix")
+@option("minivllm.bench.workloads.shared_prefix.SharedPrefix")
 @dataclass(frozen=True)
 class SharedPrefixOptions(SyntheticOptions):
     """workload=shared_prefix."""
@@ -97,7 +97,7 @@ class SharedPrefixOptions(SyntheticOptions):
     branching: int = knob(4, at_least=1)
 
 
-@option("minivllm.bench.multi_turn.MultiTurn")
+@option("minivllm.bench.workloads.multi_turn.MultiTurn")
 @dataclass(frozen=True)
 class MultiTurnOptions(Options):
     """workload=multi_turn."""
@@ -122,7 +122,7 @@ class FromFileOptions(Options):
     too_long: Literal["error", "skip"] = "error"
 
 
-@option("minivllm.bench.files.File")
+@option("minivllm.bench.workloads.file.File")
 @dataclass(frozen=True)
 class FileOptions(FromFileOptions):
     """workload=file."""
@@ -132,7 +132,7 @@ class FileOptions(FromFileOptions):
     ignore_eos: bool = False
 
 
-@option("minivllm.bench.traces.Trace")
+@option("minivllm.bench.workloads.trace.Trace")
 @dataclass(frozen=True)
 class TraceOptions(FromFileOptions):
     """workload=trace."""

@@ -1,0 +1,1 @@
+"""Quantisation: one method a file behind one protocol."""

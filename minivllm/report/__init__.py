@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minivllm.report.material import read
     from minivllm.report.page import build_report, write_report
-    from minivllm.report.precision import summary_tables
+    from minivllm.report.studies.precision import summary_tables
     from minivllm.report.tables import summary_table
 
 __all__ = ["build_report", "read", "summary_table", "summary_tables", "write_report"]
@@ -18,7 +18,7 @@ _HOMES = {
     "write_report": "minivllm.report.page",
     "read": "minivllm.report.material",
     "summary_table": "minivllm.report.tables",
-    "summary_tables": "minivllm.report.precision",
+    "summary_tables": "minivllm.report.studies.precision",
 }
 
 

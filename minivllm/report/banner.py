@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minivllm.report.cells import Cell
-from minivllm.report.format import count, listing
-from minivllm.report.rows import Row, distinct, number
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, listing
+from minivllm.analysis.rows import Row, distinct, number
 
 
 @dataclass(frozen=True)

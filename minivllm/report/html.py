@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minivllm.analysis.format import sig
 from minivllm.report.banner import Banner
-from minivllm.report.format import sig
-from minivllm.report.palette import ON_DARK
-from minivllm.report.style import Plot
+from minivllm.report.figures.palette import ON_DARK
+from minivllm.report.figures.style import Plot
 from minivllm.report.verdict import Verdict
 
 MAKER = "minivllm"  # in the head of every page
@@ -53,7 +53,7 @@ class Front:
 
 def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> str:
     """The page as HTML, of parts that know where it will lie, for their links to the records."""
-    from minivllm.report.live import library, packed
+    from minivllm.report.figures.live import library, packed
 
     live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
     return render(

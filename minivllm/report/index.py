@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from minivllm.errors import BadInput
+from minivllm.platform.untrusted import open_file, printable
 from minivllm.report.html import MAKER, render
 from minivllm.report.writing import write_bytes
-from minivllm.untrusted import open_file, printable
 
 PAGE = "index.html"
 HEAD = 1 << 16  # bytes of a page in which its head says what it is

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from minivllm.report.cells import DEVICE, Cell, Stat, like_for_like, set_load, show
-from minivllm.report.format import ratio, sig
-from minivllm.report.plots import THROUGHPUT, time_unit
-from minivllm.report.ranking import LATENCIES, NAMES, rank
-from minivllm.report.rows import number
-from minivllm.report.turns import took_turns
+from minivllm.analysis.cells import DEVICE, Cell, Stat, like_for_like, set_load, show
+from minivllm.analysis.format import ratio, sig
+from minivllm.analysis.interleaving import took_turns
+from minivllm.analysis.ranking import LATENCIES, NAMES, rank
+from minivllm.analysis.rows import number
+from minivllm.report.figures.plots import THROUGHPUT, time_unit
 
 NO_INTERVAL = "these are least and greatest, not a confidence interval"
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from minivllm.ablation.findings import Analysis, Goal, Planned
-from minivllm.bench.capacity import Search
-from minivllm.bench.record_tables import damaged_tables
-from minivllm.bench.records import Damaged
-from minivllm.report import capacity, percentiles, tuning, worth
-from minivllm.report.cells import Cell, gather
-from minivllm.report.format import count
-from minivllm.report.liveness import Liveness, liveness
-from minivllm.report.rows import Row, read_rows, record_folder
+from minivllm.analysis.capacity import Search
+from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.findings import Analysis, Goal, Planned
+from minivllm.analysis.format import count
+from minivllm.analysis.liveness import Liveness, liveness
+from minivllm.analysis.rows import Row, read_rows, record_folder
+from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.tables import damaged_tables
+from minivllm.report import percentiles
+from minivllm.report.studies import ablation, capacity, tuning
 from minivllm.report.tables import COLUMNS, Column
 
 
@@ -65,7 +66,7 @@ class Material:
     @cached_property
     def analysis(self) -> Analysis | None:
         """Of the ablation; None where there is none."""
-        return worth.find(self.rows, self.planned)
+        return ablation.find(self.rows, self.planned)
 
     @cached_property
     def searches(self) -> list[Search]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minivllm.bench.records import uncollected
-from minivllm.report import capacity, precision, results, scaling, tuning, worth
+from minivllm.analysis.cells import Cell
+from minivllm.bench.records.reading import uncollected
+from minivllm.report import results
 from minivllm.report import sections as words
 from minivllm.report.banner import banners
-from minivllm.report.cells import Cell
-from minivllm.report.distributions import distributions
+from minivllm.report.figures.distributions import distributions
+from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.parts import breakdown, memory
+from minivllm.report.figures.plots import latency, throughput
+from minivllm.report.figures.roofline import roofline
+from minivllm.report.figures.scatter import trade_off
+from minivllm.report.figures.style import Plot
+from minivllm.report.figures.timelines import timeline_plots
 from minivllm.report.html import Front, Section, page
-from minivllm.report.looks import Looks
 from minivllm.report.material import Material, read
-from minivllm.report.parts import breakdown, memory
-from minivllm.report.plots import latency, throughput
-from minivllm.report.roofs import roofline
-from minivllm.report.scatter import trade_off
-from minivllm.report.simulation import simulation_check
-from minivllm.report.style import Plot
+from minivllm.report.studies import ablation, capacity, precision, scaling, tuning
+from minivllm.report.studies.simulation import simulation_check
 from minivllm.report.tables import csv_text, markdown_text
-from minivllm.report.timelines import timeline_plots
 from minivllm.report.verdict import Verdict, verdict
 from minivllm.report.writing import make_folder, write_bytes
 
@@ -73,7 +74,7 @@ def _write(material: Material, out_dir: Path) -> Path:
     cells = material.cells
     ladders = scaling.ladders(cells)
     drawn = [
-        *worth.figures(material.analysis),
+        *ablation.figures(material.analysis),
         *tuning.figures(material.tuning),
         capacity.figure(material.searches),
         scaling.figure(ladders),
@@ -88,7 +89,7 @@ def _write(material: Material, out_dir: Path) -> Path:
     write_bytes(out_dir / "table.md", markdown_text(cells, material.columns).encode())
     optional = {
         "precision.md": precision.markdown_text(cells),
-        "effects.md": worth.markdown(material.analysis),
+        "effects.md": ablation.markdown(material.analysis),
         "scaling.md": scaling.markdown_text(ladders),
         "records.csv": words.records_csv(cells),
     }
@@ -114,7 +115,7 @@ def figures(cells: list[Cell]) -> list[Plot]:
 
 def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[Section]:
     """The parts of the page in reading order."""
-    from minivllm.bench.glossary import glossary
+    from minivllm.bench.metrics.glossary import glossary
 
     rows, cells = material.rows, material.cells
 
@@ -130,7 +131,7 @@ def sections(material: Material, plots: dict[str, Plot], out_dir: Path) -> list[
         Section(
             "worth",
             "What is each optimisation worth?",
-            worth.section(material.analysis, cells, some("forest", "waterfall"), out_dir),
+            ablation.section(material.analysis, cells, some("forest", "waterfall"), out_dir),
         ),
         Section(
             "tuning",
@@ -209,7 +210,7 @@ def _study(material: Material) -> str:
 def _verdict(material: Material) -> Verdict:
     """What was asked for is answered first."""
     if material.analysis is not None:
-        return worth.verdict(material.analysis, material.cells)
+        return ablation.verdict(material.analysis, material.cells)
     if material.tuning is not None:
         return tuning.verdict(material.tuning, material.cells)
     if material.searches:

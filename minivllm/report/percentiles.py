@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minivllm.bench.metrics import fewest
-from minivllm.bench.storage import REQUESTS
-from minivllm.report.cells import Cell
-from minivllm.report.distributions import token_gaps
-from minivllm.report.format import listing
-from minivllm.report.parquet import frame
-from minivllm.report.rows import Row, number, status_of
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import listing
+from minivllm.analysis.rows import Row, number, status_of
+from minivllm.analysis.tables import frame
+from minivllm.bench.metrics.metrics import fewest
+from minivllm.bench.records.storage import REQUESTS
+from minivllm.report.figures.distributions import token_gaps
 from minivllm.report.tables import COLUMNS, Column
 
 LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.report.cells import Cell, name_columns, names_of, show
-from minivllm.report.format import MISSING, listing
+from minivllm.analysis.cells import Cell, name_columns, names_of, show
+from minivllm.analysis.format import MISSING, listing
+from minivllm.analysis.rows import distinct
+from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.percentiles import too_few, why_missing
-from minivllm.report.plots import THROUGHPUT
-from minivllm.report.rows import distinct
 from minivllm.report.sections import MAX_LINKS, MAX_ROWS, constants, link, place_of, unshown
 from minivllm.report.tables import COLUMNS, MBU, WINDOW, Column, speedups, spread_text, text, used_columns
 

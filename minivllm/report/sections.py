@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.bench.storage import OPERATIONS, REQUESTS
-from minivllm.report.cells import (
+from minivllm.analysis.cells import (
     CHOICE_ORDER,
     DEVICE,
     IGNORED,
@@ -20,9 +19,10 @@ from minivllm.report.cells import (
     met_others,
     show,
 )
-from minivllm.report.format import MISSING, count, listing, sig
-from minivllm.report.parquet import frame
-from minivllm.report.rows import Row, below, distinct, fields, number, record_folder, status_of, strings
+from minivllm.analysis.format import MISSING, count, listing, sig
+from minivllm.analysis.rows import Row, below, distinct, fields, number, record_folder, status_of, strings
+from minivllm.analysis.tables import frame
+from minivllm.bench.records.storage import OPERATIONS, REQUESTS
 from minivllm.report.spreadsheet import csv_table
 from minivllm.report.tables import COLUMNS
 

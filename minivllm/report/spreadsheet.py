@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from minivllm.untrusted import printable
+from minivllm.platform.untrusted import printable
 
 FORMULA = tuple("=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}")
 FORMULA += ("\N{FULLWIDTH COMMERCIAL AT}",)

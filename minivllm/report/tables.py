@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm.report.cells import Cell, Stat, like_for_like, name_columns, names_of
-from minivllm.report.format import MISSING, sig
-from minivllm.report.ranking import keeps_up
-from minivllm.report.rows import number
+from minivllm.analysis.cells import Cell, Stat, like_for_like, name_columns, names_of
+from minivllm.analysis.format import MISSING, sig
+from minivllm.analysis.ranking import keeps_up
+from minivllm.analysis.rows import number
 from minivllm.report.spreadsheet import csv_table, markdown_table
 from minivllm.report.terminal import rich_table
 

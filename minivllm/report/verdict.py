@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minivllm.report import factors
-from minivllm.report.cells import Cell
-from minivllm.report.format import count, listing, sig
+from minivllm.analysis import factors
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.liveness import Liveness, liveness
+from minivllm.analysis.ranking import rank
+from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.lead import NO_INTERVAL, by_latency, by_throughput, range_text
-from minivllm.report.liveness import Liveness, liveness
-from minivllm.report.plots import THROUGHPUT
-from minivllm.report.precision import headline as quality
-from minivllm.report.ranking import rank
+from minivllm.report.studies.precision import headline as quality
 
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
 

@@ -1,0 +1,1 @@
+"""Tasks: one a file, named by `_target_`."""

@@ -9,10 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.ablation.preview import progress
-from minivllm.ablation.schedule import recorded_status, standing
-from minivllm.bench import identity, storage
-from minivllm.bench.capacity import (
+from minivllm.analysis.capacity import (
     UNITS,
     Capacity,
     Probe,
@@ -24,16 +21,19 @@ from minivllm.bench.capacity import (
     rate_knob,
     search,
 )
+from minivllm.analysis.format import sig
 from minivllm.bench.display import Display
-from minivllm.bench.folder_lock import folder_lock
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.records import read_record
+from minivllm.bench.records import identity, storage
+from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.reading import read_record
 from minivllm.bench.supervisor import Supervisor
-from minivllm.config import OPTIONS, build
+from minivllm.config.compose import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.report.format import sig
-from minivllm.tasks.bench import check, refuse_absent_hardware, refuse_sweep_settings, tracked
-from minivllm.tasks.ending import conclude, refuse_unwritable
+from minivllm.experiments.ending import conclude, refuse_unwritable
+from minivllm.experiments.preflight import check, refuse_absent_hardware, refuse_sweep_settings, tracked
+from minivllm.experiments.preview import progress
+from minivllm.experiments.schedule import recorded_status, standing
 
 DONE = ("ok", "timeout")  # of these something can be said about their rate
 DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say

@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from minivllm.analysis.format import count
 from minivllm.errors import BadInput
-from minivllm.report.format import count
-from minivllm.untrusted import printable
+from minivllm.platform.untrusted import printable
 
 if TYPE_CHECKING:
     from minivllm.engine.params import SamplingParams

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minivllm.ablation.metric import find_metric
+from minivllm.analysis.format import count
+from minivllm.analysis.metric import find_metric
 from minivllm.errors import BadInput
-from minivllm.report.format import count
-from minivllm.tasks.ending import list_reports
+from minivllm.experiments.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name
 
 
@@ -32,9 +32,9 @@ def run(config: dict[str, Any]) -> int:
         raise BadInput(f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'")
     folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
 
-    from minivllm.ablation.comparison import compare
-    from minivllm.report.comparison import MEANS, busy, comparison_table, write
-    from minivllm.report.rows import read_rows
+    from minivllm.analysis.comparison import compare
+    from minivllm.analysis.rows import read_rows
+    from minivllm.report.studies.comparison import MEANS, busy, comparison_table, write
     from minivllm.report.terminal import print_table
     from minivllm.report.writing import make_folder
 

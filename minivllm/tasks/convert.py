@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.pickled import convert
-from minivllm.untrusted import place
+from minivllm.models.load.pickled import convert
+from minivllm.platform.untrusted import place
 
 
 def run(config: dict[str, Any]) -> int:

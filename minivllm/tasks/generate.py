@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.untrusted import printable
+from minivllm.platform.untrusted import printable
 
 
 def run(config: dict[str, Any]) -> int:

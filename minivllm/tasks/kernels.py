@@ -10,17 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.bench import identity, storage
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.provenance import provenance
-from minivllm.bench.record import KERNELS_VERSION, portable
+from minivllm.bench.records import identity, storage
+from minivllm.bench.records.folder_lock import run_folder
+from minivllm.bench.records.provenance import provenance
+from minivllm.bench.records.record import KERNELS_VERSION, portable
 from minivllm.errors import BadInput
-from minivllm.tasks.bench import run_folder
-from minivllm.tasks.ending import list_reports, refuse_unwritable
-from minivllm.threads import pin, thread_count
+from minivllm.experiments.ending import list_reports, refuse_unwritable
+from minivllm.platform import files
+from minivllm.platform.threads import pin, thread_count
 
 if TYPE_CHECKING:
-    from minivllm.bench.kernels.case import Setting
+    from minivllm.bench.microbench.case import Setting
 
 SCHEMA_VERSION = 1
 FALLBACK_CACHE = 1 << 26  # bytes, where the system does not say
@@ -42,10 +43,10 @@ def run(config: dict[str, Any]) -> int:
     """
     from rich.console import Console
 
-    from minivllm.bench.kernels import suite
-    from minivllm.bench.telemetry import busy_seconds
-    from minivllm.report.format import count
-    from minivllm.report.kernels import findings, table, write
+    from minivllm.analysis.format import count
+    from minivllm.bench.hardware.telemetry import busy_seconds
+    from minivllm.bench.microbench import suite
+    from minivllm.report.studies.kernels import findings, table, write
     from minivllm.report.terminal import print_table
 
     refuse_unwritable(config)
@@ -99,7 +100,7 @@ def run(config: dict[str, Any]) -> int:
                 if rows:
                     others_s = busy_seconds() - all_s - (_own_seconds() - own_s)
                     record["others_percent"] = max(0.0, 100 * others_s / (time.monotonic() - begin))
-                    storage.write_json(place, record)
+                    files.write_json(place, record)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)
@@ -113,7 +114,7 @@ def run(config: dict[str, Any]) -> int:
 def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
     """What to measure on, and what waits for it."""
     from minivllm.models.config import ModelConfig
-    from minivllm.models.source import resolve
+    from minivllm.models.load.source import resolve
 
     _, source = resolve(config["model"], allow_random=True)  # before torch: a mistake is told at once
     model = ModelConfig.from_dict(source.config)
@@ -121,8 +122,8 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
     import torch
 
     from minivllm.assembly import select_device
-    from minivllm.bench.kernels.case import Setting
-    from minivllm.bench.limits import last_level_cache
+    from minivllm.bench.hardware.limits import last_level_cache
+    from minivllm.bench.microbench.case import Setting
     from minivllm.kernels.choice import takes_triton
     from minivllm.kernels.cpu import library
 
@@ -160,7 +161,7 @@ def _nothing() -> None:
 
 def _limits(setting: Setting) -> tuple[Any, list[str]]:
     """Bandwidth and matrix rate, by the probes of every benchmark."""
-    from minivllm.bench.kernels.case import DTYPE
-    from minivllm.bench.limits import probe
+    from minivllm.bench.hardware.limits import probe
+    from minivllm.bench.microbench.case import DTYPE
 
     return probe(str(setting.device), str(DTYPE).removeprefix("torch."))

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.storage import KERNELS, RECORD
+from minivllm.bench.records.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
+from minivllm.experiments.ending import list_reports, percentiles
 from minivllm.options.base import KEPT_FOLDERS
-from minivllm.tasks.ending import list_reports, percentiles
-from minivllm.untrusted import place
+from minivllm.platform.untrusted import place
 
 MAX_NAME = 80
 
@@ -36,7 +36,8 @@ def run(config: dict[str, Any]) -> int:
     measured = [folder for folder in folders if folder not in timed]
     if name and len(timed) + bool(measured) > 1:
         raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
-    from minivllm.report import kernels, read, write_report
+    from minivllm.report import read, write_report
+    from minivllm.report.studies import kernels
 
     if measured:
         material = read(measured, asked=percentiles(config))

@@ -1,0 +1,1 @@
+"""Trackers: who else is told of a record."""

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import storage
-from minivllm.config import build
+from minivllm.bench.records import storage
+from minivllm.config.compose import build
 from minivllm.errors import first_line
 
 

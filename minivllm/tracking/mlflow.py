@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench import storage
-from minivllm.bench.records import read_record
+from minivllm.bench.records import storage
+from minivllm.bench.records.reading import read_record
 from minivllm.errors import BadInput
 from minivllm.tracking.base import Tracker
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from minivllm.attention import auto
 from minivllm.attention.auto import select
-from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.base import AttentionBackend
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flex import FlexBackend
 from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout, CacheManager
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner

@@ -15,8 +15,8 @@ from minivllm import LLM
 from minivllm.attention import flash, ragged
 from minivllm.attention.flash import PACKAGES, FlashBackend
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout
-from minivllm.config import compose
+from minivllm.cache.spec import CacheLayout
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from tests.attention.stand_in import attend
 from tests.attention.test_backends import CPU, SPECS, run_in_pieces

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.attention.base import AttentionSpec
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.flex import QUERIES, FlexBackend
-from minivllm.bench.engines import MinivllmEngine
+from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.config import compose
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import AttentionSpec, CacheLayout
+from minivllm.config.compose import compose
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.step import ScheduledRequest, StepBatch
+from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from tests.attention.test_backends import CPU, SPECS, run_in_pieces
 from tests.reference import make_checkpoint

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from minivllm.attention import ragged, torch_varlen
-from minivllm.attention.base import AttentionSpec
 from minivllm.attention.torch_varlen import TorchVarlenBackend
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout
+from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.errors import BadInput
 from tests.attention.stand_in import attend
 from tests.attention.test_backends import CPU, LAYOUTS, SPECS, run_in_pieces

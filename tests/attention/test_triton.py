@@ -14,17 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels import paged, write
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression import compress
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.config import compose
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import AttentionSpec, CacheLayout
+from minivllm.config.compose import compose
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.step import ScheduledRequest, StepBatch
+from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.models.rope import rotate

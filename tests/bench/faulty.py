@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.engine import EngineInfo, EngineOutput
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from minivllm.bench.engine import EngineInfo, EngineOutput
-from minivllm.bench.workload import Workload, WorkloadRequest
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench import storage
 from minivllm.bench.completion import complete
-from minivllm.bench.measurement import Measurement
+from minivllm.bench.records import storage
+from minivllm.bench.records.measurement import Measurement
 
 
 def completed(folder: Path, **figures: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from minivllm.bench.display import Display
-from minivllm.bench.measurement import DEFAULT_ARM, Measurement
+from minivllm.bench.records.measurement import DEFAULT_ARM, Measurement
 
 MEASUREMENT = Measurement("1f", "c", "sweep", DEFAULT_ARM, 0, "runs/sweep/tiny-bf16-1f", {})
 

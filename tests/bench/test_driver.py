@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.bench.arrivals import Arrival, Concurrency, Offline, Poisson
 from minivllm.bench.driver import Progress, drive, full_batch, request_seed, warm_up
-from minivllm.bench.engine import EngineOutput
-from minivllm.bench.metrics import compute
-from minivllm.bench.validity import check
+from minivllm.bench.metrics.metrics import compute
+from minivllm.bench.metrics.validity import check
+from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline, Poisson
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload

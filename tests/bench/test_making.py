@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.making import DATE, WorkloadMaker, chat_renderer
-from minivllm.bench.workloads import Smoke
+from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
@@ -49,7 +49,7 @@ def test_a_workload_is_made_once_for_measurements_in_a_row(monkeypatch: pytest.M
     made, make = [], Smoke.make
     monkeypatch.setattr(Smoke, "make", lambda self, *args: made.append(args) or make(self, *args))  # type: ignore[func-returns-value]
     engine, maker = ScriptedEngine(ScriptedClock()), WorkloadMaker()
-    node = {"_target_": "minivllm.bench.workloads.Smoke", "num_requests": 2}
+    node = {"_target_": "minivllm.bench.workloads.synthetic.Smoke", "num_requests": 2}
     works = [maker.make(engine, node, seed) for seed in (0, 0, 1)]
     assert works[0] is works[1] and works[0] != works[2] and len(made) == 2
 
@@ -63,5 +63,7 @@ def test_a_template_is_used_for_a_file_of_messages(tmp_path: Path, tokenizer: To
         encode=tokenizer.encode,
         text=lambda ids: tokenizer.decode(ids),
     )
-    work = WorkloadMaker().make(engine, {"_target_": "minivllm.bench.files.File", "path": str(path)}, 0)
+    work = WorkloadMaker().make(
+        engine, {"_target_": "minivllm.bench.workloads.file.File", "path": str(path)}, 0
+    )
     assert [request.text for request in work.requests] == [f"<user>hi{DATE}<a>"] and not work.notes

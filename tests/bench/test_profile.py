@@ -16,11 +16,13 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from minivllm import LLM
-from minivllm.bench import idle, profile, storage
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.ranges import phase_ranges
+from minivllm.bench import profile
+from minivllm.bench.metrics import idle
+from minivllm.bench.records import storage
+from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.session import Session
-from minivllm.config import compose
+from minivllm.bench.targets.ranges import phase_ranges
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from tests.bench.faulty import FaultyEngine
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minivllm.bench import quality
-from minivllm.bench.engine import EngineOutput, LogitsEngine
 from minivllm.bench.quality import Reference, evaluate, identical_prefix, spans
+from minivllm.bench.targets.base import EngineOutput, LogitsEngine
 from minivllm.engine.params import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 

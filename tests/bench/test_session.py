@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench import driver, roofline, session
-from minivllm.bench.energy import CounterMeter
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.record import Roofline
-from minivllm.config import compose
+from minivllm.bench import driver, session
+from minivllm.bench.hardware.energy import CounterMeter
+from minivllm.bench.hardware.readings import Roofline
+from minivllm.bench.metrics import request_trace, roofline
+from minivllm.bench.records.measurement import Measurement
+from minivllm.config.compose import compose
 
 HIGH = Roofline(1e15, 1e18, "float32")
 
@@ -82,7 +83,7 @@ def test_energy_is_of_the_run_alone_and_of_tokens_that_count(
         happened.append("prompt")
         return make(*args)
 
-    def shed_one(self: driver.Drive) -> list[driver.RequestTrace]:
+    def shed_one(self: driver.Drive) -> list[request_trace.RequestTrace]:
         traces = run(self)
         traces[0].finish_reason = "shed"
         return traces

@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from minivllm import redaction
-from minivllm.bench import identity, storage, supervisor
+from minivllm.bench import supervisor
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.measurement import Measurement
-from minivllm.bench.records import scan
+from minivllm.bench.records import identity, storage
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.reading import scan
 from minivllm.errors import BadInput
+from minivllm.platform import files
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTY = "tests.bench.faulty.FaultyEngine"
@@ -43,12 +45,12 @@ def make_config(fault: str | None = None, **parts: Any) -> dict[str, Any]:
         "batching": {},
         "decoding": {"_target_": "minivllm.engine.params.SamplingParams"},
         "workload": {
-            "_target_": "minivllm.bench.workloads.Smoke",
+            "_target_": "minivllm.bench.workloads.synthetic.Smoke",
             "num_requests": 6,
             "input_len": 8,
             "output_len": 12,
         },
-        "arrival": {"_target_": "minivllm.bench.arrivals.Offline"},
+        "arrival": {"_target_": "minivllm.bench.workloads.arrivals.Offline"},
         "engine": {"_target_": FAULTY, "fault": fault},
         "runtime": {"device": "cpu", "threads": 1},
         "measure": {
@@ -261,7 +263,7 @@ def test_what_an_engine_reads_of_measure_once_gets_a_worker_of_its_own(tmp_path:
 def test_rates_and_seeds_share_a_worker_that_is_told_of_them_one_by_one(tmp_path: Path) -> None:
     """What comes next may depend on what was measured: the first record is there before the second is asked for."""
     state = tmp_path / "state"
-    poisson = "minivllm.bench.arrivals.Poisson"
+    poisson = "minivllm.bench.workloads.arrivals.Poisson"
     first, second = (
         plan(
             tmp_path,
@@ -324,7 +326,7 @@ def test_bad_input_of_a_lone_run_leaves_nothing(tmp_path: Path, fault: str) -> N
 
 def test_full_disk_is_this_cells_failure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = plan(tmp_path, *(make_config(workload={"output_len": n}) for n in (5, 6, 7)))
-    write = storage._write
+    write = files._write
 
     def full(path: Path, text: str) -> None:
         if path.parent == second.path and path.name.startswith(f".{storage.RECORD}"):
@@ -467,7 +469,7 @@ def test_a_worker_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps(measurement.to_dict()))
     code = (
-        "import json, sys; from minivllm.bench import supervisor; from minivllm.bench.measurement import Measurement;"
+        "import json, sys; from minivllm.bench import supervisor; from minivllm.bench.records.measurement import Measurement;"
         f"import tempfile; tempfile.gettempdir = lambda: {str(tmp_path)!r};"
         f"supervisor.run([Measurement.from_dict(json.load(open({str(job)!r})))])"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench import worker
-from minivllm.bench.rows import breakdown, kv_waste
+from minivllm.bench import completion, worker
+from minivllm.bench.metrics.rows import breakdown, kv_waste
 from minivllm.errors import BadInput
 
 
@@ -42,7 +42,7 @@ def chained() -> Exception:
     ],
 )
 def test_classify(error: Exception, status: str) -> None:
-    assert worker.classify(error) == status
+    assert completion.classify(error) == status
 
 
 def test_the_pipe_speaks_json_lines() -> None:

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from minivllm import LLM
-from minivllm.attention.base import AttentionSpec
-from minivllm.bench.engines import MinivllmEngine
+from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.compression import compress, expand
 from minivllm.cache.kv import KVCache, bytes_per_token
-from minivllm.cache.manager import CacheLayout, Transfers
-from minivllm.config import compose
+from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers
+from minivllm.config.compose import compose
 from tests.reference import make_checkpoint
 
 CPU = torch.device("cpu")

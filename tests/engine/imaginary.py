@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import zlib
 
-from minivllm.cache.manager import CacheLayout, CacheManager
-from minivllm.cache.offload import Finished
+from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import PrefixNode
+from minivllm.cache.spec import CacheLayout
+from minivllm.cache.tiers.offload import Finished
 from minivllm.engine.batching import BatchingPolicy, Sequential
-from minivllm.engine.beam import BeamSearch
 from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Hypothesis, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.extras.beam import BeamSearch
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:

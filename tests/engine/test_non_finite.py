@@ -12,17 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from minivllm import LLM, SamplingParams
 from minivllm.assembly import token_kernels
-from minivllm.bench.engines import MinivllmEngine
 from minivllm.bench.quality import greedy
-from minivllm.config import compose
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, TokenKernels
 from minivllm.errors import BadInput, NonFiniteLogits
-from minivllm.given import FLOAT32
-from tests.engine.test_graphs import keep, run_again
+from minivllm.platform.given import FLOAT32
 from tests.engine.traffic import Asked, serve
+from tests.extras.test_graphs import keep, run_again
 from tests.reference import make_checkpoint
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)

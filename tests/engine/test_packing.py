@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.engine.packing import ROOM, StepInputs, pack, upload
+from minivllm.engine.packing import ROOM, StepInputs, pack
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
+from minivllm.kernels.transfer import upload
 
 CPU = torch.device("cpu")
 

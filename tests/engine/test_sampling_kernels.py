@@ -10,8 +10,8 @@ from torch import Tensor
 
 from minivllm import SamplingParams
 from minivllm.assembly import token_kernels
-from minivllm.bench.engines import MinivllmEngine
-from minivllm.config import compose
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.kernels import sampling
 from minivllm.engine.packing import SamplingColumns, pack_sampling

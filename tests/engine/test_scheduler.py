@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minivllm.cache.eviction import make_eviction
-from minivllm.cache.manager import CacheLayout
+from minivllm.cache.eviction.policies import make_eviction
+from minivllm.cache.spec import CacheLayout
 from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequential, Static
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState

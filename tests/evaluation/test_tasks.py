@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from minivllm.evaluation import __main__ as runner
+from tests.bench.targets import fake_server
 from tests.evaluation.conftest import ASSETS, Pair
-from tests.peers import fake_server
 
 ROOT = Path(__file__).resolve().parents[2]
 HELDOUT = (ASSETS / "heldout.txt").read_text()

@@ -9,8 +9,8 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
-from minivllm.models.kernels.grouped import group_experts
-from minivllm.models.loading import load_model
+from minivllm.models.load.loading import load_model
+from minivllm.passes.grouped import group_experts
 from minivllm.quant.int4 import Int4
 from minivllm.quant.plain import Plain
 from tests.reference import FAMILIES, SMALL, VARIANTS, make_checkpoint

@@ -1,4 +1,4 @@
-"""CUDA graphs and overlapping steps on a GPU; tests/engine/test_graphs.py and test_overlap.py have the logic."""
+"""CUDA graphs and overlapping steps on a GPU; tests/extras/test_graphs.py and test_overlap.py have the logic."""
 
 from __future__ import annotations
 

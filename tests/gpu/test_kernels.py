@@ -8,15 +8,15 @@ from functools import partial
 import pytest
 import torch
 
-from minivllm.attention.base import AttentionBackend, AttentionSpec
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flash import FlashBackend
 from minivllm.attention.flex import FlexBackend
 from minivllm.attention.torch_varlen import TorchVarlenBackend
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
-from minivllm.cache.manager import CacheLayout
-from minivllm.engine.step import StepBatch
+from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.errors import BadInput
 from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench import storage
+from minivllm.bench.records import storage
 from tests.bench.test_profile import PHASES, events_of, ranges_of, session_of
 
 pytestmark = pytest.mark.gpu

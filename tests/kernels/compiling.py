@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from minivllm.attention.kernels import paged, write
 from minivllm.engine.kernels import sampling
-from minivllm.models.kernels import small
+from minivllm.passes.kernels import small
 from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have

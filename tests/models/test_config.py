@@ -192,5 +192,7 @@ def test_an_unsupported_architecture_is_told_the_supported_ones() -> None:
 
 
 def test_config_registry_and_source_do_not_import_torch() -> None:
-    code = "import sys, minivllm.models.source, minivllm.models.registry; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, minivllm.models.load.source, minivllm.models.registry; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minivllm.models.checkpoint import INDEX
+from minivllm.models.load.checkpoint import INDEX
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
@@ -34,9 +34,9 @@ CONFIG = {
 SCRIPT = """
 import json, sys
 import torch
-from minivllm.bench.telemetry import own_peak_rss, reset_own_peak_rss
-from minivllm.config import build
-from minivllm.models.loading import load_model
+from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
+from minivllm.config.compose import build
+from minivllm.models.load.loading import load_model
 
 torch.set_num_threads(1)
 quant = build(json.loads(sys.argv[1]))

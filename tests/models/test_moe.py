@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.engines import MinivllmEngine
-from minivllm.bench.record import Roofline
-from minivllm.bench.roofline import usage
-from minivllm.config import compose
+from minivllm.bench.hardware.readings import Roofline
+from minivllm.bench.metrics.roofline import usage
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import Linear
-from minivllm.models.loading import load_model
+from minivllm.models.load.loading import load_model
 from minivllm.models.moe import MoE
 from minivllm.quant.int8 import Int8
 from minivllm.quant.plain import Plain

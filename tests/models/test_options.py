@@ -10,10 +10,9 @@ import pytest
 import torch
 import yaml
 
-from minivllm.models.checkpoint import StoredTensor
 from minivllm.models.config import ModelConfig
-from minivllm.models.loading import _expected_shapes
-from minivllm.models.names import with_model_names
+from minivllm.models.load.loading import _expected_shapes
+from minivllm.models.load.names import StoredTensor, with_model_names
 from minivllm.models.registry import model_class
 
 CONF = Path(__file__).parents[2] / "conf" / "model"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm.models.loading import LoadedModel, load_model
+from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.quant.plain import Plain
 from tests.reference import FAMILIES, VARIANTS, CausalAttention, make_batch, make_checkpoint
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-from minivllm.bench.identity import cell_id
-from minivllm.config import compose
+from minivllm.bench.records.identity import cell_id
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.source import resolve
-from tests.models.test_loading import load
-from tests.models.test_names import FP32, logits_of
+from minivllm.models.load.source import resolve
+from tests.models.load.test_loading import load
+from tests.models.load.test_names import FP32, logits_of
+from tests.models.load.test_source import node
 from tests.models.test_parity import PROMPTS, run
-from tests.models.test_source import node
 from tests.reference import LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, make_checkpoint
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -122,7 +122,7 @@ def test_the_knob_is_part_of_a_cell_s_identity_once_it_is_set() -> None:
 
 
 def test_a_peer_that_is_not_told_refuses_it() -> None:
-    from minivllm.peers.tables import refuse
+    from minivllm.bench.targets.support_matrix import refuse
 
     overrides = ["engine=transformers", "model.rope_scaling={rope_type: yarn, factor: 2.0}"]
     with pytest.raises(BadInput, match=r"model\.rope_scaling=.* is not honoured by engine=transformers"):

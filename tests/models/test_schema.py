@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.families import FAMILIES
+from minivllm.models.family_defaults import FAMILIES
+from minivllm.models.load.source import resolve
 from minivllm.models.schema import Values
-from minivllm.models.source import resolve
 from tests.damage import damaged
+from tests.models.load.test_source import node
 from tests.models.test_config import BASE, LLAMA3, ROPES
-from tests.models.test_source import node
 
 NAN, INF = float("nan"), float("inf")
 GEMMA = BASE | {"architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.engines import MinivllmEngine
-from minivllm.config import compose
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.config.compose import compose
 from tests.reference import FAMILIES, make_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -302,7 +302,7 @@ def test_bitsandbytes_is_imported_only_when_needed() -> None:
     import subprocess
 
     code = (
-        "import sys, minivllm.quant.stored, minivllm.models.loading\n"
+        "import sys, minivllm.quant.stored.base, minivllm.models.load.loading\n"
         "from minivllm.quant.int8 import Int8; Int8()\n"
         "assert 'bitsandbytes' not in sys.modules"
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.engines import MinivllmEngine
-from minivllm.config import compose
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.kernels.cpu import library

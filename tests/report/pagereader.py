@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.record import Record
+from minivllm.bench.records.record import Record
 from minivllm.report import build_report
 from tests.report.synthetic import write
 

@@ -6,20 +6,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.record import (
+from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.records.record import (
     Breakdown,
     Cold,
-    Energy,
     Failure,
     Memory,
     Metrics,
     Percentiles,
     Record,
-    Roofline,
     Validity,
     Window,
 )
-from minivllm.bench.storage import write_record
+from minivllm.bench.records.storage import write_record
 
 WEIGHTS = {"fp16": 1.19e9, "int8": 0.75e9, "nf4": 0.55e9}
 SPEED = {"fp16": 11.0, "int8": 17.5, "nf4": 14.2}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.measurement import SIMULATED
-from minivllm.bench.record import Record, Validity
+from minivllm.analysis.cells import gather
+from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.measurement import SIMULATED
+from minivllm.bench.records.record import Record, Validity
+from minivllm.experiments.ending import conclude
 from minivllm.report import banner
-from minivllm.report.cells import gather
-from minivllm.report.rows import read_rows
-from minivllm.tasks.ending import conclude
 from tests.report.pagereader import build
 from tests.report.synthetic import make_record, write
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.record import Metrics, Percentiles, Record
+from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.record import Metrics, Percentiles, Record
+from minivllm.experiments.ending import conclude
 from minivllm.report import results
-from minivllm.report.cells import Cell, gather
-from minivllm.report.rows import read_rows
 from minivllm.report.verdict import verdict
-from minivllm.tasks.ending import conclude
 from tests.report.synthetic import failed, make_record, write
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from minivllm.ablation.plan import essential
-from minivllm.bench.identity import cell_id
-from minivllm.bench.metrics import fewest
-from minivllm.bench.storage import REQUESTS
-from minivllm.config import compose
+from minivllm.analysis.rows import read_rows
+from minivllm.bench.metrics.metrics import fewest
+from minivllm.bench.records.identity import cell_id
+from minivllm.bench.records.storage import REQUESTS
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.experiments.plan import essential
 from minivllm.report.material import read
 from minivllm.report.percentiles import LATENCIES, columns, complete, too_few
-from minivllm.report.precision import summary_tables
 from minivllm.report.results import section
-from minivllm.report.rows import read_rows
+from minivllm.report.studies.precision import summary_tables
 from minivllm.report.tables import COLUMNS, csv_text, markdown_text
 from minivllm.tasks.report import run
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from minivllm.bench.record import STATUSES
-from minivllm.bench.storage import OPERATIONS
+from minivllm.bench.records.record import STATUSES
+from minivllm.bench.records.storage import OPERATIONS
 from minivllm.report import build_report
 from tests.report.browser import CHROMIUM, visit
 from tests.report.pagereader import Page, build, table

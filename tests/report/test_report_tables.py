@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.identity import QUALITY_TASK
-from minivllm.bench.record import Ablation
+from minivllm.analysis.cells import gather, varying_columns
+from minivllm.analysis.format import listing, sig
+from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.identity import QUALITY_TASK
+from minivllm.bench.records.record import Ablation
 from minivllm.errors import BadInput
 from minivllm.report import build_report, read, sections, summary_table
-from minivllm.report.cells import gather, varying_columns
-from minivllm.report.format import listing, sig
-from minivllm.report.rows import read_rows
 from minivllm.report.tables import markdown_text
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write

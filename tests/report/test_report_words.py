@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench.glossary import glossary
-from minivllm.bench.record import Percentiles, Validity
-from minivllm.bench.storage import write_record
+from minivllm.analysis.rows import differing, distinct
+from minivllm.bench.metrics.glossary import glossary
+from minivllm.bench.records.record import Percentiles, Validity
+from minivllm.bench.records.storage import write_record
 from minivllm.errors import BadInput
+from minivllm.experiments.ending import conclude
 from minivllm.report import build_report, read
-from minivllm.report.rows import differing, distinct
 from minivllm.report.sections import commands
-from minivllm.tasks.ending import conclude
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench import identity, supervisor
-from minivllm.bench.measurement import SIMULATED
-from minivllm.config import compose
+from minivllm.bench import supervisor
+from minivllm.bench.records import identity
+from minivllm.bench.records.measurement import SIMULATED
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.experiments import preflight
 from minivllm.tasks import bench
 from tests.bench.test_supervisor import ROOT, make_config
 
@@ -120,7 +122,7 @@ def test_what_the_configuration_says_is_refused_before_a_worker_starts(
     ],
 )
 def test_what_can_be_measured_is_not_refused(overrides: Sequence[str]) -> None:
-    bench.check(compose(overrides))
+    preflight.check(compose(overrides))
 
 
 @pytest.mark.parametrize(("built_for_gpus", "engine", "refused"), [
@@ -135,9 +137,9 @@ def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
         with pytest.raises(
             BadInput, match=r"runtime.device=cuda:1: the torch that is installed knows no GPU"
         ):
-            bench.refuse_absent_hardware(config)
+            preflight.refuse_absent_hardware(config)
     else:
-        bench.refuse_absent_hardware(config)
+        preflight.refuse_absent_hardware(config)
 
 
 def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +149,17 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
         "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True,
     }  # fmt: skip
     model = {
-        "_target_": "minivllm.models.loading.load_model", "path": "", "weights": "random",
+        "_target_": "minivllm.models.load.loading.load_model", "path": "", "weights": "random",
         "max_model_len": None, "seed": 0, "architecture": architecture,
     }  # fmt: skip
     config = {**make_config(workload={"input_len": 100}), "model": model}
-    checked, fingerprint, warnings = bench.check(config)
+    checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
-    assert bench.check({**config, "engine": {"_target_": SIMULATED}})[2] == []  # which has no weights
+    assert preflight.check({**config, "engine": {"_target_": SIMULATED}})[2] == []  # which has no weights
     with pytest.raises(BadInput, match="context holds 128"):
-        bench.check({**config, "workload": {**config["workload"], "input_len": 120}})
+        preflight.check({**config, "workload": {**config["workload"], "input_len": 120}})
     with pytest.raises(BadInput, match="context holds 64"):
-        bench.check({**config, "model": {**model, "max_model_len": 64}})
+        preflight.check({**config, "model": {**model, "max_model_len": 64}})
 
 
 def test_a_report_that_cannot_be_written_hides_nothing(

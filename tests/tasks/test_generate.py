@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.config import compose
+from minivllm.config.compose import compose
 from minivllm.tasks.generate import run
 
 ROOT = Path(__file__).resolve().parents[2]

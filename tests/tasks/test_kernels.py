@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from minivllm.assembly import token_kernels
-from minivllm.bench.kernels import attention, linear, mixture, sampling, small, suite
-from minivllm.bench.kernels.case import Case, Setting, Side
-from minivllm.bench.kernels.timing import check, measure, median
-from minivllm.bench.record import Roofline
-from minivllm.config import compose
+from minivllm.bench.hardware.readings import Roofline
+from minivllm.bench.microbench import attention, linear, mixture, sampling, small, suite
+from minivllm.bench.microbench.case import Case, Setting, Side
+from minivllm.bench.microbench.timing import check, measure, median
+from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
-from minivllm.report import kernels as report
+from minivllm.report.studies import kernels as report
 from minivllm.tasks.kernels import run
 from tests.reference import FAMILIES, SMALL
 
@@ -242,8 +242,8 @@ def test_the_interval_of_a_median(n: int, low: int | None, high: int | None) -> 
 
 
 def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.bench.limits.probe", lambda device, dtype: (LIMITS, ["a note"]))
-    monkeypatch.setattr("minivllm.bench.limits.last_level_cache", lambda: 1 << 18)
+    monkeypatch.setattr("minivllm.bench.hardware.limits.probe", lambda device, dtype: (LIMITS, ["a note"]))
+    monkeypatch.setattr("minivllm.bench.hardware.limits.last_level_cache", lambda: 1 << 18)
     knobs = ["task.rows=[1,2]", "task.contexts=[32]", "task.formats=[bf16,int8]", "task.sample_ms=0.1"]
     shapes = [f"++model.architecture.{name}={value}" for name, value in SHAPES.items()]
     done = cli("preset=kernels", "task.repeats=6", "runtime.device=cpu", "name=k", *knobs, *shapes)
@@ -283,7 +283,7 @@ def test_whoever_interrupts_it_has_what_was_measured(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("minivllm.bench.limits.probe", lambda device, dtype: (LIMITS, []))
+    monkeypatch.setattr("minivllm.bench.hardware.limits.probe", lambda device, dtype: (LIMITS, []))
     monkeypatch.setattr(suite, "rows", rows)
     with pytest.raises(KeyboardInterrupt):
         run(compose(["preset=kernels", "runtime.device=cpu", "name=k"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.record import KERNELS_VERSION
+from minivllm.bench.records.record import KERNELS_VERSION
 from tests.report.synthetic import make_record, write
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench import storage
-from minivllm.bench.records import read_records
-from minivllm.config import compose
+from minivllm.bench.records import storage
+from minivllm.bench.records.reading import read_records
+from minivllm.config.compose import compose
 from minivllm.report.material import Material
 from minivllm.tracking.base import SafeTracker
 from minivllm.tracking.mlflow import MLflowTracker

@@ -1,0 +1,1 @@
+"""Triton and C++ kernels of attention."""

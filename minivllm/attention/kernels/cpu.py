@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec, refuse_scores
+from minivllm.attention.base import refuse_scores
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import active
 
 if TYPE_CHECKING:
-    from minivllm.engine.step import StepBatch
+    from minivllm.attention.batch import StepBatch
 
 
 class CPUBackend:

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.attention.base import AttentionSpec
 from minivllm.attention.kernels.storage import FORMATS, widen
 from minivllm.cache.kv import KVCache
+from minivllm.cache.spec import AttentionSpec
 from minivllm.kernels.common import dot, narrow, tanh
 
 

@@ -1,0 +1,397 @@
+"""What the records of an ablation say: each optimisation's effect, with its uncertainty. Reads nothing but records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from minivllm.analysis import statistics
+from minivllm.analysis.cells import Cell, foundations, gather, started
+from minivllm.analysis.design import AGAIN, BASELINE, Chosen, Contrast, Design
+from minivllm.analysis.findings import (
+    Analysis,
+    Attribution,
+    Effect,
+    Factor,
+    Interaction,
+    Planned,
+    Togetherness,
+    Verdict,
+)
+from minivllm.analysis.liveness import liveness
+from minivllm.analysis.metric import OTHERS, USUAL, Block, Metric, find_metric, gaps, logarithms
+from minivllm.analysis.ranking import Ranking, rank
+from minivllm.analysis.remarks import Told, remarks, why_none
+from minivllm.analysis.rows import Row, below
+from minivllm.analysis.token_agreement import Sameness
+from minivllm.bench.records.reading import flatten
+
+
+def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | None:
+    """The analysis of an ablation's records.
+
+    Args:
+        rows: of `report.rows`, also of other sweeps, which are left out. Of several ablations, and of records of
+            several versions of the code or several devices, the newest is analysed and the rest is noted.
+        planned: which of them it is of, and how they are to be read; None: what the newest says of its design and
+            metric counts for all that are arms of this design.
+
+    Returns:
+        None if there is no record of an ablation.
+    """
+    told = [row for row in rows if row.get("ablation.design")]
+    known = told if planned is None else [_read_as(row, planned) for row in told if row["run_id"] in planned]
+    if not known:
+        return None
+    newest = max(known, key=started)
+    design = _design(newest)
+    arms: dict[str, Cell] = {}
+    for cell in gather(known):
+        if _belongs(cell, newest) and _fits(cell, design):
+            other = arms.get(cell.arm)  # the same arm of the same name, but of another cell
+            if other is None or other.last_started < cell.last_started:
+                arms[cell.arm] = cell
+    cells = list(arms.values())
+    left_out = len(told) - sum(len(cell.rows) for cell in cells)
+    ranking = rank([cell for cell in cells if cell.timed])
+    metric = _metric(newest, cells, ranking)
+    lossless = frozenset(newest.get("ablation.lossless") or ())
+    return _Reading(Told(cells, metric, ranking, left_out, lossless), design).analysis()
+
+
+def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> Metric:
+    """What the verdicts are about: what the command named, else what ranks the arms, as far as it was recorded."""
+    asked = find_metric(str(newest["ablation.metric"]))
+    if (
+        newest.get("ablation.named") or asked.name != USUAL
+    ):  # older records do not say, and that was the default
+        return asked
+    known = map(find_metric, ranking.metrics)
+    return next((m for m in known if any(logarithms(cell, m) for cell in cells)), asked)
+
+
+def _read_as(row: Row, planned: Planned) -> Row:
+    """The row with what a sweep has it as in place of what it was measured for."""
+    others = {key: value for key, value in row.items() if not key.startswith("ablation.")}
+    return others | flatten({"ablation": dict(planned[row["run_id"]])})
+
+
+def _design(row: Row) -> Design:
+    requires = below(row, "ablation.requires")
+    names = row["ablation.optimisations"]
+    return Design(row["ablation.design"], {name: tuple(requires.get(name) or ()) for name in names})
+
+
+def _belongs(cell: Cell, newest: Row) -> bool:
+    """Whether both are of one sweep, one code, one device and one environment; a record that cannot say belongs to any."""
+    for key in ("sweep", *foundations([newest])):
+        if len({cell.first(key), newest.get(key)} - {None}) > 1:
+            return False
+    return True
+
+
+def _fits(cell: Cell, design: Design) -> bool:
+    """Whether the cell is an arm of this design: records of another one may have the same names."""
+    on = frozenset(cell.first("ablation.on") or ())
+    name = AGAIN if cell.arm == AGAIN and on == design.baseline else design.label(on)
+    return on <= set(design.names) and cell.arm == name
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The cells of one ablation by their arms."""
+
+    told: Told
+    design: Design
+    sameness: Sameness = field(default_factory=Sameness)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All arms."""
+        return self.told.cells
+
+    @property
+    def metric(self) -> Metric:
+        """What the verdicts are about."""
+        return self.told.metric
+
+    @cached_property
+    def arms(self) -> dict[Chosen, Cell]:
+        """Without the A/A arm."""
+        return {frozenset(c.first("ablation.on") or ()): c for c in self.cells if c.arm != AGAIN}
+
+    @cached_property
+    def tests(self) -> int:
+        """How many optimisations are tested at once."""
+        return len(self.design.names)
+
+    def analysis(self) -> Analysis:
+        """See `Analysis`."""
+        metric = self.metric
+        noise = self._noise(metric)
+        effects, interactions = self._effects(metric, noise), self._interactions(metric)
+        others = [m for name in OTHERS if (m := find_metric(name)) != metric and self._recorded(m)]
+        baseline = self.arms.get(self.design.baseline)
+        return Analysis(
+            design=self.design.kind,
+            sweep=self.cells[0].sweep,
+            baseline=BASELINE,
+            metric=metric.name,
+            direction=metric.direction,
+            effects=effects,
+            others=tuple(effect for m in others for effect in self._further(m)),
+            noise=noise,
+            interactions=interactions,
+            attribution=self._attribution(metric),
+            blocks=0 if baseline is None else len(baseline.timed),
+            blocks_needed=statistics.blocks_needed(self.tests),
+            notes=tuple(remarks(self.told, effects, noise, interactions)),
+            gaps=tuple(one for cell in self.cells if (one := gaps(cell, metric)).missing),
+        )
+
+    def _further(self, metric: Metric) -> list[Effect]:
+        """The effects on another metric, and what the A/A arm has of it."""
+        noise = self._noise(metric)
+        return [*self._effects(metric, noise), *([noise] if noise else [])]
+
+    def _recorded(self, metric: Metric) -> bool:
+        return any(logarithms(cell, metric) for cell in self.arms.values())
+
+    # ---- effects
+
+    def _effects(self, metric: Metric, noise: Effect | None) -> tuple[Effect, ...]:
+        read = [self._measured(contrast, metric) for contrast in self.design.contrasts]
+        estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
+        corrected = statistics.holm([e.p_value if e else None for e in estimates])
+        band = _band(noise)
+        found = []
+        for contrast, (pairs, logs), estimate, p_holm in zip(
+            self.design.contrasts, read, estimates, corrected, strict=True
+        ):
+            verdict: Verdict
+            reason = ""
+            if estimate is None:
+                verdict = self._lacking({arm for pair in contrast.pairs for arm in pair}, metric)
+            elif not self._live(pairs):
+                verdict = "not live"
+            elif self._apart(pairs):
+                verdict = "apart"
+            else:
+                verdict = self._verdict(estimate, p_holm, metric, band)
+                reason = why_none(estimate, p_holm, self.tests, band) if verdict == "none" else ""
+            effect = self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band)
+            effect = replace(effect, reason=reason)
+            if metric == self.metric:  # the outputs are the same whatever else is told of them
+                cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
+                effect = replace(effect, same_tokens=self.sameness.share(cells))
+            found.append(effect)
+        return tuple(found)
+
+    def _lacking(self, arms: Collection[Chosen], metric: Metric) -> Literal["failed", "not measured"]:
+        """Whether some arm failed, or all that lacks is still to be measured."""
+        there = [cell for chosen in arms if (cell := self.arms.get(chosen)) is not None]
+        return "failed" if any(not logarithms(cell, metric) for cell in there) else "not measured"
+
+    def _verdict(
+        self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
+    ) -> Verdict:
+        if p_holm is None or p_holm > statistics.ALPHA:
+            enough = estimate.n >= statistics.blocks_needed(self.tests)
+            return "none" if enough else "too few blocks"
+        logarithm = math.log(estimate.ratio)
+        if abs(logarithm) <= band or abs(estimate.ratio - 1) < statistics.SMALLEST:
+            return "none"
+        return "faster" if logarithm * metric.better > 0 else "slower"
+
+    def _effect(
+        self,
+        contrast: Contrast,
+        metric: Metric,
+        pairs: int,
+        logs: np.ndarray[Any, Any],
+        estimate: statistics.Estimate | None,
+        p_holm: float | None,
+        verdict: Verdict,
+        band: float,
+    ) -> Effect:
+        with_, without = contrast.pairs[0]
+        least = statistics.minimum_detectable(logs, self.tests)
+        return Effect(
+            name=contrast.name,
+            metric=metric.name,
+            arm=self.design.label(with_),
+            against=self.design.label(without),
+            pairs=pairs,
+            ratio=estimate.ratio if estimate else None,
+            low=estimate.low if estimate else None,
+            high=estimate.high if estimate else None,
+            p_value=estimate.p_value if estimate else None,
+            p_holm=p_holm,
+            blocks=len(logs),
+            minimum_detectable=None if least is None else max(least, math.expm1(band), statistics.SMALLEST),
+            verdict=verdict,
+            log_ratios=tuple(float(value) for value in logs),
+            spikes=statistics.spikes(logs),
+        )
+
+    def _measured(
+        self, contrast: Contrast, metric: Metric
+    ) -> tuple[list[tuple[Chosen, Chosen]], np.ndarray[Any, Any]]:
+        """The pairs of which both arms have figures, and a mean log-ratio for each block that has them all."""
+        pairs = [pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)]
+        return pairs, self._by_block(
+            [chosen for pair in pairs for chosen in pair],
+            metric,
+            lambda log: float(np.mean([log[with_] - log[without] for with_, without in pairs])),
+        )
+
+    def _by_block(
+        self, arms: Sequence[Chosen], metric: Metric, value: Callable[[dict[Chosen, float]], float]
+    ) -> np.ndarray[Any, Any]:
+        """`value` of the logarithms of the arms' figures, for each block in which all of them have one."""
+        logs = {chosen: self._logs(chosen, metric) for chosen in arms}
+        common = set.intersection(*map(set, logs.values())) if logs else set()
+        return np.array(
+            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)], float
+        )
+
+    def _logs(self, chosen: Chosen, metric: Metric) -> dict[Block, float]:
+        cell = self.arms.get(chosen)
+        return {} if cell is None else logarithms(cell, metric)
+
+    def _live(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
+        """Whether in any pair some counter of what was changed differs, or nothing counts it."""
+        for with_, without in pairs:
+            cells = self.arms[without], self.arms[with_]
+            if cells[0].cell_id == cells[1].cell_id:
+                continue  # no knob differs at all
+            found = liveness(list(cells))
+            if not found or any(item.verdict != "not live" for item in found):
+                return True
+        return False
+
+    def _apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
+        """Whether in any pair one arm was measured after the other had ended, so that the ratio holds what drifted between."""
+        for pair in pairs:
+            one, other = (sorted(map(started, self.arms[chosen].timed)) for chosen in pair)
+            if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
+                return True
+        return False
+
+    def _noise(self, metric: Metric) -> Effect | None:
+        again = next((cell for cell in self.cells if cell.arm == AGAIN), None)
+        base = self._logs(self.design.baseline, metric)
+        if again is None or not base:
+            return None
+        copies = logarithms(again, metric)
+        logs = np.array([copies[block] - base[block] for block in sorted(base.keys() & copies.keys())])
+        if not len(logs):
+            return None
+        estimate = statistics.paired(logs)
+        enough = len(logs) >= statistics.blocks_needed(1)
+        verdict: Verdict = "none" if enough else "too few blocks"
+        found = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
+        if found and abs(estimate.ratio - 1) >= statistics.SMALLEST:
+            verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
+        return Effect(
+            name="A/A",
+            metric=metric.name,
+            arm=AGAIN,
+            against=BASELINE,
+            pairs=1,
+            ratio=estimate.ratio,
+            low=estimate.low,
+            high=estimate.high,
+            p_value=estimate.p_value,
+            p_holm=estimate.p_value,
+            blocks=len(logs),
+            minimum_detectable=statistics.minimum_detectable(logs, 1),
+            verdict=verdict,
+            log_ratios=tuple(float(value) for value in logs),
+            same_tokens=self.sameness.share([(again, self.arms[self.design.baseline])]),
+            reason=why_none(estimate, estimate.p_value, 1, 0.0) if verdict == "none" else "",
+            spikes=statistics.spikes(logs),
+        )
+
+    # ---- more than one at a time
+
+    def _interactions(self, metric: Metric) -> tuple[Interaction, ...]:
+        contrasts = self.design.interactions
+        read = []
+        for contrast in contrasts:
+            fours = [
+                four for four in contrast.quadruples if all(self._logs(chosen, metric) for chosen in four)
+            ]
+
+            def excess(log: dict[Chosen, float], fours: Any = fours) -> float:
+                return float(np.mean([log[ab] - log[a] - log[b] + log[o] for ab, a, b, o in fours]))
+
+            def whole(log: dict[Chosen, float], fours: Any = fours) -> float:
+                return float(np.mean([log[ab] - log[o] for ab, _, _, o in fours]))
+
+            used = [chosen for four in fours for chosen in four]
+            read.append([self._by_block(used, metric, value) for value in (excess, whole)])
+        estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
+        corrected = statistics.holm([e.p_value if e else None for e in estimates])
+        found = []
+        for contrast, (_, joint), estimate, p_holm in zip(contrasts, read, estimates, corrected, strict=True):
+            verdict: Togetherness
+            reason = ""
+            if estimate is None:
+                verdict = self._lacking({arm for four in contrast.quadruples for arm in four}, metric)
+            elif p_holm is None or p_holm > statistics.ALPHA:
+                enough = estimate.n >= statistics.blocks_needed(len(contrasts))
+                verdict = "none" if enough else "too few blocks"
+                reason = why_none(estimate, p_holm, len(contrasts), 0.0) if enough else ""
+            else:
+                improved = math.log(estimate.ratio) * metric.better > 0
+                verdict = "more together" if improved else "less together"
+            found.append(
+                Interaction(
+                    contrast.first,
+                    contrast.second,
+                    metric.name,
+                    estimate.ratio if estimate else None,
+                    estimate.low if estimate else None,
+                    estimate.high if estimate else None,
+                    estimate.p_value if estimate else None,
+                    p_holm,
+                    estimate.n if estimate else 0,
+                    verdict,
+                    reason,
+                    statistics.paired(joint).ratio if estimate else None,
+                )
+            )
+        return tuple(found)
+
+    def _attribution(self, metric: Metric) -> Attribution | None:
+        if self.design.kind != "factorial":
+            return None
+        arms = self.design.arms
+        weights = self.design.shapley_weights()
+
+        def share(name: str) -> Callable[[dict[Chosen, float]], float]:
+            return lambda log: sum(
+                weight * (log[with_] - log[without]) for (with_, without), weight in weights[name].items()
+            )
+
+        total = self._by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
+        if not len(total):
+            return None
+        factors = []
+        for name in self.design.names:
+            estimate = statistics.mean(self._by_block(arms, metric, share(name)))
+            factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
+        whole = statistics.mean(total)
+        return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)
+
+
+def _band(noise: Effect | None) -> float:
+    """Half-width of the band of logarithms that the A/A arm cannot be told from: its interval, either way."""
+    bounds = [] if noise is None else [noise.low, noise.high]
+    return max((abs(math.log(bound)) for bound in bounds if bound), default=0.0)

@@ -1,0 +1,148 @@
+"""Whether the effects of the two knobs of a sweep multiply: what both give together, against each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minivllm.analysis import statistics
+from minivllm.analysis.cells import Cell, like_for_like, spoken, varying_columns
+from minivllm.analysis.format import count, ratio, spanned
+from minivllm.analysis.interleaving import took_turns
+from minivllm.analysis.metric import Metric, find_metric, logarithms
+from minivllm.analysis.ranking import NAMES, rank
+
+Place = tuple[str, str]  # of a cell: its value of either knob
+MAX_MORE = 3  # pairs told beside the first
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A value of each knob, against the first cell.
+
+    Args:
+        names: of the two values.
+        alone: what either gives by itself, as ratios of means.
+        joint: what both give.
+        estimate: joint / (product of alone).
+    """
+
+    names: tuple[str, str]
+    alone: tuple[float, float]
+    joint: float
+    estimate: statistics.Estimate
+
+    @property
+    def multiply(self) -> bool | None:
+        """See `statistics.multiply`."""
+        return statistics.multiply(self.estimate.ratio, self.estimate.low, self.estimate.high)
+
+    @property
+    def share(self) -> str:
+        """Of the product, with the interval."""
+        return spanned(self.estimate.ratio, self.estimate.low, self.estimate.high)
+
+
+def sentences(cells: Sequence[Cell]) -> list[str]:
+    """One on the interaction of the two knobs that vary; none where other than two do, or no four cells make a square."""
+    knobs = _knobs(list(cells)) if len(cells[0].varying) > 1 else []
+    done = [cell for cell in cells if cell.configured and cell.timed]
+    if len(knobs) != 2 or not done or done[0] is not cells[0]:
+        return []
+    first, second = knobs
+    grid = {(cell.varying[first], cell.varying[second]): cell for cell in done}
+    if len(grid) < len(done):  # something else varies, too
+        return []
+    metric = next((m for m in map(find_metric, rank(done).metrics) if logarithms(done[0], m)), None)
+    if metric is None:
+        return []
+    grid = {
+        place: cell
+        for place, cell in grid.items()
+        if like_for_like(done[0], cell) and not cell.simulated and logarithms(cell, metric)
+    }
+    pairs = _pairs(grid, (first, second), metric)
+    return [_sentence(pairs, (first, second), metric)] if pairs else []
+
+
+def _knobs(cells: list[Cell]) -> list[str]:
+    """Titles of the columns that vary, without those that follow from another; none where more than knobs vary."""
+    columns = varying_columns(cells)
+    known = [cell for cell in cells if cell.configured]
+    kept: list[str] = []
+    for key, title in columns.items():
+        values = [cell.varying[title] for cell in known]
+        if any(_follows(values, [cell.varying[other] for cell in known]) for other in kept):
+            continue
+        if not key.startswith(("choices.", "config.")):
+            return []
+        kept = [t for t in kept if not _follows([cell.varying[t] for cell in known], values)]
+        kept.append(title)
+    return kept
+
+
+def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether each of the others goes with one value."""
+    return len(set(zip(values, others, strict=True))) == len(set(others))
+
+
+def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: Metric) -> list[Pair]:
+    """Every value of either knob that the first cell does not have, where all four cells are there."""
+    if not grid:
+        return []
+    base = next(iter(grid))
+    squares = [
+        ((a, b), (base, (a, base[1]), (base[0], b), (a, b)))
+        for a, b in grid
+        if a != base[0] and b != base[1] and {(a, base[1]), (base[0], b)} <= grid.keys()
+    ]
+    logs = {place: logarithms(cell, metric) for place, cell in grid.items()}
+    blocked = took_turns(*grid.values()) and len({frozenset(known) for known in logs.values()}) == 1
+    groups = [[known[block] for block in sorted(known)] for known in logs.values()]
+    means = {place: cell.mean(metric.column) or 0.0 for place, cell in grid.items()}
+    found = []
+    for values, square in squares:
+        signs = [dict(zip(square, (1, -1, -1, 1), strict=True)).get(place, 0) for place in grid]
+        estimate = statistics.contrast(groups, signs, len(squares), blocked=blocked)
+        alone_a, alone_b, joint = (means[place] / means[base] for place in square[1:])
+        names = tuple(spoken(title, value) for title, value in zip(titles, values, strict=True))
+        found.append(Pair((names[0], names[1]), (alone_a, alone_b), joint, estimate))
+    return found
+
+
+def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: Metric) -> str:
+    order = (False, None, True)  # the strongest finding first, and of these the farthest from the product
+    pairs = sorted(
+        pairs,
+        key=lambda p: (order.index(p.multiply), -max(p.estimate.ratio, 1 / p.estimate.ratio)),
+    )
+    lead, more = pairs[0], pairs[1:]
+    both = f"effects of {titles[0]} and {titles[1]}"
+    begin = {
+        False: f"The {both} do not multiply",
+        True: f"The {both} multiply, to within {100 * statistics.WITHIN:g} %",
+        None: f"Not told apart, whether the {both} multiply",
+    }[lead.multiply]
+    (first, second), (alone_a, alone_b) = lead.names, lead.alone
+    text = (
+        f"{begin}: {first} with {second} gives {ratio(lead.joint)} the {_noun(metric)} of the first cell, and alone they give "
+        f"{ratio(alone_a)} and {ratio(alone_b)}, whose product is {ratio(alone_a * alone_b)}: {lead.share} of it"
+    )
+    if lead.estimate.low is None:
+        text += ", and a single block has no interval"
+    told = [
+        f"{pair.names[0]} with {pair.names[1]} {pair.share}"
+        + ("" if pair.multiply == lead.multiply else _otherwise(pair))
+        for pair in more[:MAX_MORE]
+    ]
+    if len(more) > MAX_MORE:
+        told.append(count(len(more) - MAX_MORE, "more pair"))
+    return f"{text}; {', '.join(told)}." if told else f"{text}."
+
+
+def _otherwise(pair: Pair) -> str:
+    return " (multiply)" if pair.multiply else " (not told apart)"
+
+
+def _noun(metric: Metric) -> str:
+    return NAMES.get(metric.name, "output tokens/s")

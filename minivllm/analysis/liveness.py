@@ -1,0 +1,178 @@
+"""Whether a knob did anything, by the counters that it keeps of its own work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.analysis.cells import Cell, show
+from minivllm.analysis.format import sig
+from minivllm.analysis.rows import below, differing
+
+# Groups whose options are optimisations of the engine and count their own work.
+LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
+# Knobs whose work one counter shows by itself; others of their group may move for another reason.
+DECISIVE = {
+    "batching.aging_s": ("batching.requests_overtaken",),
+    "batching.chunked_prefill": ("batching.prefill_chunks",),
+    "batching.fair_prefill": ("batching.prefill_chunks",),
+    "batching.group_by_length": ("batching.requests_overtaken",),
+    "batching.max_num_seqs": ("batching.largest_batch",),
+    "batching.max_wait_ms": ("batching.waits",),
+    "batching.preemption": ("batching.preemptions", "cache.blocks_swapped_out"),
+    "batching.prefill_first": ("batching.requests_deferred",),
+    "batching.shed": ("batching.requests_shed",),
+    "batching.watermark": ("batching.admissions_held",),
+    "cache.eviction": ("cache.tokens_evicted", "cache.queries_observed"),
+    "cache.eviction_budget": ("cache.tokens_evicted",),
+    "cache.eviction_sinks": ("cache.tokens_evicted",),
+    "cache.eviction_window": ("cache.tokens_evicted",),
+    "cache.kv_dtype": ("cache.kv_bytes_per_token", "cache.kv_dtype"),
+    "cache.offload_disk_gb": ("cache.blocks_from_disk",),
+    "cache.offload_gb": ("cache.blocks_restored",),
+    "cache.prefix_caching": ("cache.prefix_tokens_reused",),
+    "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+    "decoding.beam_width": ("decoding.beam_rounds", "batching.forks"),
+    "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
+    "decoding.n": ("batching.forks",),
+    "decoding.priority": ("batching.requests_overtaken",),
+    "runtime.compile": ("runtime.compiled",),
+    "runtime.cpu_kernels": ("runtime.cpu_kernels",),
+    "runtime.cuda_graphs": ("runtime.graph_replays",),
+    "runtime.fused_kernels": ("runtime.modules_fused", "decoding.drawn_fused"),
+    "runtime.linear_kernel": ("quant.kernels",),
+    "runtime.moe": ("runtime.mixtures_grouped",),
+    "runtime.native_layers": ("runtime.native_layers",),
+    "runtime.overlap": ("runtime.overlap_steps",),
+    "runtime.trim_last_layer": ("runtime.rows_trimmed",),
+}
+# Knobs whose work no counter shows, whatever has moved.
+UNCOUNTED = {
+    *("attention.split_size", "cache.offload_dir", "quant.threshold"),
+    *("runtime.device", "runtime.threads", "runtime.cores", "runtime.determinism", "runtime.profile"),
+    *("decoding.seed", "decoding.early_stopping", "decoding.length_penalty", "decoding.logprobs"),
+    *(
+        "decoding.prompt_logprobs",
+        "decoding.max_tokens",
+        "decoding.stop",
+        "decoding.stop_token_ids",
+        "decoding.ignore_eos",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Whether a knob that differs from the baseline's did anything, by its own counters."""
+
+    label: str
+    option: str  # as one writes it: "quant=nf4", "cache.block_size=32"
+    mine: dict[str, Any]  # counters; of a live one those that moved
+    theirs: dict[str, Any]  # the baseline's
+    verdict: str  # "live" | "not live" | "not counted"
+
+    @property
+    def counters(self) -> str:
+        """What the cell counted, in words."""
+        return _listed(self.mine)
+
+    @property
+    def baseline(self) -> str:
+        """What the baseline counted."""
+        return _listed(self.theirs)
+
+
+def liveness(cells: list[Cell]) -> list[Liveness]:
+    """Did the counters move, in each cell and each engine group that differ from the first cell?"""
+    if len(cells) < 2:
+        return []
+    base, found = cells[0], []
+    if not base.ok:
+        return []
+    moving = differing([cell.timed[0] for cell in cells if cell.ok])
+    settings = {group: _settings(moving, group) for group in LIVE_GROUPS}
+    told = {group: _knobs(base, names) for group, names in settings.items() if names}
+    for cell in cells[1:]:
+        for group, at_first in told.items() if cell.ok else ():
+            knobs = _knobs(cell, settings[group])
+            if knobs == at_first:
+                continue
+            changed = _changed(group, knobs, at_first)
+            names = {name.partition("=")[0] for name in changed}
+            if names <= DECISIVE.keys():
+                paths = {path for name in names for path in DECISIVE[name]}
+                mine, theirs = _decisive(cell, paths), _decisive(base, paths)
+            else:
+                mine, theirs = _counters(cell, group), _counters(base, group)
+            if names <= UNCOUNTED or not (mine or theirs):
+                state = "not counted"
+            else:
+                state = "not live" if mine == theirs else "live"
+            if state == "live":  # by what moved; the others would hide it
+                moved = [k for k in mine | theirs if mine.get(k) != theirs.get(k)]
+                mine, theirs = ({k: c[k] for k in moved if k in c} for c in (mine, theirs))
+            option = ", ".join(changed)
+            found.append(Liveness(cell.label, option, mine, theirs, state))
+    return found
+
+
+def _settings(moving: set[str], group: str) -> dict[str, str]:
+    """Those of the moving fields that are knobs of a group, by the knob's name, and under "" its option."""
+    start = f"config.{group}."
+    found = {name.removeprefix(start): name for name in moving if name.startswith(start)}
+    option = f"choices.{group}"
+    return found | {"": option} if found or option in moving else {}
+
+
+def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
+    """What a cell has for each of the settings, as one writes it; under "" the option."""
+    row = cell.timed[0]
+    knobs = {name: show(value) for name, field in settings.items() if (value := row.get(field)) is not None}
+    return knobs | {"": show(cell.first(settings[""]))}
+
+
+def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """What was set otherwise: the option, or else the knobs of the same option."""
+    if mine[""] != theirs[""]:
+        return [f"{group}={mine['']}"]
+    return [
+        f"{group}.{name}={show(mine.get(name))}"
+        for name in sorted(mine | theirs)
+        if mine.get(name) != theirs.get(name)
+    ]
+
+
+def _counters(cell: Cell, group: str) -> dict[str, Any]:
+    """Counters of a group: the mean over blocks for numbers, the first block's for words."""
+    counters = below(cell.timed[0], f"liveness.{group}")
+    if len(cell.timed) == 1:  # as a mean would be rounded; most are whole numbers
+        fractions = [k for k, v in counters.items() if type(v) is float and not v.is_integer()]
+        return counters | {k: round(counters[k], 9) for k in fractions} if fractions else counters
+    return {name: _mean(cell, f"liveness.{group}.{name}", first) for name, first in counters.items()}
+
+
+def _mean(cell: Cell, counter: str, first: Any) -> Any:
+    """The mean of a counter over blocks; of one that is words what the first block has."""
+    mean = cell.mean(counter)
+    return first if mean is None else round(mean, 9)
+
+
+def _decisive(cell: Cell, paths: set[str]) -> dict[str, Any]:
+    """The counters of these names, those that were counted."""
+    row, found = cell.timed[0], {}
+    for path in sorted(paths):
+        counter = f"liveness.{path}"
+        if (first := row.get(counter)) is not None:
+            found[path.partition(".")[2]] = _mean(cell, counter, first)
+    return found
+
+
+def _listed(counters: dict[str, Any]) -> str:
+    shown = (f"{k} {_counter(v)}" for k, v in sorted(counters.items()))
+    return ", ".join(shown) or "none"
+
+
+def _counter(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() else sig(value, 4)
+    return str(value)

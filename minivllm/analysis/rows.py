@@ -1,0 +1,167 @@
+"""Records as plain rows: the one place where the report reads anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from minivllm.analysis.absent import fill
+from minivllm.bench.records.reading import flat_rows
+from minivllm.bench.records.schema import Damaged
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import printable
+
+# A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
+Row = dict[str, Any]
+
+
+def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
+    """Rows of every record at or below the given folders, failed ones included, and the unreadable files.
+
+    Raises BadInput where there is no record at all that can be read.
+    """
+    found: dict[str, Row] = {}
+    unreadable: dict[str, Damaged] = {}
+    for place in source if isinstance(source, list) else [source]:  # in the order in which they are given
+        rows, damaged = flat_rows(place)
+        for row in rows:
+            found.setdefault(row["directory"], row)
+        unreadable.update((str(path), path) for path in damaged)
+    if not found:
+        places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
+        if unreadable:
+            first = next(iter(unreadable.values()))
+            raise BadInput(
+                f"no record at or below {places} can be read, of {len(unreadable)} that are there; the first: {first}: "
+                f"{first.reason}"
+            )
+        raise BadInput(
+            f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
+        )
+    for row in found.values():
+        _show(row)
+    rows = list(found.values())
+    fill(rows)
+    return rows, list(unreadable.values())
+
+
+def _show(row: Row) -> None:
+    """Leave of a row's words what any page, table or terminal can show; the place of its files stays."""
+    values = row.values()
+    if "".join([value for value in values if type(value) is str]).isprintable() and _printable(tuple(row)):
+        changed = [key for key, value in row.items() if type(value) is list]
+    else:
+        changed = list(row)
+    for key in changed:
+        value = row[key]
+        if isinstance(value, list):
+            row[key] = [_shown(item) if isinstance(item, str) else item for item in value]
+        elif isinstance(value, str) and key != "directory":
+            row[key] = _shown(value)
+        if not key.isprintable():
+            row[_shown(key)] = row.pop(key)
+
+
+@lru_cache(maxsize=4096)
+def _printable(names: tuple[str, ...]) -> bool:
+    return "".join(names).isprintable()
+
+
+def _shown(text: str) -> str:
+    return (
+        text if text.isprintable() else printable(text).encode("utf-8", "replace").decode()
+    )  # half of a surrogate pair is no UTF-8
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float, or None where it is not a number."""
+    kind = type(value)
+    if kind is not float and (kind is bool or not isinstance(value, (int, float))):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def strings(value: Any) -> list[str]:
+    """A list field of a record as strings; empty where it is missing."""
+    if isinstance(value, str):
+        return [value] if value else []
+    return [str(v) for v in value] if isinstance(value, list | tuple) else []
+
+
+def below(row: Row, prefix: str) -> Row:
+    """The fields under `prefix.`, without it; nested dictionaries that were not flattened included."""
+    found = {short: v for key, short in _names(tuple(row), prefix) if (v := row[key]) is not None}
+    nested = row.get(prefix)
+    if isinstance(nested, Mapping):
+        found.update(nested)
+    return found
+
+
+@lru_cache(maxsize=4096)  # thousands of records have the same fields
+def _names(fields: tuple[str, ...], prefix: str) -> tuple[tuple[str, str], ...]:
+    """The fields under `prefix.`, each with what follows it."""
+    start = f"{prefix}."
+    return tuple((field, field[len(start) :]) for field in fields if field.startswith(start))
+
+
+def fields(rows: Iterable[Row]) -> set[str]:
+    """The names of all fields that any of the rows has."""
+    return set().union(*{tuple(row) for row in rows})  # thousands of records have the same
+
+
+def differing(rows: Sequence[Row]) -> set[str]:
+    """The names of the fields that are not the same in all of the rows."""
+    found: set[str] = set()
+    firsts: dict[tuple[str, ...], Row] = {}  # of the rows that have the same fields, which are few kinds
+    alike: dict[tuple[str, ...], list[bool]] = {}  # which of the fields were the same in all of these rows
+    for row in rows:
+        names = tuple(row)
+        first = firsts.setdefault(names, row)
+        same = alike.setdefault(names, [True] * len(names))
+        if [*compress(row.values(), same)] != [*compress(first.values(), same)]:
+            pairs = zip(same, first.values(), row.values(), strict=True)
+            alike[names] = [kept and (one is other or one == other) for kept, one, other in pairs]
+    for names, same in alike.items():
+        found.update(name for name, kept in zip(names, same, strict=True) if not kept)
+    one, *others = firsts.values()
+    for other in others:
+        found |= other.keys() ^ one.keys()
+        found.update(name for name in other.keys() & one.keys() if other[name] != one[name])
+    return found
+
+
+def record_folder(row: Row) -> Path | None:
+    """The folder that holds the row's record.json and its parquet files."""
+    value = row.get("directory")
+    return Path(value) if isinstance(value, str | Path) and str(value) else None
+
+
+def status_of(row: Row) -> str:
+    """The record's status; a record whose validity gate failed counts as invalid whatever it says."""
+    status = str(row.get("status") or "error")
+    return "invalid" if status == "ok" and row.get("validity.ok") is False else status
+
+
+def distinct(rows: Iterable[Row], key: str) -> list[Any]:
+    """The different values of a field that are not missing, in order of appearance."""
+    found = [value for row in rows if (value := row.get(key)) is not None]
+    try:
+        return list(dict.fromkeys(found))
+    except TypeError:  # lists cannot be hashed
+        return list({repr(value): value for value in reversed(found)}.values())[::-1]
+
+
+CLOSED = ("offline", "concurrency")  # arrival processes in which a request waits for the engine
+
+
+def open_loop(row: Row) -> tuple[tuple[str, Any], ...] | None:
+    """The knobs of an arrival process that goes by the clock, whatever the engine does; None where there is none."""
+    target = str(row.get("config.arrival._target_") or "")
+    name = target.rpartition(".")[2].lower() or row.get("choices.arrival")
+    if not name or name in CLOSED or row.get("config.arrival.concurrency") is not None:
+        return None
+    return tuple(sorted(below(row, "config.arrival").items()))

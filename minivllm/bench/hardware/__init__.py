@@ -1,0 +1,1 @@
+"""The machine under test: limits, energy, telemetry, clocks."""

@@ -1,0 +1,204 @@
+"""Energy of a window, from a hardware counter or not at all.
+
+begin_window() and end_window() bracket the measured window as zeus does (https://ml.energy/zeus);
+null objects stand where there is no counter, so that callers need no case for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.bench.hardware.readings import Energy
+
+POWERCAP = Path("/sys/class/powercap")
+SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
+REST_S = 1.0  # after which it tells no more of what was before
+RAPL_EVERY_S = 60.0  # a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
+
+
+class NullMeter:
+    """Stands in where no energy counter can be read; says why."""
+
+    method: str | None = None
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self._began_s: float | None = None
+
+    def begin_window(self) -> None:
+        """Note the start of the measured window."""
+        self._began_s = time.monotonic()
+
+    def end_window(self, idle_watts: float | None = None) -> Energy:
+        """The window's energy: nulls, with the reason."""
+        began, self._began_s = self._began_s, None
+        window = None if began is None else time.monotonic() - began
+        return Energy(window_s=window, method=self.method, reason=self.reason)
+
+    def idle_watts(self, seconds: float = 0.5) -> float | None:
+        """Power while nothing runs, watts; None here."""
+        return None
+
+
+class CounterMeter(NullMeter):
+    """Reads a counter of joules on both sides of the window, the device idle at both readings.
+
+    Args:
+        read: the counter's value in joules; None where it fails.
+        method: "nvml" or "rapl".
+        synchronise: waits until the device has finished what it was given.
+        short_s: windows shorter than this are flagged.
+        every_s: within a window, read the counter as often as this; None where it never wraps around.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], float | None],
+        method: str,
+        synchronise: Callable[[], object] = lambda: None,
+        short_s: float = 0.0,
+        every_s: float | None = None,
+    ) -> None:
+        super().__init__("")
+        self.method = method
+        self._read = read
+        self._synchronise = synchronise
+        self._short = short_s
+        self._every = every_s
+        self._ended = threading.Event()
+        self._reader: threading.Thread | None = None
+        self._began_joules: float | None = None
+
+    def begin_window(self) -> None:
+        """Wait for the device, then read the counter."""
+        self._synchronise()
+        self._began_joules = self._read()
+        if self._every is not None:
+            self._ended.clear()
+            self._reader = threading.Thread(target=self._keep_reading, name="energy", daemon=True)
+            self._reader.start()
+        super().begin_window()
+
+    def _keep_reading(self) -> None:
+        while not self._ended.wait(self._every):
+            self._read()
+
+    def end_window(self, idle_watts: float | None = None) -> Energy:
+        """Wait for the device, read the counter again, and make figures of the difference.
+
+        Args:
+            idle_watts: from `idle_watts()`, for the joules that the work alone took.
+        """
+        self._synchronise()
+        if self._reader is not None:
+            self._ended.set()
+            self._reader.join()
+            self._reader = None
+        ended = self._read()
+        energy = super().end_window()
+        energy.reason = None
+        if self._began_joules is None or ended is None or not energy.window_s:
+            energy.reason = f"the {self.method} energy counter could not be read"
+            return energy
+        joules = ended - self._began_joules
+        if joules < 0:
+            energy.reason = f"the {self.method} energy counter ran backwards"
+            return energy
+        energy.joules = joules
+        energy.mean_watts = joules / energy.window_s
+        energy.idle_watts = idle_watts
+        if idle_watts is not None:
+            energy.joules_above_idle = joules - idle_watts * energy.window_s
+        if energy.window_s < self._short:
+            energy.reason = f"window of {energy.window_s:.1f} s is below {self._short:g} s: coarse reading"
+        return energy
+
+    def idle_watts(self, seconds: float = 0.5) -> float | None:
+        """Mean power over `seconds` in which the caller gives the device nothing to do, after some rest, watts."""
+        self._synchronise()
+        time.sleep(REST_S)
+        began, joules = time.monotonic(), self._read()
+        time.sleep(seconds)
+        ended = self._read()
+        if joules is None or ended is None or ended < joules:
+            return None
+        return (ended - joules) / (time.monotonic() - began)
+
+
+def per_token(energy: Energy, output_tokens: int) -> float | None:
+    """Joules a token: all of the window's, over the tokens that throughput and cost count (`Metrics.output_tokens`)."""
+    return None if energy.joules is None or not output_tokens else energy.joules / output_tokens
+
+
+class Rapl:
+    """Intel's and AMD's running average power limit counters, packages and memory together.
+
+    Args:
+        root: the kernel's powercap folder.
+
+    Raises:
+        OSError: there are no counters, or this user may not read them.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._zones: list[tuple[Path, float]] = []
+        for zone in sorted(root.glob("intel-rapl:*")):
+            name = (zone / "name").read_text().strip()
+            # Cores and uncore are part of their package; psys holds packages; memory stands beside.
+            if name.startswith("package") or name == "dram":
+                wrap = float((zone / "max_energy_range_uj").read_text())
+                self._zones.append((zone / "energy_uj", wrap))
+        if not self._zones:
+            raise FileNotFoundError(f"no RAPL counters under {root}")
+        self._last = [self._microjoules(path) for path, _ in self._zones]
+        self._total = 0.0
+
+    @staticmethod
+    def _microjoules(path: Path) -> float:
+        return float(path.read_text())
+
+    def read(self) -> float | None:
+        """Joules since construction. A counter that wrapped around once since the last reading is unwrapped."""
+        for i, (path, wrap) in enumerate(self._zones):
+            try:
+                now = self._microjoules(path)
+            except OSError:
+                return None
+            gained = now - self._last[i]
+            self._total += gained if gained >= 0 else gained + wrap
+            self._last[i] = now
+        return self._total / 1e6
+
+
+def open_meter(
+    device: str, gpu: NullGpu, synchronise: Callable[[], object] = lambda: None, root: Path = POWERCAP
+) -> NullMeter:
+    """The energy counter of the device that computes, or a null meter with the reason.
+
+    Args:
+        device: what the engine computes on, see `device_of`.
+        gpu: its GPU or a null object.
+        synchronise: waits for the device.
+        root: the kernel's powercap folder.
+    """
+    if device.startswith("server"):
+        return NullMeter(
+            f"the {device} may be another machine: runtime.device=cpu or cuda says that it computes on this one"
+        )
+    if device.startswith("cuda"):
+        if not gpu.present:
+            return NullMeter(gpu.reason or "no GPU")
+        if gpu.energy_joules() is None:
+            return NullMeter("this GPU has no energy counter (NVML)")
+        return CounterMeter(gpu.energy_joules, "nvml", synchronise, SHORT_GPU_WINDOW_S)
+    try:
+        rapl = Rapl(root)
+    except PermissionError as error:
+        return NullMeter(f"RAPL counters are not readable by this user: {error.filename}")
+    except (OSError, ValueError) as error:
+        return NullMeter(f"no energy counter on this machine: {error}")
+    return CounterMeter(rapl.read, "rapl", synchronise, every_s=RAPL_EVERY_S)

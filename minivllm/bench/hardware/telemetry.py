@@ -1,0 +1,235 @@
+"""What the machine did while a worker measured, sampled by the supervisor from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from minivllm.bench.hardware.gpu import NullGpu
+
+Row = dict[str, Any]
+FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
+FAMILY_EVERY_S = 1.0
+# The memory that the roofline probe, quality and the profiler take is not the run's.
+UNCOUNTED_PHASES = ("probing", "quality", "profiling")
+
+
+class Telemetry:
+    """A thread that samples a worker, whatever it has started, and its GPU until stopped.
+
+    Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's own
+    timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water mark),
+    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, `cpu_fastest_mhz`, and `gpu_*` readings. Memory and
+    CPU are the worker's and its descendants' together: some engines compute in a process of their own.
+
+    Args:
+        pid: the worker.
+        gpu: its GPU or a null object.
+        interval_s: seconds between samples.
+        memory_limit: bytes of resident memory past which `over_limit` is set; None is no limit.
+    """
+
+    def __init__(
+        self, pid: int, gpu: NullGpu, interval_s: float = 0.2, memory_limit: float | None = None
+    ) -> None:
+        self.over_limit = threading.Event()
+        self.phase = "loading"
+        self._gpu = gpu
+        self._pid = pid
+        self._interval = interval_s
+        self._limit = memory_limit
+        self._rows: list[Row] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._family = Family(pid)
+        self._last: tuple[float, float, float] | None = None  # time, worker's CPU seconds, everybody's
+        self._clocks: dict[str, float | None] = {}
+        self._clocks_s = float("-inf")
+
+    def start(self) -> Telemetry:
+        """Begin sampling."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End sampling; returns once the thread has ended."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.sample()
+            self._stop.wait(self._interval)
+
+    def sample(self) -> Row | None:
+        """Take one row now; None once the worker is gone."""
+        with self._lock:
+            try:
+                row = self._row()
+            except psutil.Error:
+                return None
+            self._rows.append(row)
+        if self._limit and row["rss"] > self._limit and row["phase"] not in UNCOUNTED_PHASES:
+            self.over_limit.set()
+        return row
+
+    def _row(self) -> Row:
+        now = time.monotonic()
+        usage = self._family.usage(now)
+        worker, total = usage.cpu_s, busy_seconds()
+        worker_percent = other_percent = None
+        if self._last is not None and now > self._last[0]:
+            span = now - self._last[0]
+            worker_percent = max(0.0, 100 * (worker - self._last[1]) / span)  # a process may have ended
+            other_percent = max(0.0, 100 * (total - self._last[2]) / span - worker_percent)
+        self._last = (now, worker, total)
+        return {
+            "t_s": now,
+            "phase": self.phase,
+            "rss": usage.rss,
+            "rss_peak": usage.rss_peak,
+            "cpu_worker_percent": worker_percent,
+            "cpu_other_percent": other_percent,
+            **self._cpu_clocks(now),
+            **self._gpu.sample({self._pid, *usage.pids}),
+        }
+
+    def _cpu_clocks(self, now: float) -> dict[str, float | None]:
+        if now - self._clocks_s >= FREQUENCY_EVERY_S:
+            clocks = cpu_clocks()
+            self._clocks_s = now
+            self._clocks = {
+                "cpu_mhz": sum(clocks) / len(clocks) if clocks else None,
+                "cpu_fastest_mhz": max(clocks, default=None),
+            }
+        return self._clocks
+
+    def rows(self, since: float, until: float | None = None) -> list[Row]:
+        """Rows taken from `since` to `until` (monotonic seconds)."""
+        with self._lock:
+            return [
+                row for row in self._rows if row["t_s"] >= since and (until is None or row["t_s"] <= until)
+            ]
+
+
+def cpu_clocks() -> list[float]:
+    """The clock of each core as the system tells it, MHz; of some systems one for all, or none."""
+    with suppress(Exception):  # psutil raises what the platform's files happen to cause
+        return [float(core.current) for core in psutil.cpu_freq(percpu=True)]
+    return []
+
+
+def cpu_mhz() -> float | None:
+    """The mean clock of the cores; None where the system does not tell it."""
+    clocks = cpu_clocks()
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def cpu_max_mhz() -> float | None:
+    """The greatest clock that any core can run at; None where the system does not tell it."""
+    with suppress(Exception):
+        return max(float(core.max) for core in psutil.cpu_freq(percpu=True)) or None
+    return None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its descendants use at one moment."""
+
+    pids: tuple[int, ...]
+    rss: int  # bytes, summed: pages that they share count more than once
+    rss_peak: int | None  # the sum of each one's own peak, so an upper bound
+    cpu_s: float  # CPU seconds of those alive
+
+
+class Family:
+    """A process and its descendants.
+
+    Args:
+        pid: the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._members: list[psutil.Process] = []
+        self._looked_s = float("-inf")
+
+    def usage(self, now: float) -> Usage:
+        """What they use. Descendants are looked for once a second: that takes a walk over all processes.
+
+        Raises:
+            psutil.Error: the process itself is gone.
+        """
+        if not self._members or now - self._looked_s >= FAMILY_EVERY_S:
+            head = self._members[0] if self._members else psutil.Process(self._pid)
+            self._members = [head, *head.children(recursive=True)]
+            self._looked_s = now
+        pids, rss, peaks, cpu_s = [], 0, [], 0.0
+        for index, member in enumerate(self._members):
+            try:
+                with member.oneshot():
+                    times = member.cpu_times()
+                    rss += member.memory_info().rss
+            except psutil.Error:
+                if index == 0:
+                    raise
+                continue
+            cpu_s += times.user + times.system
+            pids.append(member.pid)
+            if (mark := _high_water_mark(member.pid)) is not None:
+                peaks.append(mark)
+        return Usage(tuple(pids), rss, sum(peaks) or None, cpu_s)
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all processes together have used since the machine started."""
+    times = psutil.cpu_times()
+    # Linux counts a guest's time in user and nice already; waiting for a disk is idleness.
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+
+
+def _high_water_mark(pid: int | str) -> int | None:
+    """Peak resident bytes of a process since it started or since the mark was reset."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def own_peak_rss() -> int | None:
+    """Peak resident bytes of this process, and of those that it has started, each one's own."""
+    marks = [_high_water_mark("self"), *map(_high_water_mark, _descendants())]
+    return sum(mark for mark in marks if mark is not None) or None
+
+
+def reset_own_peak_rss() -> bool:
+    """Restart those high-water marks at their present size; False where that is not allowed."""
+    try:
+        for pid in ("self", *_descendants()):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _descendants() -> list[int]:
+    with suppress(psutil.Error):
+        return [process.pid for process in psutil.Process().children(recursive=True)]
+    return []
+
+
+def peak(rows: list[Row], column: str) -> int | None:
+    """Greatest value of a column outside UNCOUNTED_PHASES; None where it was never read."""
+    values = [
+        row[column] for row in rows if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES
+    ]
+    return int(max(values)) if values else None

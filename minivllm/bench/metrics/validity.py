@@ -1,0 +1,356 @@
+"""The gate: may this measurement be quoted? Every reason against it is one sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.metrics.prefix_sharing import check_cold
+from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN, RequestTrace
+from minivllm.bench.metrics.roofline import exceeds
+from minivllm.bench.metrics.stream_validity import check_stream
+from minivllm.bench.records.record import Metrics, Validity
+from minivllm.bench.workloads.workload import Workload
+
+LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
+LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
+WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
+MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10  # longest stretch without a telemetry sample: the greater of the two
+SHORT_S = 1.0  # a window in which any moment's disturbance is a large part
+OTHERS_PERCENT = 20.0  # of one core, used by other processes
+CLOCK_RANGE = 0.1  # of the greatest clock within the window
+THROTTLED_SHARE = 0.05  # of the samples; a single one may be the end of something else
+# Bits of NVML's clocks event reasons. Those of the hardware protecting itself make a slower machine of it.
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+POWER_CAP = 0x04
+LONG_ANSWER = 8  # tokens, of which all are alike by accident in no text
+SLOW_CLOCK = 0.5  # of the greatest clock that the hardware can run at
+NAMED = 3  # examples named in a sentence
+
+
+def check(
+    traces: Sequence[RequestTrace],
+    workload: Workload,
+    metrics: Metrics,
+    *,
+    energy: Energy | None = None,
+    roofline: Roofline | None = None,
+    liveness: Mapping[str, Mapping[str, float | str]] | None = None,
+    cold: bool = False,
+) -> Validity:
+    """Judge one measurement, but for what was seen from outside (`check_telemetry`).
+
+    Args:
+        traces: as the driver returned them.
+        workload: what was asked.
+        metrics: what `metrics.compute` made of the traces.
+        energy: the window's energy.
+        roofline: with MBU and MFU.
+        liveness: what the engine counted within the window.
+        cold: whether the prefix cache should have been empty before.
+    """
+    stream_reasons, stream_notes = check_stream(liveness or {}, metrics.e2e_ms.mean)
+    reasons = [
+        *_counts(traces, workload),
+        *stream_reasons,
+        *_times(traces),
+        *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
+        *_above_limit(roofline or Roofline()),
+    ]
+    notes = [
+        *_shed(traces),
+        *_lateness(traces),
+        *_limit_notes(roofline or Roofline()),
+        *_energy_notes(energy, metrics),
+        *_recordings(liveness or {}),
+        *_overlaps(liveness or {}),
+        *stream_notes,
+        *(check_cold(workload, liveness or {}, sum(trace.input_tokens for trace in traces)) if cold else ()),
+    ]
+    return Validity(not reasons, reasons, notes)
+
+
+def check_telemetry(
+    rows: Sequence[Mapping[str, Any]],
+    start_s: float,
+    end_s: float,
+    interval_s: float = 0.2,
+    clocks: Mapping[str, float | None] | None = None,
+) -> Validity:
+    """Judge the samples of a measured window.
+
+    Args:
+        rows: with `t_s` in seconds of the clock of `start_s`, `cpu_other_percent` (100 is one core), and what
+            else of `Telemetry`'s columns the machine offers.
+        start_s: the window's start.
+        end_s: the window's end.
+        interval_s: seconds between samples, as set.
+        clocks: the provenance's, with the greatest that the hardware can run at.
+    """
+    reasons, notes = [], []
+    inside = [row for row in rows if start_s <= row["t_s"] <= end_s]
+    times = [start_s, *(row["t_s"] for row in inside), end_s]
+    gap = max(b - a for a, b in pairwise(times))
+    if any(b < a for a, b in pairwise(row["t_s"] for row in rows)):
+        reasons.append("the times of telemetry run backwards: the monotonic clock jumped")
+    allowed = max(MAX_GAP_S, MAX_GAP_INTERVALS * interval_s)
+    if gap > allowed:
+        reasons.append(
+            f"telemetry has a gap of {gap:.1f} s, above {allowed:.1f} s: "
+            "the machine stood still or the sampler starved"
+        )
+    elif not inside:
+        notes.append(f"no telemetry sample fell into the window of {end_s - start_s:.2f} s")
+    if end_s - start_s < SHORT_S:
+        notes.append(
+            f"the window lasted {end_s - start_s:.2f} s: a moment's disturbance is a large part of it, and a longer load "
+            "or more repeats say more"
+        )
+    # What others used is known of the time up to a sample, so that the next one after a short window is of it, too.
+    heard = inside or [row for row in rows if row["t_s"] > end_s][:1]
+    others = [row["cpu_other_percent"] for row in heard if row.get("cpu_other_percent") is not None]
+    if others and sum(others) / len(others) > OTHERS_PERCENT:
+        notes.append(
+            f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"
+        )
+    reasons += _slowdowns(inside)
+    notes += [
+        *_power_cap(inside),
+        *_neighbours(inside),
+        *_clocks(inside),
+        *_slow_clocks(inside, clocks or {}),
+    ]
+    return Validity(not reasons, reasons, notes)
+
+
+def shared(notes: Iterable[str]) -> bool:
+    """Whether a record's notes say that other processes used the machine or the GPU within the window."""
+    return any("other process" in note for note in notes)
+
+
+def _readings(rows: Sequence[Mapping[str, Any]], column: str) -> list[Any]:
+    return [row[column] for row in rows if row.get(column) is not None]
+
+
+def _slowdowns(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A GPU that protects itself is not the GPU that the record names."""
+    flags = _readings(rows, "gpu_throttle_reasons")
+    for bit, name in SLOWDOWNS.items():
+        share = sum(bool(flag & bit) for flag in flags) / len(flags) if flags else 0.0
+        if share > THROTTLED_SHARE:
+            yield f"the GPU was throttled in {100 * share:.0f} % of the samples: {name}"
+
+
+def _power_cap(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Reaching the power limit is how a loaded GPU runs, but the figures are then those of that limit."""
+    flags = _readings(rows, "gpu_throttle_reasons")
+    share = sum(bool(flag & POWER_CAP) for flag in flags) / len(flags) if flags else 0.0
+    if share > THROTTLED_SHARE:
+        yield f"the GPU was held at its power limit in {100 * share:.0f} % of the samples"
+
+
+def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Processes with a context on the GPU that the worker did not start."""
+    most = max(_readings(rows, "gpu_other_processes"), default=0)
+    if most:
+        yield f"{most} other processes were on the GPU" if most > 1 else "another process was on the GPU"
+
+
+def _clocks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for column, name in (("gpu_sm_mhz", "GPU"), ("gpu_memory_mhz", "GPU memory"), ("cpu_mhz", "CPU")):
+        clocks = _readings(rows, column)
+        if clocks and max(clocks) - min(clocks) > CLOCK_RANGE * max(clocks):
+            yield f"the {name} clock changed within the window, from {min(clocks):.0f} to {max(clocks):.0f} MHz"
+
+
+def _slow_clocks(rows: Sequence[Mapping[str, Any]], clocks: Mapping[str, float | None]) -> Iterator[str]:
+    """A machine that saves power, or is throttled by what it does not tell, is not the one that its name promises."""
+    for column, limit, name in (
+        ("cpu_fastest_mhz", "cpu_max_mhz", "CPU's fastest core"),
+        ("gpu_sm_mhz", "gpu_max_sm_mhz", "GPU"),
+        ("gpu_memory_mhz", "gpu_max_memory_mhz", "GPU's memory"),
+    ):
+        greatest, most = max(_readings(rows, column), default=None), clocks.get(limit)
+        if greatest is not None and most and greatest < SLOW_CLOCK * most:
+            yield (
+                f"the {name} ran at {greatest:.0f} MHz at most, {100 * greatest / most:.0f} % of its own maximum of "
+                f"{most:.0f} MHz, for the whole window"
+            )
+
+
+def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
+    """Every request asked for was answered, with the tokens it asked for."""
+    asked = {request.request_id: request for request in workload.requests}
+    if [trace.request_id for trace in traces] != list(asked):
+        yield f"{len(traces)} requests were traced and {len(asked)} asked for, or they are not the same"
+        return
+    failed = [
+        f"{trace.request_id}: {trace.error or trace.status}"
+        for trace in traces
+        if trace.status not in ("ok", "empty", "shed")
+    ]
+    if failed:
+        yield f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"
+    empty = [trace.request_id for trace in traces if trace.status == "empty"]
+    if empty:
+        yield f"{len(empty)} of {len(traces)} requests produced no token ({_examples(empty)})"
+    wrong_prompts, wrong_outputs = [], []
+    said = {trace.request_id: trace.input_tokens + len(trace.token_ids) for trace in traces}
+    for trace in traces:
+        request = asked[trace.request_id]
+        got, wanted = len(trace.token_ids), request.max_tokens
+        prompt_len = len(request.prompt_token_ids) + said.get(request.follows or "", 0)
+        if trace.submitted_s is not None and trace.input_tokens != prompt_len:
+            wrong_prompts.append(f"{trace.request_id}: {trace.input_tokens} of {prompt_len}")
+        if trace.completed and (got > wanted or (request.ignore_eos and got < wanted)):
+            wrong_outputs.append(f"{trace.request_id}: {got} of {wanted}")
+    if wrong_prompts:
+        yield f"{len(wrong_prompts)} prompts are not as long as asked ({_examples(wrong_prompts)})"
+    if wrong_outputs:
+        yield f"{len(wrong_outputs)} outputs are not as long as asked ({_examples(wrong_outputs)})"
+
+
+def _shed(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """A policy that sheds does what it was asked to, but the latencies are then those of the others."""
+    shed = [trace.request_id for trace in traces if trace.status == "shed"]
+    if shed:
+        yield f"{len(shed)} of {len(traces)} requests were shed, too late for their deadline ({_examples(shed)})"
+
+
+def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """Time runs forward, and the engine's clock is the driver's."""
+    backwards, early = [], []
+    for trace in traces:
+        times = trace.token_times
+        if len(times) != len(trace.token_ids) or any(a > b for a, b in pairwise(times)):
+            backwards.append(trace.request_id)
+        if not times:
+            continue
+        if times[0] < trace.scheduled_s:
+            early.append(
+                f"{trace.request_id}: first token {trace.scheduled_s - times[0]:.3f} s before it was due"
+            )
+        elif trace.started_s is not None and not trace.scheduled_s <= trace.started_s <= times[0]:
+            offset = trace.started_s - trace.scheduled_s
+            early.append(f"{trace.request_id}: first step {offset:+.3f} s from when it was due")
+    if backwards:
+        yield f"{len(backwards)} requests have token times missing or out of order ({_examples(backwards)})"
+    if early:
+        yield f"{len(early)} requests have times that cannot be ({_examples(early)}): the clocks disagree"
+
+
+def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]:
+    """A note on answers that are one token from beginning to end, as of a model or a kernel that is broken.
+
+    Args:
+        traces: of an engine that computes.
+        served: whether a server answers, which may not tell the ids.
+    """
+    said = [
+        t for t in traces if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
+    ]
+    alike = [f"{t.request_id}: token {t.token_ids[0]}" for t in said if len(set(t.token_ids)) == 1]
+    if not alike:
+        return []
+    return [
+        f"{len(alike)} of {len(said)} answers of at least {LONG_ANSWER} tokens are one token throughout "
+        f"({_examples(alike)})"
+    ]
+
+
+def _littles_law(traces: Sequence[RequestTrace], metrics: Metrics) -> Iterator[str]:
+    """Requests in the system, counted over time, equal throughput times latency (Little 1961)."""
+    window, rate, latency = metrics.duration_s, metrics.requests_per_s, metrics.e2e_ms.mean
+    if not window or rate is None or latency is None:
+        yield "nothing was measured: the window from first arrival to last token is empty"
+        return
+    changes = sorted(
+        change
+        for trace in traces
+        if trace.finished_s is not None
+        for change in ((trace.scheduled_s, 1), (trace.finished_s, -1))
+    )
+    area, present = 0.0, 0
+    for (time_s, change), (next_s, _) in pairwise(changes):
+        present += change
+        area += present * (next_s - time_s)
+    counted, expected = area / window, rate * latency / 1e3
+    if abs(counted - expected) > LITTLE_TOLERANCE * max(counted, expected):
+        yield (
+            f"Little's law fails: {counted:.2f} requests were in the system on average, and "
+            f"{rate:.3g} requests/s times a mean latency of {latency:.1f} ms make {expected:.2f}"
+        )
+
+
+def _above_limit(roofline: Roofline) -> Iterator[str]:
+    """Nothing is faster than the hardware, unless it never left the cache."""
+    if not exceeds(roofline):
+        return
+    if roofline.mbu is not None and roofline.mbu > 1:
+        yield f"decoding would have used {100 * roofline.mbu:.0f} % of the measured memory bandwidth"
+    if roofline.mfu is not None and roofline.mfu > 1:
+        yield f"prefill would have used {100 * roofline.mfu:.0f} % of the measured matrix rate"
+
+
+def _limit_notes(roofline: Roofline) -> Iterator[str]:
+    if roofline.fits_cache and max(roofline.mbu or 0, roofline.mfu or 0) > 1:
+        yield "the model fits the last-level cache, so its use of the measured limits may exceed 100 %"
+
+
+def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
+    """How late the single-threaded driver was; the latencies include it."""
+    sent = [trace for trace in traces if trace.completed and trace.submitted_s is not None]
+    if not sent:
+        return
+    late = sum((trace.submitted_s or 0.0) - trace.scheduled_s for trace in sent) / len(sent)
+    latency = sum(trace.token_times[-1] - trace.scheduled_s for trace in sent) / len(sent)
+    if late > LATE_SHARE * latency:
+        yield (
+            f"requests were submitted {1e3 * late:.1f} ms late on average, {100 * late / latency:.0f} % of "
+            "their latency, which includes it: the engine's steps are long beside it"
+        )
+
+
+def _energy_notes(energy: Energy | None, metrics: Metrics) -> Iterator[str]:
+    if energy is None or energy.joules is None:
+        return
+    if energy.reason:
+        yield f"energy: {energy.reason}"
+    if (
+        metrics.duration_s
+        and energy.window_s
+        and abs(energy.window_s / metrics.duration_s - 1) > WINDOW_TOLERANCE
+    ):
+        yield f"energy is of {energy.window_s:.2f} s and throughput of {metrics.duration_s:.2f} s"
+
+
+def _recordings(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
+    """A CUDA graph that is recorded when it is first needed holds up the requests that need it."""
+    if count := int(liveness.get("runtime", {}).get("graph_captures", 0)):
+        yield f"{count} CUDA graph{'s were' if count > 1 else ' was'} recorded within the window, whose times include it"
+
+
+def overlap_steps(liveness: Mapping[str, Mapping[str, float | str]]) -> int:
+    """Steps of the window that were launched before the one before them had ended."""
+    return int(liveness.get("runtime", {}).get("overlap_steps", 0))
+
+
+def _overlaps(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
+    """Phases tell less where one of them holds the wait for another step."""
+    if count := overlap_steps(liveness):
+        yield (
+            f"{count} steps overlapped the step before: MBU and MFU are of steps that two of their kind follow, and phases "
+            "of a step hold the wait for another (runtime.overlap=false tells them apart)"
+        )
+
+
+def _examples(items: Sequence[str]) -> str:
+    more = f"; {len(items) - NAMED} more" if len(items) > NAMED else ""
+    return "; ".join(items[:NAMED]) + more

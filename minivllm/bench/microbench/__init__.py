@@ -1,0 +1,1 @@
+"""Microbenchmarks: each kernel by itself."""

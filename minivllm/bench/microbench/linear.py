@@ -1,0 +1,91 @@
+"""Products with weights in each format, for the shapes of a model's linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
+from minivllm.bench.targets.minivllm import kernel_name
+from minivllm.quant.base import QuantMethod
+from minivllm.quant.int4 import Int4
+from minivllm.quant.int8 import Int8
+from minivllm.quant.nf4 import NF4
+from minivllm.quant.plain import plain_linear
+
+LIBRARIES = {"int8": "torch", "int4": "torch", "nf4": "bitsandbytes"}  # values of quant.kernel
+METHODS: dict[str, Callable[..., QuantMethod]] = {"int8": Int8, "int4": Int4, "nf4": NF4}
+
+
+def shapes(setting: Setting) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a layer's products, and of the head."""
+    c = setting.model
+    width = c.num_heads * c.head_dim
+    inner = c.moe_intermediate_size if c.num_experts else c.intermediate_size
+    return {
+        "qkv_proj": (width + 2 * c.num_kv_heads * c.head_dim, c.hidden_size),
+        "o_proj": (c.hidden_size, width),
+        "gate_up_proj": (2 * inner, c.hidden_size),
+        "down_proj": (c.hidden_size, inner),
+        "lm_head": (c.vocab_size, c.hidden_size),
+    }
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Every format on every shape; the head is not quantised by default and so is here in bf16 alone."""
+    for name, shape in shapes(setting).items():
+        for form in setting.formats:
+            if name != "lm_head" or form == "bf16":
+                yield from _products(setting, name, shape, form)
+
+
+def _products(setting: Setting, name: str, shape: tuple[int, int], form: str) -> Iterator[Case]:
+    weight = setting.random(*shape) / shape[1] ** 0.5
+    ours = _layers(setting, weight, form, own=True)
+    theirs = _layers(setting, weight, form, own=False)
+    kernel, other = kernel_name(ours[0]), kernel_name(theirs[0])
+    assert kernel is not None and other is not None
+    stored = sum(t.nbytes for t in (*ours[0].parameters(), *ours[0].buffers()))
+    for rows in setting.rows:
+        x = setting.random(len(ours), rows, shape[1])
+        yield Case(
+            f"linear {form}",
+            f"{name} {shape[0]} x {shape[1]}",
+            rows,
+            Side(kernel, _caller(ours, x)),
+            Side(other, _caller(theirs, x)) if kernel != other else None,
+            bytes=stored + ITEM * rows * sum(shape),
+            operations=2.0 * rows * shape[0] * shape[1],
+            copies=len(ours),
+        )
+
+
+def _caller(layers: Sequence[nn.Module], x: Tensor) -> Callable[[int], Tensor]:
+    def call(i: int) -> Tensor:
+        i %= len(layers)
+        out: Tensor = layers[i](x[i])
+        return out
+
+    return call
+
+
+def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.Module]:
+    """The same weight again and again, as one side stores it."""
+    bits = {"bf16": 16, "int8": 8}.get(form, 4)
+    copies = min(MOST_COPIES, setting.copies(weight.numel() * bits / 8))
+
+    def make(method: QuantMethod | None) -> nn.Module:
+        return plain_linear(weight.clone(), None) if method is None else method.pack(weight.clone(), None)
+
+    if not own:
+        method = METHODS[form](kernel=LIBRARIES[form]) if form in METHODS else None
+        return [make(method) for _ in range(copies)]
+    method = METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
+    with setting.own():
+        layers = nn.ModuleList(make(method) for _ in range(copies))
+    if setting.triton:
+        from minivllm.quant.kernels.streamed import stream  # imports Triton
+
+        stream(layers)
+    return list(layers)

@@ -1,0 +1,93 @@
+"""Quality within a session: after the measured window, once for all repeats, and never a surprise at its end."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import time
+from collections.abc import Callable
+
+from minivllm.bench import quality_reference
+from minivllm.bench.quality import Reference, evaluate
+from minivllm.bench.records.identity import quality_wanted
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.record import Quality, Record
+from minivllm.bench.targets.base import BenchEngine, EngineInfo, LogitsEngine
+from minivllm.config.compose import locate
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+
+Offer = Callable[[str, list[int], SamplingParams], None]
+
+
+class Judge:
+    """Fills in the quality of a session's records.
+
+    Args:
+        emit: tells the supervisor what goes on.
+    """
+
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
+        self._known: dict[str, Quality] = {}  # by reference: an engine's quality is the same at every repeat
+
+    def find_reference(self, measurement: Measurement) -> Reference | None:
+        """What quality is compared with; None where none is wanted or the engine gives no logits.
+
+        To be called before the engine is built: the reference may have to be computed, and two models might
+        not fit the memory together.
+
+        Raises:
+            BadInput, MemoryError, RuntimeError: see `reference.ensure`.
+        """
+        config = measurement.config
+        if not quality_wanted(config) or not hasattr(locate(config["engine"]["_target_"]), "logits"):
+            return None
+        root = measurement.path.parent.parent
+        return quality_reference.ensure(config, root, lambda: self._emit("reference"))
+
+    @staticmethod
+    def refuse_early(info: EngineInfo, judge: Reference, offer: Offer) -> None:
+        """Raise BadInput, before anything is measured, if quality cannot be measured afterwards.
+
+        Args:
+            info: of the engine.
+            judge: what it will be compared with.
+            offer: raises BadInput for a request that can never be served.
+        """
+        quality_reference.refuse_random(info.weights)
+        try:
+            offer("quality", judge.token_ids[: judge.window - 1], SamplingParams(max_tokens=1))
+        except BadInput as refusal:
+            raise BadInput(f"quality.window={judge.window}: {refusal}") from refusal
+
+    def fill(self, record: Record, engine: BenchEngine, judge: Reference | None) -> None:
+        """Measure, when all else has been measured and taken down; the engine is at rest before and after."""
+        if not quality_wanted(record.config):
+            return
+        if judge is None or not isinstance(engine, LogitsEngine):
+            record.validity.notes.append(
+                f"engine={engine.info.name} gives no logits: quality was not measured"
+            )
+            return
+        if judge.id not in self._known:
+            self._known[judge.id] = self._evaluate(engine, judge)
+        record.quality = self._known[judge.id]
+        if not math.isfinite(record.quality.perplexity or math.nan):
+            record.validity.ok = False
+            record.validity.reasons.append("the engine's logits are not finite, so neither is its perplexity")
+
+    def _evaluate(self, engine: LogitsEngine, judge: Reference) -> Quality:
+        began = time.monotonic()
+
+        def tick(done: int, total: int) -> None:
+            self._emit("quality", tokens=done, total_tokens=total, elapsed_s=time.monotonic() - began)
+
+        self._emit("quality")
+        quality = evaluate(engine, judge, tick)
+        engine.reset()
+        gc.collect()
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the peaks of a later measurement are its own
+        return quality

@@ -1,0 +1,1 @@
+"""Records: their schema, identity and provenance, written and read."""

@@ -1,0 +1,288 @@
+"""Reading records back: the one place where a record.json becomes a dictionary, a row, or a line of a pandas frame."""
+
+from __future__ import annotations
+
+import gc
+import glob
+import marshal
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minivllm import redaction
+from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
+from minivllm.bench.records.storage import RECORD
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import read_json
+
+if TYPE_CHECKING:
+    import pandas
+
+DEPTH = 2  # folders from the root of all records to a record
+PARTED = ("config", "provenance")  # fields that consist of parts, most of which many records have in common
+MAX_PARTS = 1 << 14  # that are kept
+
+
+# ---- finding
+
+
+def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+    """Every record.json below the given places, sorted, each once.
+
+    Args:
+        paths: a record directory, a sweep's folder, the root of all records, a record.json, a glob
+            pattern of any of these, or a list of such.
+
+    Raises:
+        BadInput: a place does not exist or a pattern matches nothing.
+    """
+    found: set[str] = set()
+    for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
+        path = os.path.expanduser(place)
+        matches = [path] if os.path.exists(path) else glob.glob(path)
+        if not matches:
+            raise BadInput(f"no such file or folder: {place}; give a folder of records, such as runs/<name>")
+        for match in matches:
+            found.update(_below(match))
+    return [Path(name) for name in sorted(found, key=lambda name: name.split(os.sep))]
+
+
+def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
+    """Each record.json of a folder, or of the folders in it; in a record's own folder are no others."""
+    record = os.path.join(place, RECORD)
+    if os.path.lexists(record):
+        yield os.path.normpath(record)
+    elif os.path.isfile(place):
+        yield os.path.normpath(place)
+    elif depth:
+        folders: list[str] = []
+        with suppress(OSError), os.scandir(place) as entries:  # hidden ones are being written, or replaced
+            folders = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir()]
+        for folder in folders:
+            yield from _below(folder, depth - 1)
+
+
+# ---- reading
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record of the present schema, without secrets; older ones are migrated, see `schema.current`.
+
+    Args:
+        path: a record.json, or whatever holds the JSON of one.
+
+    Raises:
+        BadInput: it cannot be read, or is no record; the line names the file and the reason.
+    """
+    record, parts = _read(path)
+    for whole, found in parts.items():  # copies: whoever reads a record may change it
+        record[whole] |= {name: marshal.loads(part.content) for name, part in found.items()}
+    return redaction.clean(record)
+
+
+class _Part(NamedTuple):
+    """A part of a record, such as the knobs of a group, checked and without secrets."""
+
+    content: bytes  # as `marshal` has it
+    columns: dict[str, Any]  # flattened; never changed
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
+    """A record without the parts of `PARTED`, and these, by field and name; only the parts are without secrets.
+
+    Of thousands of records most parts are the same few, which are checked, masked and flattened once.
+    """
+    value = read_json(path, str(path))
+    parts: dict[str, dict[str, _Part]] = {}
+    try:
+        record = migrated(value)
+        for whole in PARTED:
+            inside = record.get(whole)
+            if type(inside) is dict:
+                parts[whole] = {
+                    name: _part(whole, name, _packed(item, f"{whole}.{name:.40}"))
+                    for name, item in inside.items()
+                    if name != redaction.AS_WRITTEN and (whole == "config" or type(item) is dict)
+                }
+                record[whole] = {name: item for name, item in inside.items() if name not in parts[whole]}
+        return checked(record), parts
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _packed(value: Any, name: str) -> bytes:
+    try:
+        return marshal.dumps(value, 0)
+    except ValueError:
+        raise BadInput(f"{name} is nested too deeply") from None
+
+
+@lru_cache(MAX_PARTS)
+def _part(whole: str, name: str, content: bytes) -> _Part:
+    """See `_Part`. Raises BadInput for a value of another type than its field."""
+    given = {name: marshal.loads(content)}
+    checked({whole: given})
+    if whole == "config":
+        shown = redaction.shown(given)
+        if shown != given:  # what was stored before secrets were masked may stand in other texts, too
+            redaction.learn(given)
+    else:
+        shown = redaction.clean(given)
+    return _Part(marshal.dumps(shown[name], 0), flatten({whole: shown}))
+
+
+def _row(path: Path) -> dict[str, Any]:
+    """What `flatten` makes of a record, with its `directory`. Raises BadInput as `read_record`."""
+    record, parts = _read(path)
+    columns: dict[str, Any] = {}
+    _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)
+    texts = [value for value in columns.values() if type(value) is str]
+    lists = [value for value in columns.values() if type(value) is list and value]
+    if redaction.suspicious("\n".join(texts)) or (lists and redaction.suspicious(str(lists))):
+        columns = redaction.clean(columns)
+    for whole in reversed(PARTED):
+        for part in parts.get(whole, {}).values():
+            columns.update(part.columns)
+    columns["directory"] = str(path.parent)
+    return columns
+
+
+def record_in(directory: Path) -> dict[str, Any] | None:
+    """The record of a record directory; None where there is none that can be read."""
+    try:
+        return read_record(directory / RECORD)
+    except BadInput:
+        return None
+
+
+def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """Records as dictionaries, each with its `directory` added, and the files that are not records, with a warning.
+
+    Raises:
+        BadInput: a place does not exist.
+    """
+
+    def read(path: Path) -> dict[str, Any]:
+        return {**read_record(path), "directory": str(path.parent)}
+
+    found, damaged = _each(paths, read)
+    _warn(damaged)
+    return found, damaged
+
+
+def flat_rows(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """The same, each record flattened, without a warning."""
+    return _each(paths, _row)
+
+
+def _each(
+    paths: PathLike | Iterable[PathLike], read: Callable[[Path], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """What is read of every record at or below the given places, and why other files are none."""
+    found: list[dict[str, Any]] = []
+    damaged: list[Damaged] = []
+    with uncollected():
+        for path in record_files(paths):
+            try:
+                found.append(read(path))
+            except BadInput as error:
+                damaged.append(Damaged(path, str(error).removeprefix(str(path)).lstrip(": ")))
+    return found, damaged
+
+
+def _warn(damaged: list[Damaged]) -> None:
+    if damaged:
+        warnings.warn(
+            f"{len(damaged)} unreadable record(s) left out: {damaged[0]} {damaged[0].reason} ...",
+            stacklevel=4,
+        )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the search for cycles, which records have none of: thousands of them are read in half of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def read_records(paths: PathLike | Iterable[PathLike]) -> list[dict[str, Any]]:
+    """Records as dictionaries, each with its `directory` added; unreadable ones are left out, with a warning."""
+    return scan(paths)[0]
+
+
+# ---- one level
+
+
+class _Column:
+    """The name of a column, and of those below it: each is made once for all records."""
+
+    __slots__ = ("below", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.below: dict[str, _Column] = {}
+
+    def put(self, values: dict[str, Any], columns: dict[str, Any]) -> None:
+        """Add nested values to `columns`; what is no finite number is null, as JSON has it."""
+        for key, value in values.items():
+            column = self.below.get(key)
+            if column is None:
+                column = self.below[key] = _Column(f"{self.name}.{key}" if self.name else key)
+            kind = type(value)
+            if kind is dict:
+                column.put(value, columns)
+            elif kind is float and not math.isfinite(value):
+                columns[column.name] = None
+            else:
+                columns[column.name] = value
+
+
+_TOP, _CHOICES, _CONFIG = _Column(""), _Column("choices"), _Column("config")
+
+
+def flatten(record: dict[str, Any]) -> dict[str, Any]:
+    """One level of columns: "metrics.ttft_ms.p50", "config.batching.max_num_seqs", "choices.quant"."""
+    columns: dict[str, Any] = {}
+    config = record.get("config") or {}
+    _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)
+    _CHOICES.put(config.get("choices") or {}, columns)
+    _CONFIG.put({key: value for key, value in config.items() if key != "choices"}, columns)
+    return columns
+
+
+def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
+    """A frame with a row a record and flattened columns; failed cells are rows like any other.
+
+    Args:
+        paths: as for `record_files`.
+
+    Returns:
+        The frame; `frame.attrs["unreadable"]` lists the files that were left out, and `frame.attrs["damaged"]` tables that are
+        not those that were recorded. Each is a path with a `reason`.
+
+    Raises:
+        BadInput: a place does not exist.
+    """
+    import pandas
+
+    from minivllm.bench.records.tables import damaged_tables
+
+    rows, unreadable = flat_rows(paths)
+    _warn(unreadable)
+    frame = pandas.DataFrame(rows)
+    damaged = [table for row in rows for table in damaged_tables(row) if os.path.exists(table)]
+    if damaged:
+        warnings.warn(f"{len(damaged)} table(s) damaged: {damaged[0]} {damaged[0].reason} ...", stacklevel=2)
+    frame.attrs |= {"unreadable": unreadable, "damaged": damaged}
+    return frame

@@ -1,0 +1,262 @@
+"""record.json: the typed source of its schema. One record is one measurement of one cell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.redaction import shown
+
+SCHEMA_VERSION = 2
+KERNELS_VERSION = 1  # of kernels.json, which is no Record
+STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
+DESIGNS = ("leave_one_out", "add_one_in", "pairs", "factorial")
+# Annotations say more of a type than Python's own can: texts to choose from, or the fields of an object; schema.py reads them.
+
+
+@dataclass
+class Percentiles:
+    """Distribution of one metric; a percentile is null where fewer than 1/(1 - p) samples exist."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    n: int = 0
+
+
+@dataclass
+class Window:
+    """Throughput over one span of time."""
+
+    duration_s: float | None = None
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+
+
+@dataclass
+class Metrics:
+    """What the requests saw. Times in milliseconds; definitions in metrics.py."""
+
+    ttft_ms: Percentiles = field(default_factory=Percentiles)
+    itl_ms: Percentiles = field(default_factory=Percentiles)
+    tpot_ms: Percentiles = field(default_factory=Percentiles)
+    e2e_ms: Percentiles = field(default_factory=Percentiles)
+    queue_ms: Percentiles = field(default_factory=Percentiles)
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    goodput_requests_per_s: float | None = None
+    duration_s: float | None = None
+    num_requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    steady: Window = field(default_factory=Window)
+
+
+@dataclass
+class Memory:
+    """Bytes. Device figures are null on a CPU; there the weights and the pool lie in host memory."""
+
+    weights: int | None = None  # as stored by the quantisation method
+    weights_16bit: int | None = None  # the same tensors at two bytes an element
+    linear: int | None = None  # the quantisable linear layers alone, as stored
+    linear_16bit: int | None = None
+    kv_pool: int | None = None
+    kv_waste: float | None = None  # mean fraction of allocated cache slots that hold no token
+    device_peak_allocated: int | None = None
+    device_peak_reserved: int | None = None
+    device_process: int | None = None  # the driver's figure for the worker (NVML)
+    host_rss_peak: int | None = None
+
+
+@dataclass
+class Cost:
+    """Money, from `measure.price`."""
+
+    currency: str | None = None
+    per_million_output_tokens: float | None = None
+
+
+@dataclass
+class Breakdown:
+    """Mean milliseconds a step, by phase."""
+
+    steps: int = 0
+    schedule_ms: float | None = None
+    prepare_ms: float | None = None
+    forward_ms: float | None = None
+    sample_ms: float | None = None
+    emit_ms: float | None = None
+    gap_ms: float | None = None
+
+
+@dataclass
+class Cold:
+    """What happens once, before the steady state, in seconds."""
+
+    load_s: float | None = None
+    compile_s: float | None = None
+    first_batch_s: float | None = None
+
+
+@dataclass
+class Quality:
+    """What is left of the model's quality, against a reference precision; definitions in quality.py."""
+
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    tokens: int = 0  # predicted ones, which perplexity and top-1 are over
+    kl_mean: float | None = None  # KL(reference || candidate), nats a token
+    kl_p99: float | None = None
+    kl_tokens: int = 0  # the first so many of `tokens`, whose reference distributions are stored
+    top1_agreement: float | None = None  # share of tokens whose likeliest successor is the reference's
+    prefix_mean: float | None = None  # greedy tokens identical with the reference's, mean over prompts
+    prefix_min: int | None = None
+    prefix_of: int = 0  # greedy tokens of each prompt
+    prompts: int = 0
+    reference: str = ""  # an option of quant
+    reference_id: str = ""  # figures of one id may be compared
+    reference_perplexity: float | None = None
+
+
+@dataclass
+class Validity:
+    """Whether the measurement may be quoted, and why not."""
+
+    ok: bool = True
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # worth knowing, but not invalidating
+
+
+@dataclass
+class Failure:
+    """What went wrong in a cell that did not end well."""
+
+    type: str = ""
+    message: str = ""
+    log_tail: str = ""
+
+
+@dataclass
+class Ablation:
+    """Where a measurement stands in an ablation; all that the analysis needs besides the figures."""
+
+    design: Annotated[str, DESIGNS]
+    metric: str  # below `metrics`: what the verdicts are about
+    optimisations: list[str]  # all of the ablation, in order
+    requires: dict[str, list[str]]  # of those that require others
+    on: list[str]  # those that this arm has
+    order: int = 0  # of the arm within its block, which is shuffled
+    seed: int = 0  # of the shuffling
+    lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
+    named: bool = False  # whether the command asked for the metric; else the records decide what ranks
+
+
+class Measure(TypedDict, total=False):
+    """Those settings of a measurement whose types the readers go by."""
+
+    repeats: int | None
+    seed: int | None
+    slo: dict[str, float | None] | None
+    timeout_s: float | None
+
+
+class Workload(TypedDict, total=False):
+    """Those knobs of a workload whose types the readers go by."""
+
+    num_requests: int | None
+
+
+class Config(TypedDict, total=False):
+    """Those parts of a resolved configuration whose types the readers go by."""
+
+    choices: dict[str, str | None]
+    model: dict[str, Any]
+    quant: dict[str, Any]
+    cache: dict[str, Any]
+    engine: dict[str, Any]
+    runtime: dict[str, Any]
+    workload: Workload
+    arrival: dict[str, Any]
+    measure: Measure
+    task: dict[str, Any]
+
+
+class Provenance(TypedDict, total=False):
+    """Those facts about code and machine whose types the readers go by; see provenance.py."""
+
+    code_hash: str | None
+    packages: dict[str, str | None]
+    peer_packages: dict[str, str | None] | None
+    device: dict[str, Any]
+    driver: str | None
+    clocks: dict[str, float | None]
+    cpu: dict[str, Any]
+    threads: int | None
+    started_at: str | None
+    host: str | None
+
+
+@dataclass
+class Record:
+    """One measurement: one cell, one block."""
+
+    run_id: str
+    cell_id: str
+    sweep: str  # the record folder under runs/
+    arm: str  # the cell's name within its sweep
+    block: int
+    status: Annotated[str, STATUSES]
+    config: Annotated[dict[str, Any], Config]
+    position: int = 0  # of the arm within its sweep
+    ablation: Ablation | None = None
+    workload_hash: str | None = None
+    weights: str | None = None  # "checkpoint" | "random"
+    attention_backend: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    error: Failure | None = None
+    provenance: Annotated[dict[str, Any], Provenance] = field(default_factory=dict)
+    cold: Cold = field(default_factory=Cold)
+    metrics: Metrics = field(default_factory=Metrics)
+    memory: Memory = field(default_factory=Memory)
+    energy: Energy = field(default_factory=Energy)
+    cost: Cost = field(default_factory=Cost)
+    roofline: Roofline = field(default_factory=Roofline)
+    breakdown: Breakdown = field(default_factory=Breakdown)
+    quality: Quality | None = None
+    liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
+    validity: Validity = field(default_factory=Validity)
+    digests: dict[str, str] | None = None  # SHA-256 of each table beside it, by file name
+
+    def __post_init__(self) -> None:
+        self.config = portable(self.config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionary, ready for JSON."""
+        return asdict(self)
+
+
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as it is stored: without secrets, and with files and folders by their names.
+
+    Where those lie says nothing on another machine: what is in a model's folder is told by the fingerprint
+    within `cell_id`, a text's content by `reference_id`.
+    """
+    config = shown(config)
+    places = (("model", ("path", "weights")), ("quality", ("text",)), ("engine", ("python",)))
+    for group, keys in places:
+        node = config.get(group)
+        if not isinstance(node, dict):
+            continue
+        named = {
+            key: Path(node[key]).name
+            for key in keys
+            if isinstance(node.get(key), str) and node[key].startswith(("/", "~"))
+        }
+        config = {**config, group: {**node, **named}} if named else config
+    return config

@@ -1,0 +1,88 @@
+"""The tables beside a record: read only if they are those that it was written with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.storage import REQUESTS, STEPS, TABLES
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import open_file, read_bytes
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MAGIC = b"PAR1"  # with which a whole table begins and ends
+LARGEST = 4 << 30  # bytes of a table
+
+
+def read_table(
+    directory: Path, name: str, digest: str | None, columns: Sequence[str] | None = None
+) -> pyarrow.Table:
+    """Those of the given columns that a table has.
+
+    Args:
+        directory: of the record.
+        name: of the table's file.
+        digest: that the record has of it; None: none.
+        columns: names; None reads all.
+
+    Raises:
+        BadInput: it is missing, torn, or not the table that the record was written with; the line says which.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = directory / name
+    if not path.exists():
+        raise BadInput("is missing")
+    content = read_bytes(path, LARGEST, str(path))
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise BadInput("is not the table that was recorded: its digest is another")
+    try:
+        with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as table:
+            there = [name for name in columns or () if name in table.schema_arrow.names]
+            return table.read(None if columns is None else there)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise BadInput(f"is torn ({error})") from None
+
+
+def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
+    """Tables of a record that are missing, torn, or not those that it was written with.
+
+    Of a table without a digest, as of every record of schema 1, only the first and the last bytes are looked at.
+
+    Args:
+        row: the record flattened, with its `directory`.
+    """
+    if row.get("status") != "ok":
+        return []
+    directory, found = Path(row["directory"]), []
+    for name in TABLES:
+        path, digest = directory / name, row.get(f"digests.{name}")
+        # Of a simulated engine there is no telemetry.
+        wanted = name in (REQUESTS, STEPS) or digest is not None
+        if (reason := _damage(path, digest)) is not None and (wanted or path.exists()):
+            found.append(Damaged(path, reason))
+    return found
+
+
+def _damage(path: Path, digest: str | None) -> str | None:
+    if not os.path.exists(path):
+        return "is missing"
+    try:
+        with open_file(path, str(path)) as file:
+            if digest is not None:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == digest
+                return None if same else "is not the table that was recorded: its digest is another"
+            first = file.read(len(MAGIC))
+            file.seek(-len(MAGIC), os.SEEK_END)
+            return None if first == file.read() == MAGIC else "is torn"
+    except BadInput as error:
+        return str(error).removeprefix(str(path)).lstrip(": ")
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"

@@ -1,0 +1,1 @@
+"""Engines under test behind one interface."""

@@ -1,0 +1,106 @@
+"""The one small interface through which the driver runs any engine, ours or a peer's."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minivllm.bench.hardware.clock import ClockProtocol
+from minivllm.engine.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineOutput:
+    """Tokens of one request that became available to the caller at one moment.
+
+    With its last output a request may correct what it said before: `counts` has an entry for each of its tokens so
+    far, and says how many tokens came in that one's place, which stood for a chunk of unknown size.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed"; None while it goes on
+    started_s: float | None = None  # clock time of the request's first step, where the engine knows it
+    error: str | None = None  # why the engine ended it, where it did and knows
+    counts: tuple[int, ...] | None = None  # see above
+
+
+@dataclass
+class EngineInfo:
+    """What a loaded engine says of itself; goes into the record."""
+
+    name: str
+    weights: str  # "checkpoint" | "random"
+    fingerprint: str  # of the checkpoint, or of architecture and seed
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    load_s: float
+    compile_s: float | None = None
+    memory: dict[str, int | None] = field(
+        default_factory=dict
+    )  # bytes: weights, weights_16bit, linear, linear_16bit, kv_pool
+    model: dict[str, Any] = field(default_factory=dict)  # what the roofline needs, see roofline.py
+    attention_backend: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
+    clock: ClockProtocol | None = None  # of an engine whose time is simulated; None is the machine's
+
+
+class BenchEngine(Protocol):
+    """An engine under test. Single-threaded: the driver calls, the engine answers.
+
+    One with a clock of its own (`info.clock`) is a simulation: the driver goes by that clock, prompts may
+    come as any sequence instead of a list, and nothing that is read off the machine is put into its record.
+    """
+
+    info: EngineInfo
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Take a request. Raises BadInput if it can never be served."""
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Run one step (in-process engines) or wait up to `timeout_s` (remote ones) for new tokens."""
+
+    def reset(self) -> None:
+        """Empty caches and zero counters and step records, before a measured window."""
+
+    def steps(self) -> list[dict[str, Any]]:
+        """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens, context_tokens,
+        waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted, kv_slots_allocated, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache": {...}}."""
+
+    def text(self, token_ids: list[int]) -> str | None:
+        """Decoded text, or None without a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Raises BadInput without a tokenizer."""
+
+    def close(self) -> None:
+        """Release the engine."""
+
+
+@runtime_checkable
+class ProfiledEngine(BenchEngine, Protocol):
+    """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
+
+    def phases(self) -> AbstractContextManager[None]:
+        """While it is open, the phases of a step are ranges of torch's profiler, named as in the breakdown."""
+
+
+@runtime_checkable
+class LogitsEngine(BenchEngine, Protocol):
+    """An engine whose quality can be measured: it also gives logits. The others' quality is null."""
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """Logits of every position of one sequence, float32 [tokens, vocab], computed as for a request.
+
+        Called between requests only. Raises BadInput if the sequence does not fit.
+        """

@@ -1,0 +1,115 @@
+"""A process that a peer engine needs beside it: its words go to the log, and it never outlives the worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import printable
+from minivllm.redaction import hide
+
+TAIL_LINES = 15
+LAST_WORDS_S = 1.0
+# Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG, SIGTERM.
+LEASH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """A process whose output is copied to this process's standard error.
+
+    It stays in this process's group, so that whoever ends the group ends it as well.
+
+    Args:
+        command: program and arguments.
+        environment: of the process; None for this one's.
+        pass_fds: descriptors that it inherits.
+        knob: names the command in messages.
+
+    Raises:
+        BadInput: there is no such program.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        knob: str = "engine.command",
+    ) -> None:
+        program = os.path.expanduser(command[0])
+        if shutil.which(program) is None:
+            raise BadInput(f"{knob}: there is no program {command[0]}; give its path")
+        leash = (sys.executable, "-I", "-S", "-c", LEASH, str(os.getpid()))
+        self.process = subprocess.Popen(
+            (*leash, program, *command[1:]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=pass_fds,
+            env=None if environment is None else dict(environment),
+        )
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._pump = threading.Thread(target=self._copy, name=Path(program).name, daemon=True)
+        self._pump.start()
+
+    def _copy(self) -> None:
+        """Pass on what it prints, but for secrets; descriptor 2 is whichever log the worker writes at the time."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            text = hide(line.decode(errors="replace"))
+            self._tail.append(printable(text).rstrip())
+            with suppress(OSError):
+                os.write(2, text.encode())
+
+    def say(self, line: bytes) -> None:
+        """Write to its standard input. That it has ended shows elsewhere."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def last_words(self) -> str:
+        """How it ended, if it has, and the last lines that it printed."""
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(LAST_WORDS_S)
+            self._pump.join(LAST_WORDS_S)  # what it said last may still be on its way
+        state = "is still running" if code is None else f"ended with exit code {code}"
+        lines = [line for line in self._tail if line.strip()]
+        return f"{state}; it printed last: {' | '.join(lines[-3:]) or 'nothing'}"
+
+    def stop(self, grace_s: float) -> None:
+        """End it and whatever it has started: politely, then not."""
+        family: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            head = psutil.Process(self.process.pid)
+            family = [head, *head.children(recursive=True)]
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            with suppress(OSError):
+                self.process.stdin.close()
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace_s)
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()  # psutil makes sure that it is still the same process
+        self.process.wait()
+        self._pump.join(1)

@@ -1,0 +1,172 @@
+"""HTTP to one server, from an event loop in a thread: bounded in size and time, and to no other address."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import AsyncGenerator, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+
+from minivllm.bench.targets.stream import MOST_ERROR, MOST_EVENT, ServerError, server_words
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import MIB, parse_json, printable, size
+
+ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
+MOST_ANSWER = 4 * MIB  # of one that is no stream
+T = TypeVar("T")
+
+
+class Client:
+    """Asks one server; its methods that are coroutines run in the loop's thread (`wait`, `start`).
+
+    A redirect is an error: it would be a detour in every measured time, and lead away with the key.
+
+    Args:
+        url: where the API is; a user and password in it are sent as basic authentication, a query with every request.
+        key: sent as a bearer token, unless the URL has a user; None for none.
+        connections: most requests under way at once.
+
+    Raises:
+        BadInput: the URL is none.
+    """
+
+    def __init__(self, url: str, key: str | None, connections: int) -> None:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # checks it
+        except ValueError as error:
+            raise BadInput(f"engine.url is no address ({error}); give http://host:port/v1") from None
+        self._query = f"?{parts.query}" if parts.query else ""
+        self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._path = parts.path.rstrip("/")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._thread.start()
+        headers = {"Accept-Encoding": "identity"}
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        elif key and key.strip():
+            headers["Authorization"] = f"Bearer {key.strip()}"
+        self._session = self.wait(self._open(headers, connections))
+
+    async def _open(self, headers: dict[str, str], connections: int) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=ASK_S),
+            connector=aiohttp.TCPConnector(limit=connections),
+            read_bufsize=MOST_EVENT // 2,  # a line may have twice as much
+            auto_decompress=False,  # a small answer could become a huge one
+        )
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it in the loop's thread and wait for what it returns or raises."""
+        return self.start(coroutine).result()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it in the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def address(self, path: str) -> str:
+        """Where a path below the API is; free of secrets."""
+        return f"{self._root}{self._path}/{path.lstrip('/')}".rstrip("/")
+
+    def beside(self, path: str) -> str:
+        """Where a path is that lies beside the API's /v1; free of secrets."""
+        return f"{self._root}{self._path.removesuffix('/v1')}/{path.lstrip('/')}"
+
+    async def ask(self, method: str, address: str) -> bytes:
+        """The body of a short answer.
+
+        Raises:
+            ServerError: no connection, a status that is no success, a redirect, or too long an answer in size or time.
+        """
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        what = f"{method} {address}"
+        try:
+            async with self._session.request(
+                method, address + self._query, timeout=timeout, allow_redirects=False
+            ) as response:
+                await _require_success(response, what)
+                return await _body(response, MOST_ANSWER, what)
+        except TimeoutError:
+            raise ServerError(f"{what}: no whole answer within {ASK_S:g} s") from None
+        except aiohttp.ClientError as error:
+            raise ServerError(_words(error)) from error
+
+    async def ask_json(self, path: str) -> Any:
+        """The JSON value of a short answer to GET; see `ask`. Raises ServerError for no JSON, too."""
+        address = self.address(path)
+        body = await self.ask("GET", address)
+        try:
+            return parse_json(body, f"GET {address}: the answer")
+        except BadInput as error:
+            raise ServerError(printable(str(error))) from None
+
+    async def lines(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """The lines of the answer to a POST, as they come.
+
+        Raises:
+            ServerError: no connection, a status that is no success, a redirect, or a line that is too long.
+        """
+        try:
+            async with self._session.post(
+                self.address(path) + self._query, json=body, allow_redirects=False
+            ) as response:
+                await _require_success(response)
+                while line := await _line(response):
+                    yield line
+        except aiohttp.ClientError as error:
+            raise ServerError(_words(error)) from error
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        self.wait(self._session.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {server_words(str(error))}" if str(error) else type(error).__name__
+
+
+async def _line(response: aiohttp.ClientResponse) -> bytes:
+    """The next line; ServerError for one that is too long, which releases of aiohttp say in two ways."""
+    try:
+        return await response.content.readline()
+    except (HttpProcessingError, ValueError) as error:
+        if isinstance(error, aiohttp.ClientError):
+            raise
+        raise ServerError(f"a line of the stream is longer than {size(MOST_EVENT)}") from error
+
+
+async def _require_success(response: aiohttp.ClientResponse, what: str = "") -> None:
+    """Raise ServerError unless the answer is what was asked for."""
+    prefix = f"{what}: HTTP {response.status}".removeprefix(": ")
+    if 300 <= response.status < 400:
+        target = server_words(response.headers.get("Location", "nowhere"))
+        raise ServerError(
+            f"{prefix}: it redirects to {target}, which is not followed; give the final address in engine.url"
+        )
+    if not 200 <= response.status < 300:
+        text = await _body(response, MOST_ERROR, prefix, cut=True)
+        raise ServerError(f"{prefix}: {server_words(text.decode('utf-8', 'replace'))}")
+
+
+async def _body(response: aiohttp.ClientResponse, limit: int, what: str, cut: bool = False) -> bytes:
+    """The whole body; ServerError if it is longer than the limit, unless the rest may be left out."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            if cut:
+                break
+            raise ServerError(f"{what}: the answer is longer than {size(limit)}")
+    return bytes(body[:limit])

@@ -1,0 +1,229 @@
+"""engine=minivllm: this project's engine behind the interface every engine under test has."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from minivllm.assembly import build_engine
+from minivllm.bench.targets.adapter import Adapter
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.liveness import Counters, scheduling_counters, since
+from minivllm.bench.targets.ranges import phase_ranges
+from minivllm.engine.engine import Engine
+from minivllm.engine.events import StateChanged, StepTimed
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import RequestState
+from minivllm.errors import BadInput
+from minivllm.models.costs import model_costs
+from minivllm.models.load.weights import Progress
+from minivllm.passes.compile import CompiledPart
+from minivllm.passes.grouped import GroupedMoE
+from minivllm.passes.native import NativeLayer
+
+
+def kernel_name(module: nn.Module) -> str | None:
+    """How a linear layer is computed; None for any other module."""
+    name = type(module).__name__
+    if not name.endswith("Linear") or any(module.children()):
+        return None
+    holder = getattr(module, "layout", module)
+    return f"{name} with Triton" if getattr(holder, "products", None) else name
+
+
+class MinivllmEngine(Adapter):
+    """Adapter of `Engine` to `BenchEngine`; listens to its events for step records and first steps.
+
+    Args:
+        config: the resolved configuration; the engine is built from its groups.
+        progress: told how far the weights are, as (done, total).
+
+    Raises:
+        BadInput: an option cannot serve this model here, or asks for several samples a request.
+        MemoryError: a host cannot hold the weights.
+    """
+
+    def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
+        decoding = config["decoding"]
+        if decoding["n"] > 1 and decoding["beam_width"] == 1:
+            raise BadInput(
+                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use decoding.n=1 and more "
+                "requests"
+            )
+        begin = time.monotonic()
+        self.engine: Engine = build_engine(config, progress)
+        self.tokenizer = self.engine.tokenizer
+        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._steps: list[StepTimed] = []
+        self._started: dict[str, float | None] = {}  # until it is told
+        self.engine.events.subscribe(self._steps.append, StepTimed)
+        self.engine.events.subscribe(self._note_start, StateChanged)
+        self._base = self._counters()
+        modules = list(self.engine.loaded.model.modules())
+        self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
+        self._native = sum(isinstance(module, NativeLayer) for module in modules)
+        self._compiled = [module for module in modules if isinstance(module, CompiledPart)]
+        self._grouped = sum(isinstance(module, GroupedMoE) for module in modules)
+        kinds = Counter(map(kernel_name, modules))
+        self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
+        self.info = self._describe(time.monotonic() - begin)
+
+    def _describe(self, load_s: float) -> EngineInfo:
+        engine, loaded = self.engine, self.engine.loaded
+        config, dtype = loaded.config, loaded.model.dtype
+        # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
+        idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        narrow = (getattr(module, "multiplies_in", None) for module in loaded.model.modules())
+        return EngineInfo(
+            name="minivllm",
+            weights=loaded.weights,
+            fingerprint=loaded.fingerprint,
+            vocab_size=config.vocab_size,
+            max_model_len=engine.max_model_len,
+            eos_token_ids=config.eos_token_ids,
+            max_num_seqs=engine.scheduler.policy.max_num_seqs,
+            load_s=load_s - (self._compile_s() or 0.0),
+            memory={
+                "weights": loaded.weight_bytes,
+                "weights_16bit": loaded.weight_bytes_16bit,
+                "linear": loaded.linear_bytes,
+                "linear_16bit": loaded.linear_bytes_16bit,
+                "kv_pool": engine.kv.num_bytes,
+            },
+            model=model_costs(
+                vars(config),
+                loaded.weight_bytes_16bit // 2 - idle,
+                loaded.weight_bytes - loaded.lookup_bytes,
+                str(dtype).removeprefix("torch."),
+                str(engine.runner.device),
+                loaded.model.expert_bytes,
+                engine.kv.bytes_per_token,
+                config.windows,
+                trims=engine.loaded.model.trims,
+                matrix_dtype=next(filter(None, narrow), None),
+            ),
+            compile_s=self._compile_s(),
+            attention_backend=engine.runner.attention.name,
+            warnings=loaded.warnings,  # not a copy: serving may add to them
+        )
+
+    def _compile_s(self) -> float | None:
+        """Seconds of compiling kernels and layers and of recording graphs; None where there are none of these."""
+        kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
+        times = [kernels.compile_s] if kernels is not None else []
+        times += [graphs.capture_s] if graphs is not None else []
+        times += [part.compiler.compile_s for part in self._compiled[:1]]
+        return sum(times) if times else None
+
+    def _note_start(self, event: StateChanged) -> None:
+        if event.state is RequestState.PREFILL:
+            self._started.setdefault(event.request_id, event.time_s)
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine."""
+        self.engine.add_request(request_id, prompt_token_ids, params, detokenize=False)
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """One step; see BenchEngine."""
+        outputs = []
+        for output in self.engine.step(math.inf if timeout_s is None else timeout_s):
+            request = output.request
+            token_ids = () if output.token_id is None else (output.token_id,)
+            started = self._started.get(request.request_id)
+            self._started[request.request_id] = None  # told once, even if it is preempted and starts again
+            if output.finish_reason is not None:
+                del self._started[request.request_id]
+            error = None if request.error is None else str(request.error)
+            outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started, error))
+        return outputs
+
+    def reset(self) -> None:
+        """See BenchEngine."""
+        self.engine.abort_all()
+        if not self._keep_prefixes:
+            self.engine.cache.reset_prefix_cache()
+        self._steps.clear()
+        self._started.clear()
+        self._base = self._counters()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """See BenchEngine."""
+        return [step._asdict() for step in self._steps]
+
+    def _counters(self) -> Counters:
+        counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
+        decoding = {name: float(count) for name, count in vars(self.engine.launcher.counters).items()}
+        launches = getattr(self.engine.runner.attention, "counters", {})
+        attention = {name: float(count) for name, count in launches.items()}
+        overlap = self.engine.overlap
+        runtime = {
+            "rows_trimmed": float(self.engine.runner.rows_trimmed),
+            "overlap_steps": float(overlap.steps),
+            "overlap_wasted_tokens": float(overlap.wasted_tokens),
+        }
+        graphs = self.engine.launcher.graphs
+        found = {} if graphs is None else graphs.counters
+        runtime |= {name: float(found.get(name, 0)) for name in ("graph_replays", "graph_captures")}
+        return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """See BenchEngine."""
+        loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
+        library = {"library": attention.library} if hasattr(attention, "library") else {}
+        graphs = self.engine.launcher.graphs
+        counts = since(self._base, self._counters())
+        batches = [step.num_requests for step in self._steps]
+        experts = sum(step.experts_run for step in self._steps)
+        return {
+            **({"model": {"experts_run": float(experts)}} if loaded.config.num_experts else {}),
+            "quant": {
+                "kernels": self._kernels,
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
+                "layers_quantised": float(loaded.quantized_layers),
+                "linear_bytes": float(loaded.linear_bytes),
+            },
+            "attention": {"kernel": attention.name, **library, **counts["attention"]},
+            "runtime": {
+                "cpu_kernels": "off" if loaded.kernels is None else "on",
+                "modules_fused": float(self._fused),
+                "native_layers": float(self._native),
+                "compiled": float(len(self._compiled)),
+                "compiled_graphs": float(sum(part.compiler.graphs for part in self._compiled[:1])),
+                **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
+                **counts["runtime"],
+                "graph_bytes": float(graphs.num_bytes) if graphs is not None else 0.0,
+            },
+            "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
+            "decoding": {**counts["decoding"]},
+            "cache": {
+                **counts["cache"],
+                "block_size": float(self.engine.cache.block_size),
+                "kv_dtype": kv.kv_dtype if kv.compressed else str(kv.dtype).removeprefix("torch."),
+                "kv_bytes_per_token": float(kv.bytes_per_token),
+            },
+        }
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """See LogitsEngine."""
+        return self.engine.logits(token_ids).cpu().numpy()
+
+    def phases(self) -> AbstractContextManager[None]:
+        """See ProfiledEngine."""
+        return phase_ranges(self.engine)
+
+    def close(self) -> None:
+        """See BenchEngine."""
+        if "engine" in self.__dict__:
+            self.__dict__.pop("engine").close()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,358 @@
+"""engine=openai: any server that speaks OpenAI's completions API, behind the interface of every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Any
+
+from minivllm.bench.targets.adapter import Adapter
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.child import Child
+from minivllm.bench.targets.installed import INSTALL
+from minivllm.bench.targets.stream import ServerError, Tokens, read_stream, served_models, server_words
+from minivllm.bench.targets.support_matrix import OPENAI, OPENAI_WITH_COMMAND
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+from minivllm.models.load.source import resolve
+
+PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
+LOOK_S = 0.5  # between two looks at whether a server has started
+GRACE_S = 15.0
+TOKEN_IDS = {"return_token_ids": True}  # a server that knows it tells the ids of each chunk
+# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there are so far.
+COUNTING: tuple[dict[str, Any], ...] = (
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM, SGLang
+    {"timings_per_token": True},  # llama.cpp
+)
+PROBE = (1, 2, 3, 4)
+NOTES = (
+    "the server's batching, cache and precision are its own; no memory, breakdown or use of bandwidth is known",
+    "first tokens include the way over HTTP",
+)
+KEEPS = (
+    "the server's prefix cache was not emptied, and has what earlier measurements have shown it of these prompts (the warm-up "
+    "shows it others): start it without one, or set engine.cache_reset"
+)
+
+
+class OpenAIEngine(Adapter):
+    """Sends every request as a stream of its own, from an event loop in a thread.
+
+    Args:
+        config: the resolved configuration; `model` is what the server serves, as far as prompts need to know.
+        url: where /completions and /models are below.
+        model: its name on the server; None is the first that it lists.
+        command: starts the server; None if it runs already.
+        start_timeout_s: how long to wait for it.
+        api_key_env: environment variable with the key; none is sent where it is not set.
+        prompt: "ids", "text", or "auto" for text only where the server refuses ids.
+        max_connections: most requests under way at once.
+        extra: further fields of each request; None is TOKEN_IDS.
+        cache_reset: path to POST to that empties the server's prefix cache.
+        idle_timeout_s: requests are given up where none of those under way has got a token for so long.
+
+    Raises:
+        BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses such requests.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        url: str = "http://127.0.0.1:8000/v1",
+        model: str | None = None,
+        command: str | None = None,
+        start_timeout_s: float = 600.0,
+        api_key_env: str = "OPENAI_API_KEY",
+        prompt: str = "auto",
+        max_connections: int = 256,
+        extra: Mapping[str, Any] | None = None,
+        cache_reset: str | None = None,
+        idle_timeout_s: float = 300.0,
+    ) -> None:
+        (OPENAI if command is None else OPENAI_WITH_COMMAND).check(config)
+        try:
+            from minivllm.bench.targets.http import Client
+        except ImportError as error:
+            raise BadInput(f"engine=openai needs aiohttp ({error}): {INSTALL}") from error
+        source = resolve(config["model"], allow_random=False)[1]
+        sizes = ModelConfig.from_dict(source.config)
+        self.tokenizer = Tokenizer.load(source.folder)
+        self._extra = TOKEN_IDS if extra is None else dict(extra)
+        self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
+        self._reset_path, self._idle_s = cache_reset, idle_timeout_s
+        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
+        self._heard_s = 0.0  # when a token or an end last came, or else the first of the requests under way
+        self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
+        self._child: Child | None = None
+        self._clear()
+        self._client = Client(url, os.environ.get(api_key_env), max_connections)
+        try:
+            begin, self._as_text = time.monotonic(), False
+            served = self._reach(command, start_timeout_s)
+            self._model = self._chosen(served, model)
+            limit = config["model"].get("max_model_len") or sizes.max_position_embeddings
+            self.info = EngineInfo(
+                name="openai",
+                weights=source.weights,
+                fingerprint=source.fingerprint,
+                vocab_size=sizes.vocab_size,
+                max_model_len=min(limit, served[self._model] or limit),
+                eos_token_ids=sizes.eos_token_ids,
+                max_num_seqs=max_connections,
+                load_s=time.monotonic() - begin,
+                warnings=[*source.warnings, *NOTES],
+                keeps_prefixes=cache_reset is None,
+            )
+            if cache_reset is None and not self._keep_prefixes:
+                self.info.warnings.append(KEEPS)
+            self._probe(prompt)
+            if cache_reset is not None:
+                self._empty_cache()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- reaching the server
+
+    def _reach(self, command: str | None, timeout_s: float) -> dict[str, int | None]:
+        """The models that the server lists with their contexts, once it is started and answers."""
+        where = self._client.address("")
+        if command is None:
+            try:
+                return self._models()
+            except (OSError, ServerError) as error:
+                raise BadInput(
+                    f"engine.url={where}: no server answers there as it should ({error}); start it, "
+                    "or have it started with engine.command"
+                ) from error
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise BadInput(f"engine.command cannot be read as a command line ({error})") from None
+        if not words:
+            raise BadInput("engine.command is empty: give the program that starts the server, or null")
+        # PYTHONPATH leads to this project's packages, which the server's must not meet.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._child = Child(words, kept)
+        deadline, last = time.monotonic() + timeout_s, "nothing"
+        while time.monotonic() < deadline:
+            if self._child.process.poll() is not None:
+                raise BadInput(f"engine.command: the server {self._child.last_words()}")
+            try:
+                return self._models()
+            except (OSError, ServerError) as error:
+                last = str(error)
+            time.sleep(LOOK_S)
+        raise BadInput(
+            f"engine.command: {where} did not answer within engine.start_timeout_s={timeout_s:g} ({last}); "
+            f"the server {self._child.last_words()}"
+        )
+
+    def _models(self) -> dict[str, int | None]:
+        return served_models(self._client.wait(self._client.ask_json("models")))
+
+    def _chosen(self, served: Mapping[str, Any], model: str | None) -> str:
+        if model is None and served:
+            return next(iter(served))
+        if model is None or model not in served:
+            raise BadInput(
+                f"engine.model={model}: {self._client.address('')} does not serve it; "
+                f"it serves {', '.join(served)[:300] or 'none'}"
+            )
+        return model
+
+    def _probe(self, prompt: str) -> None:
+        """Find out with short requests whether prompts go as ids or text, and how tokens can be counted."""
+        refusals: list[str] = []
+        for self._as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
+            if self._as_text and self.tokenizer is None:
+                refusals.append("as text they need a tokenizer, which this model option has not")
+                continue
+            try:
+                tokens = self._ask(1)
+                break
+            except (OSError, ServerError) as error:
+                refusals.append(str(error))
+        else:
+            raise BadInput(
+                f"engine.url={self._client.address('')}: the server refuses requests as this engine sends them: "
+                f"{'; '.join(dict.fromkeys(refusals))}"
+            )
+        if self._as_text:
+            self.info.warnings.append("prompts were sent as text: the server may cut them into other tokens")
+        for self._counting in () if tokens.by_ids else (*COUNTING, {}):
+            try:
+                if not self._counting or self._ask(2).told:
+                    break
+            except (OSError, ServerError):
+                continue  # it does not take that
+
+    def _ask(self, wanted: int) -> Tokens:
+        """One short request to its end. Raises ServerError where that is none, BadInput where it does not come."""
+        outputs: list[EngineOutput] = []
+        tokens = self._tokens("probe", outputs.append, wanted)
+        body = self._body(list(PROBE), wanted, SamplingParams(max_tokens=wanted, ignore_eos=True))
+        patience = min(PATIENCE_S, self._idle_s)
+        try:
+            self._client.wait(asyncio.wait_for(self._stream(body, tokens), patience))
+        except TimeoutError:
+            raise BadInput(
+                f"engine.url={self._client.address('')}: no whole answer to a request for {wanted} "
+                f"token{'s' * (wanted > 1)} within {patience:g} s"
+            ) from None
+        if outputs[-1].error is not None:
+            raise ServerError(outputs[-1].error)
+        return tokens
+
+    def _empty_cache(self) -> None:
+        address = self._client.beside(self._reset_path or "")
+        try:
+            self._client.wait(self._client.ask("POST", address))
+        except (OSError, ServerError) as error:
+            raise BadInput(f"engine.cache_reset={self._reset_path}: {error}") from None
+
+    # ---- requests
+
+    def _body(self, prompt: list[int], wanted: int, params: SamplingParams) -> dict[str, Any]:
+        optional = {
+            "seed": None if params.greedy else params.seed,
+            "presence_penalty": params.presence_penalty or None,
+            "frequency_penalty": params.frequency_penalty or None,
+            "ignore_eos": params.ignore_eos or None,
+        }
+        return {
+            "model": self._model,
+            "prompt": self._as_server_text(prompt) if self._as_text else prompt,
+            "max_tokens": wanted,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in optional.items() if value is not None},
+            **self._counting,
+            **self._extra,
+        }
+
+    def _as_server_text(self, prompt: list[int]) -> str:
+        """A prompt as text from which a server makes the same tokens: special tokens are written out, but for those that
+        it puts in front of every text."""
+        assert self.tokenizer is not None
+        added = self.tokenizer.encode("")
+        own = prompt[len(added) :] if prompt[: len(added)] == added else prompt
+        return self.tokenizer.decode(own, skip_special_tokens=False)
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine."""
+        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
+        body = self._body(prompt_token_ids, wanted, params)
+        tokens = self._tokens(request_id, self._results.put, wanted)
+        self._seen.append((len(prompt_token_ids), tokens))
+        if not self._tasks:
+            self._heard_s = time.monotonic()
+        self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
+
+    def _tokens(self, request_id: str, deliver: Callable[[EngineOutput], None], wanted: int) -> Tokens:
+        tokenizer = self.tokenizer
+        count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, False))
+        return Tokens(request_id, deliver, wanted, count, self.info.vocab_size)
+
+    async def _serve(self, body: dict[str, Any], tokens: Tokens) -> None:
+        """One request; whatever happens, an output says that it has ended."""
+        try:
+            await self._stream(body, tokens)
+        except ServerError as error:
+            tokens.fail(str(error))
+        except Exception as error:
+            tokens.fail(f"{type(error).__name__}: {server_words(str(error))}")
+
+    async def _stream(self, body: dict[str, Any], tokens: Tokens) -> None:
+        async with aclosing(self._client.lines("completions", body)) as lines:
+            await read_stream(lines, tokens)
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Wait for the next tokens; see BenchEngine."""
+        outputs: list[EngineOutput] = []
+        try:
+            outputs.append(self._results.get(timeout=None if timeout_s is None else max(timeout_s, 0)))
+            while not self._results.empty():
+                outputs.append(self._results.get())
+        except queue.Empty:
+            if self._child is not None and self._child.process.poll() is not None:
+                raise RuntimeError(f"engine.command: the server {self._child.last_words()}") from None
+        if outputs:
+            self._heard_s = time.monotonic()
+        elif self._tasks and time.monotonic() - self._heard_s > self._idle_s:
+            self._client.wait(self._give_up())
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._tasks.pop(output.request_id, None)
+        return outputs
+
+    async def _give_up(self) -> None:
+        """End all requests under way: the server has gone silent."""
+        for task, tokens in self._tasks.values():
+            task.cancel()
+            tokens.fail(
+                f"the server has sent no token of any request for engine.idle_timeout_s={self._idle_s:g} s"
+            )
+
+    def reset(self) -> None:
+        """See BenchEngine. Requests are ended by closing their connections."""
+        for task, _ in self._tasks.values():
+            task.cancel()
+        self._client.wait(asyncio.sleep(0))  # by now none of them says anything any more
+        self._tasks.clear()
+        while not self._results.empty():
+            self._results.get()
+        if self._reset_path is not None and hasattr(self, "info") and not self._keep_prefixes:
+            self._empty_cache()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seen: list[tuple[int, Tokens]] = []
+
+    def steps(self) -> list[dict[str, Any]]:
+        """None: a server's steps cannot be seen."""
+        return []
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """What the server said of the requests, and how well tokens could be told apart; see BenchEngine."""
+        tokens = [tokens for _, tokens in self._seen]
+        said = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
+        lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]
+        return {
+            "engine": {
+                "requests": float(len(tokens)),
+                "prompts": "text" if self._as_text else "ids",
+                "chunks": float(sum(t.chunks for t in tokens)),
+                "tokens_counted_late": float(sum(t.late for t in tokens)),
+                "prompts_of_other_length": float(sum(sent != counted for sent, counted in said)),
+            },
+            "stream": {
+                "tokens": float(sum(t.produced for t in tokens)),
+                "tokens_misplaced": float(sum(t.misplaced for t in tokens)),
+                "requests_uncounted": float(sum(not t.countable for t in tokens)),
+                "prompt_tokens_sent": float(sum(sent for sent, _ in said)),
+                "prompt_tokens_counted": float(sum(counted for _, counted in said)),
+                "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
+            },
+            "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens for t in tokens))},
+        }
+
+    def close(self) -> None:
+        """See BenchEngine."""
+        for task, _ in self._tasks.values():
+            task.cancel()
+        self._client.close()
+        if self._child is not None:
+            self._child.stop(GRACE_S)

@@ -1,0 +1,392 @@
+"""A stream of server-sent events, and the tokens of one request in it."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN
+from minivllm.bench.targets.base import EngineOutput
+from minivllm.errors import BadInput
+from minivllm.platform.given import whole
+from minivllm.platform.untrusted import BYTE_ORDER_MARK, MIB, parse_json, printable, size
+from minivllm.redaction import hide
+
+DATA, DONE = b"data:", b"[DONE]"
+MOST_EVENT = 8 * MIB  # of a stream: some repeat the prompt
+MOST_LINES = 1000  # that it is written in; all known servers write one
+MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
+MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
+MOST_WORDS = 300  # and that are kept
+LONGEST_TOKEN = 1024  # characters; the longest of known vocabularies, runs of spaces, have a few hundred
+REASONS = {"stop": "stop", "length": "length"}
+
+
+class ServerError(ValueError):
+    """What a server sent is an error, or is not what this API allows; one line that is safe to show."""
+
+
+def server_words(text: str) -> str:
+    """A server's error text, which servers like to wrap in JSON, as one line that is safe to show."""
+    text = text[:MOST_ERROR]
+    try:
+        parsed = json.loads(text)
+        error = parsed.get("error", parsed)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    return " ".join(printable(hide(text)).split())[:MOST_WORDS] or "no text"
+
+
+# ---- the schema of an event
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is read of one event of a stream, checked."""
+
+    holds_choice: bool  # False for one of usage alone
+    text: str
+    token_ids: tuple[int, ...] | None  # None: not told
+    count: int | None  # tokens of this chunk, where log-probabilities tell
+    total: int | None  # output tokens so far, where the server tells
+    finish_reason: str | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def read_event(value: Any, vocab_size: int | None = None) -> Event:
+    """Check one event of the completions API and keep what is needed of it.
+
+    Args:
+        value: the JSON value.
+        vocab_size: token ids must be below; None: any from 0.
+
+    Raises:
+        ServerError: it is an error, or a field has a value that it may not have.
+    """
+    event = _object(value, "the event itself")
+    error = event.get("error") or (event if event.get("object") == "error" else None)
+    if error:
+        message = error.get("message", error) if isinstance(error, dict) else error
+        raise ServerError(server_words(str(message)))
+    choices = event.get("choices")
+    if choices is not None and not isinstance(choices, list):
+        raise _wrong("choices", choices, "a list")
+    if choices and len(choices) > 1:
+        raise ServerError(f"an event of the stream holds {len(choices)} choices, and one was asked for")
+    choice = _object(choices[0], "choices[0]") if choices else {}
+    usage = _object(event.get("usage") or {}, "usage")
+    timings = _object(event.get("timings") or {}, "timings")  # of llama.cpp
+    details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
+    logprobs = _object(choice.get("logprobs") or {}, "logprobs")
+    total = _whole(usage, "completion_tokens")
+    return Event(
+        holds_choice=bool(choices),
+        text=_text(choice, "text") or "",
+        token_ids=_token_ids(choice.get("token_ids"), vocab_size),
+        count=_length(logprobs, "tokens"),
+        total=_whole(timings, "predicted_n") if total is None else total,
+        finish_reason=_text(choice, "finish_reason") or None,
+        prompt_tokens=_whole(usage, "prompt_tokens"),
+        cached_tokens=_whole(details, "cached_tokens"),
+    )
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ServerError:
+    shown = printable(reprlib.repr(value))
+    return ServerError(f"an event of the stream is wrong: {name} is {shown}, and must be {wanted}")
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    return value
+
+
+def _text(node: Mapping[str, Any], name: str) -> str | None:
+    value = node.get(name)
+    if value is not None and not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    return value
+
+
+def _whole(node: Mapping[str, Any], name: str) -> int | None:
+    value = whole(node.get(name))
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise _wrong(name, value, "a whole number of 0 or more")
+    return value
+
+
+def _length(node: Mapping[str, Any], name: str) -> int | None:
+    value = node.get(name)
+    if value is not None and not isinstance(value, list):
+        raise _wrong(name, value, "a list")
+    return None if value is None else len(value)
+
+
+def _token_ids(value: Any, vocab_size: int | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    limit = vocab_size or MOST_TOKENS << 10
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < limit for item in value):
+        raise _wrong("token_ids", value, f"a list of whole numbers from 0 to {limit - 1}")
+    return tuple(value)
+
+
+def served_models(value: Any) -> dict[str, int | None]:
+    """The answer to /models: names, in the server's order, with the longest context where it says one.
+
+    Raises:
+        ServerError: it is no such list, or lists nothing.
+    """
+    data = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(data, list) or not data:
+        raise ServerError(
+            f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is engine.url right?"
+        )
+    models: dict[str, int | None] = {}
+    for entry in data:
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
+            raise ServerError(f"GET /models: {printable(reprlib.repr(entry))} is no model with an id")
+        context = entry.get("max_model_len")
+        context = int(context) if isinstance(context, float) and context.is_integer() else context
+        if context is not None and (type(context) is not int or context < 1):
+            shown = printable(reprlib.repr(context))
+            raise ServerError(f"GET /models: max_model_len={shown} must be a whole number of 1 or more")
+        models[entry["id"]] = context
+    return models
+
+
+# ---- the tokens of a request
+
+
+class Tokens:
+    """Counts the tokens of one stream as they come, and hands them on.
+
+    A chunk holds as many tokens as the server says: by their ids, by log-probabilities, or by a count of all tokens
+    so far (`usage` or `timings` on each chunk). A chunk of which only the text is known is handed on as one token;
+    how many it held is settled at the end, when the total is known.
+
+    Args:
+        request_id: of the request.
+        deliver: takes the outputs.
+        wanted: tokens that were asked for; a stream that holds more is wrong.
+        count: counts the tokens of a text with our own tokenizer; None where there is none.
+        vocab_size: token ids are below; None: not checked.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        deliver: Callable[[EngineOutput], None],
+        wanted: int = MOST_TOKENS,
+        count: Callable[[str], int] | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._request_id, self._deliver = request_id, deliver
+        self._wanted, self._count, self._vocab_size = wanted, count, vocab_size
+        self._reason: str | None = None
+        self._ended = False
+        self._total: int | None = None  # output tokens in all, as the server counts them
+        self._texts: dict[int, str] = {}  # index of a token that stands for a chunk -> the chunk's text
+        self._room = LONGEST_TOKEN * wanted  # characters that such texts may still have
+        self.produced = 0
+        self.chunks = 0
+        self.late = 0  # tokens that no chunk told of as it came
+        self.misplaced = 0  # tokens whose chunk is still not known at the end
+        self.countable = True  # whether the number of tokens is known
+        self.by_ids = False  # whether chunks told which tokens they hold
+        self.end_lag_s: float | None = None  # from the last token to the end of the stream
+        self._last_s = 0.0
+        self.prompt_tokens: int | None = None  # as the server counts them
+        self.cached_tokens = 0  # of the prompt, that the server had computed before
+
+    @property
+    def told(self) -> bool:
+        """Whether the server has said of every chunk so far how many tokens it holds."""
+        return self.chunks > 0 and not self._texts
+
+    def take(self, event: Any) -> None:
+        """One event of the stream, a JSON value.
+
+        Raises:
+            ServerError: it is an error, has a field of the wrong type, or makes more tokens than were asked for.
+        """
+        seen = read_event(event, self._vocab_size)
+        if seen.prompt_tokens is not None:
+            self.prompt_tokens = seen.prompt_tokens
+        if seen.cached_tokens is not None:
+            self.cached_tokens = seen.cached_tokens
+        if seen.total is not None:
+            self._total = seen.total
+        self._reason = seen.finish_reason or self._reason
+        told = self._size(seen)
+        unsure = told is None and bool(seen.text)
+        if unsure:
+            self._texts[self.produced] = seen.text
+            self._room -= len(seen.text)
+        held = int(unsure) if told is None else told
+        # The last text of a stream may be what a stop string had held back: a chunk without a token of its own.
+        most = max(self._total or 0, self.produced + held - bool(self._texts))
+        if most > self._wanted or self._room < 0:
+            found = f"{most} tokens or more" if most > self._wanted else "more text than so many tokens have"
+            raise ServerError(f"the stream holds {found}, and max_tokens is {self._wanted}")
+        if held:
+            self.chunks += 1
+            self._pass_on(seen.token_ids or (UNKNOWN_TOKEN,) * held)
+
+    def _size(self, seen: Event) -> int | None:
+        """How many tokens a chunk holds; None where nothing but its text tells."""
+        if seen.token_ids is not None:
+            self.by_ids = True
+            return len(seen.token_ids)
+        if seen.count is not None:
+            return seen.count
+        if seen.holds_choice and seen.total is not None and not self._texts:
+            if seen.total > self.produced:
+                return seen.total - self.produced
+            if seen.finish_reason is not None:
+                return 0  # what was left of the text
+        return None
+
+    def _pass_on(
+        self,
+        ids: tuple[int, ...],
+        reason: str | None = None,
+        error: str | None = None,
+        counts: tuple[int, ...] | None = None,
+    ) -> None:
+        if self._ended:
+            return
+        self.produced = (self.produced if counts is None else sum(counts)) + len(ids)
+        self._ended = reason is not None
+        if ids:
+            self._last_s = time.monotonic()
+        if reason in REASONS and self.produced:
+            self.end_lag_s = time.monotonic() - self._last_s
+        self._deliver(EngineOutput(self._request_id, ids, reason, error=error, counts=counts))
+
+    def end(self) -> None:
+        """The stream is over; one that gave no reason for it was cut off."""
+        if self._reason is None:
+            self.fail("the server closed the stream before it was done")
+            return
+        reason = REASONS.get(self._reason, "abort")
+        error = printable(self._reason)[:MOST_WORDS] if reason == "abort" else None
+        counts = self._settle_texts() if self._texts else self._settle_told()
+        rest = 0 if self.produced or not self._total else self._total  # of a stream without a single chunk
+        self._pass_on((UNKNOWN_TOKEN,) * rest, reason, error, counts)
+
+    def _settle_told(self) -> tuple[int, ...] | None:
+        """Compare what the chunks told with the total; tokens that no chunk told of came with the last one."""
+        difference = 0 if self._total is None else self._total - self.produced
+        self.late = max(0, difference)
+        # An end token may be counted, but not sent, or the other way round.
+        self.misplaced = 0 if self._reason == "stop" and abs(difference) <= 1 else abs(difference)
+        if not self.late or not self.produced:
+            return None
+        return (*(1,) * (self.produced - 1), 1 + self.late)
+
+    def _settle_texts(self) -> tuple[int, ...] | None:
+        """How many tokens each chunk held that is known by its text: the total, distributed by our own count."""
+        total, asked = self._total, self._wanted if self._reason == "length" else None
+        if total is None and asked is not None and asked in (self.produced, self.produced - 1):
+            total = asked  # a token a chunk is as many as were asked for
+        if total == self.produced:
+            return None
+        weights = [1] * self.produced
+        for index, text in self._texts.items():
+            weights[index] = max(1, self._count(text)) if self._count is not None else 1
+        counted = sum(weights)
+        if total is None:
+            self.countable = counted == asked
+            total = min(counted, self._wanted)
+        elif self.produced - total == 1:
+            self.misplaced = 0  # see `take`
+        elif self.produced > 1:  # all that a single chunk can hold is in it
+            self.misplaced = max(abs(counted - total), self.produced - total)
+        self.late = max(0, total - self.produced)
+        return tuple(apportion(total, weights))
+
+    def fail(self, why: str) -> None:
+        """The request ends without its answer."""
+        self._pass_on((), "abort", why)
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Distribute `total` tokens over chunks: one each, the rest in proportion to what their weights are above one.
+
+    Where there are more chunks than tokens, the last chunks get none.
+    """
+    rest = total - len(weights)
+    if rest < 0:
+        return [1] * total + [0] * -rest
+    above = [weight - 1 for weight in weights]
+    above = above if any(above) else [1] * len(weights)
+    ends = [round(rest * end / sum(above)) for end in accumulate(above)]
+    return [1 + after - before for before, after in pairwise([0, *ends])]
+
+
+async def read_stream(lines: AsyncIterator[bytes], tokens: Tokens) -> None:
+    """Read server-sent events to their end.
+
+    Args:
+        lines: of the response's body.
+        tokens: takes them.
+
+    Raises:
+        ServerError: an event is no JSON, or see `Tokens.take`.
+    """
+    async with aclosing(_events(lines)) as events:
+        async for event in events:
+            tokens.take(event)
+    tokens.end()
+
+
+async def _events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
+    """The JSON values of a stream. One that is whole in its line is taken at once, whether or not an empty line follows; one
+    of several lines, which the standard allows, at the empty line."""
+    parts: list[str] = []
+    at_start = True
+    async for line in lines:
+        line = line.removeprefix(BYTE_ORDER_MARK) if at_start else line
+        at_start = False
+        if not line.strip() and parts:
+            yield _json("\n".join(parts))
+            parts = []
+        if not line.startswith(DATA):
+            continue  # a comment, another field, or the empty line after each event
+        data = line.removeprefix(DATA).strip()
+        if data == DONE:
+            break
+        try:
+            parts.append(data.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise ServerError("an event of the stream is not UTF-8") from None
+        if sum(map(len, parts)) > MOST_EVENT or len(parts) > MOST_LINES:
+            raise ServerError(
+                f"an event of the stream is longer than {MOST_LINES} lines or {size(MOST_EVENT)}"
+            )
+        if len(parts) == 1:
+            try:
+                event = _json(parts[0])
+            except ServerError:
+                continue
+            parts = []
+            yield event
+    if parts:
+        yield _json("\n".join(parts))
+
+
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text, "an event of the stream")
+    except BadInput as error:
+        raise ServerError(printable(str(error))) from None

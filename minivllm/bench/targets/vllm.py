@@ -1,0 +1,265 @@
+"""engine=vllm: vLLM's own engine, in an interpreter of its own, behind the interface of every engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.hardware.gpu import open_gpu
+from minivllm.bench.targets.adapter import Adapter
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.child import Child
+from minivllm.bench.targets.installed import require
+from minivllm.bench.targets.support_matrix import VLLM
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+from minivllm.models.costs import architecture_costs
+from minivllm.models.load.source import Source, resolve
+from minivllm.platform.threads import thread_count
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+CPU_KV_CACHE_GB = 4.0
+GRACE_S = 10.0
+NOTES = (
+    "vLLM answers from a process of its own: a token's time is when it was read from there",
+    "vLLM's steps cannot be seen from outside: no breakdown, use of bandwidth or queueing time",
+)
+DUMMY = "vLLM filled in dummy weights of its own: its tokens are not those of other engines"
+
+
+class VllmEngine(Adapter):
+    """Drives `vllm.v1.engine.llm_engine.LLMEngine` step by step through a pipe; see vllm_worker.py.
+
+    Args:
+        config: the resolved configuration.
+        python: the interpreter that has vLLM.
+        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice on a GPU.
+        args: further `EngineArgs`, which win over what is made of the configuration.
+        env: further environment variables of that process.
+
+    Raises:
+        BadInput: a knob is set that is not honoured, there is no vLLM, or it refuses the configuration.
+        RuntimeError: the process ended; its last words are in the message, and all of them in the log.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        python: str | None = None,
+        kv_cache_gb: float | None = None,
+        args: Mapping[str, Any] | None = None,
+        env: Mapping[str, Any] | None = None,
+    ) -> None:
+        VLLM.check(config)
+        require({**config["engine"], "python": python}, "vllm")
+        begin = time.monotonic()
+        source = resolve(config["model"], allow_random=False)[1]
+        sizes = ModelConfig.from_dict(source.config)
+        self.tokenizer = Tokenizer.load(source.folder)
+        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._pending: list[list[Any]] = []
+        self._unfinished: set[str] = set()
+        self._buffer = b""
+        self._clear()
+        self._results, results = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._results, selectors.EVENT_READ)
+        command = (str(python), str(WORKER), str(results))
+        try:
+            self._child = Child(command, _environment(config, env or {}), (results,), "engine.python")
+        finally:
+            os.close(results)
+        try:
+            given = {**_arguments(config, source, kv_cache_gb), **(args or {})}
+            random = source.weights == "random"
+            self._say(args=given, config=source.config if random else None)
+            self._settled = self._hear("ready")
+        except BaseException:
+            self.close()
+            raise
+        self.info = self._describe(config, source, sizes, time.monotonic() - begin)
+        self.info.warnings += [DUMMY] * random
+
+    def _describe(
+        self, config: dict[str, Any], source: Source, sizes: ModelConfig, load_s: float
+    ) -> EngineInfo:
+        costs, _ = architecture_costs(sizes, config["quant"])
+        wanted, device = config["runtime"]["device"], str(self._settled["device"])
+        if wanted != "auto" and not wanted.startswith(device):
+            self.close()
+            raise BadInput(
+                f"runtime.device={wanted}, but the vLLM of engine.python is built for {device}: "
+                f"set runtime.device={device}, or give an interpreter with another build"
+            )
+        return EngineInfo(
+            name="vllm",
+            weights=source.weights,
+            fingerprint=source.fingerprint,
+            vocab_size=sizes.vocab_size,
+            max_model_len=int(self._settled["max_model_len"]),
+            eos_token_ids=sizes.eos_token_ids,
+            max_num_seqs=int(self._settled["max_num_seqs"]),
+            load_s=load_s,
+            model={**costs, "device": device if wanted == "auto" else wanted},
+            warnings=[*source.warnings, *NOTES],
+        )
+
+    def _clear(self) -> None:
+        self._steps = self._largest_batch = 0
+
+    def _say(self, **message: Any) -> None:
+        self._child.say(json.dumps(message).encode() + b"\n")
+
+    def _messages(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """What has come, after waiting for at most so long."""
+        if not self._selector.select(timeout_s):
+            return []
+        chunk = os.read(self._results, 1 << 20)
+        if not chunk:
+            raise RuntimeError(f"the vLLM process {self._child.last_words()}")
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        for message in messages:
+            if "error" in message:
+                self._raise(message["type"], message["error"])
+        return messages
+
+    def _raise(self, kind: str, error: str) -> None:
+        """Pass an exception on; before the engine stands it is mostly about what was asked for."""
+        line = " ".join(error.split())
+        if not hasattr(self, "_settled") and kind in ("ValueError", "TypeError", "ValidationError"):
+            raise BadInput(f"vLLM refuses this configuration: {line[:600]}")
+        if kind in ("ImportError", "ModuleNotFoundError"):
+            raise BadInput(
+                f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its environment"
+            )
+        raise RuntimeError(f"vLLM: {kind}: {line}")
+
+    def _hear(self, wanted: str) -> Any:
+        """Wait for an answer; what else comes is of requests that nobody waits for any more."""
+        while True:
+            for message in self._messages(None):
+                if wanted in message:
+                    return message[wanted]
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine; what is submitted before one poll leaves together."""
+        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
+        eos = () if params.ignore_eos else self.info.eos_token_ids
+        given = {
+            "max_tokens": wanted,
+            "min_tokens": params.min_tokens,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "seed": None if params.greedy else params.seed,
+            "ignore_eos": True,  # vLLM has no tokenizer to know it from: it is one of the stop tokens
+            "stop_token_ids": [*eos, *params.stop_token_ids],
+        }
+        self._unfinished.add(request_id)
+        self._pending.append([request_id, prompt_token_ids, given])
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Wait for the next tokens; see BenchEngine."""
+        if self._pending:
+            self._say(add=self._pending)
+            self._pending = []
+        outputs = []
+        for message in self._messages(timeout_s):
+            if "refused" in message:
+                request_id, why = message["refused"]
+                outputs.append(EngineOutput(request_id, (), "abort", error=why))
+            step = message.get("tokens", ())
+            self._steps += bool(step)
+            self._largest_batch = max(self._largest_batch, len(step))
+            outputs += [EngineOutput(name, tuple(ids), reason) for name, ids, reason in step]
+        self._unfinished.difference_update(output.request_id for output in outputs if output.finish_reason)
+        return outputs
+
+    def reset(self) -> None:
+        """See BenchEngine."""
+        self._pending = []
+        self._unfinished.clear()
+        self._say(reset=not self._keep_prefixes)
+        self._hear("reset")
+        self._clear()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """None: see NOTES."""
+        return []
+
+    def liveness(self) -> dict[str, dict[str, float | str]]:
+        """What vLLM settled on, and steps that gave tokens; see BenchEngine."""
+        settled = self._settled
+        return {
+            "engine": {"version": str(settled["version"]), "steps": float(self._steps)},
+            "quant": {"dtype": str(settled["dtype"]), "layers_quantised": 0.0},
+            "batching": {
+                "largest_batch": float(self._largest_batch),
+                "max_num_batched_tokens": float(settled["max_num_batched_tokens"]),
+            },
+            "cache": {
+                "block_size": float(settled["block_size"] or 0),
+                "num_blocks": float(settled["num_blocks"] or 0),
+                "prefix_caching": float(bool(settled["prefix_caching"])),
+            },
+        }
+
+    def close(self) -> None:
+        """See BenchEngine."""
+        self._child.stop(GRACE_S)
+        self._selector.close()
+        os.close(self._results)
+
+
+def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for a configuration."""
+    batching, cache, model = config["batching"], config["cache"], config["model"]
+    if kv_cache_gb is None and not open_gpu(config["runtime"]["device"]).present:
+        kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
+    arguments = {
+        "dtype": config["quant"]["dtype"],
+        "max_model_len": model.get("max_model_len"),
+        "seed": model.get("seed") or 0,
+        "skip_tokenizer_init": True,
+        "max_num_seqs": batching["max_num_seqs"],
+        "max_num_batched_tokens": batching["max_num_batched_tokens"],
+        "enable_chunked_prefill": batching["chunked_prefill"],
+        "enable_prefix_caching": cache["prefix_caching"],
+        "disable_log_stats": True,
+    }
+    if not VLLM.usual("cache", "block_size", cache["block_size"]):
+        arguments["block_size"] = cache["block_size"]
+    if kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)
+    if source.weights == "checkpoint":
+        arguments["model"] = str(source.folder)
+    return arguments
+
+
+def _environment(config: dict[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
+    """Of vLLM's process: without the way to our packages, with as many threads, and pinned as little."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ours = {
+        "OMP_NUM_THREADS": str(thread_count(config["runtime"])),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM's own choice leaves a core idle
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    device = str(config["runtime"]["device"])
+    if device.startswith("cuda:"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        index = int(device.removeprefix("cuda:"))
+        ours["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) and visible[0] else str(index)
+    return {**kept, **ours, **{str(name): str(value) for name, value in further.items()}}

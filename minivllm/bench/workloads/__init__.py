@@ -1,0 +1,1 @@
+"""Workloads: requests, and when they are due."""

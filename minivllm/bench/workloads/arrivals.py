@@ -1,0 +1,220 @@
+"""Arrival processes: when each request of a workload is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minivllm.bench.workloads.checks import at_least_one, positive
+from minivllm.bench.workloads.workload import WorkloadRequest
+from minivllm.errors import BadInput
+
+ARRIVAL_STREAM = 0xA331  # keeps arrival noise apart from workload noise drawn with the same seed
+
+
+class Arrival:
+    """An arrival process, of requests that follow no other: of a talk, its first turn.
+
+    Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine does.
+    Closed loop: at most `concurrency` requests are in flight, and a request is due the moment its slot
+    becomes free; the schedule is then not used. A talk keeps its slot while its user thinks.
+    """
+
+    concurrency: int | None = None
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Seconds after the start at which each of `n` requests is due, ascending; all at once by default."""
+        return [0.0] * n
+
+    def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
+        """The same for the very requests; a process that goes by them overrides this one."""
+        return self.schedule(len(requests), seed)
+
+
+class Offline(Arrival):
+    """Every request is there at the start."""
+
+
+class Concurrency(Arrival):
+    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last one has ended.
+
+    Args:
+        concurrency: requests in flight.
+
+    Raises:
+        BadInput: it is not a whole number of at least 1.
+    """
+
+    def __init__(self, concurrency: int = 8) -> None:
+        self.concurrency = at_least_one("arrival.concurrency", concurrency)
+
+
+class Constant(Arrival):
+    """Open loop: requests at equal distances, the first at 0.
+
+    Args:
+        rate: requests per second.
+
+    Raises:
+        BadInput: the rate is not a finite number above 0.
+    """
+
+    def __init__(self, rate: float = 2.0) -> None:
+        self.rate = positive("arrival.rate", rate)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds."""
+        return [i / self.rate for i in range(n)]
+
+
+class Poisson(Arrival):
+    """Open loop: independent users, so exponential gaps between arrivals; the first request comes at 0.
+
+    Args:
+        rate: mean arrivals per second.
+
+    Raises:
+        BadInput: the rate is not a finite number above 0.
+    """
+
+    def __init__(self, rate: float = 2.0) -> None:
+        self.rate = positive("arrival.rate", rate)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds; the same seed gives the same times."""
+        return _after(_generator(seed).exponential(1 / self.rate, size=n))
+
+
+class Gamma(Arrival):
+    """Open loop: gamma-distributed gaps, which may come in bursts; the first request comes at 0.
+
+    Args:
+        rate: mean arrivals per second.
+        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less comes in
+            bursts, more is more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
+
+    Raises:
+        BadInput: a knob is not a finite number above 0.
+    """
+
+    def __init__(self, rate: float = 2.0, burstiness: float = 0.5) -> None:
+        self.rate = positive("arrival.rate", rate)
+        self.burstiness = positive("arrival.burstiness", burstiness)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds; the same seed gives the same times."""
+        scale = 1 / (self.rate * self.burstiness)
+        return _after(_generator(seed).gamma(self.burstiness, scale, size=n))
+
+
+class Ramp(Arrival):
+    """Open loop: a Poisson process whose rate goes in a straight line from one value to another.
+
+    A process of rate 1 with its time stretched (Cinlar 1975): its k-th arrival, at S_k, comes here when
+    the rate has added up to S_k.
+
+    Args:
+        start_rate: arrivals per second at the start.
+        end_rate: the same at the end, and from there on.
+        duration_s: how long the ramp takes; None is as long as the requests are expected to last.
+
+    Raises:
+        BadInput: a knob is not a finite number above 0.
+    """
+
+    def __init__(
+        self, start_rate: float = 1.0, end_rate: float = 8.0, duration_s: float | None = None
+    ) -> None:
+        self.start_rate = positive("arrival.start_rate", start_rate)
+        self.end_rate = positive("arrival.end_rate", end_rate)
+        self.duration_s = None if duration_s is None else positive("arrival.duration_s", duration_s)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        """Arrival times in seconds; the same seed gives the same times."""
+        mean_rate = (self.start_rate + self.end_rate) / 2
+        duration_s = n / mean_rate if self.duration_s is None else self.duration_s
+        expected = mean_rate * duration_s  # arrivals within the ramp
+        slope = (self.end_rate - self.start_rate) / duration_s if n else 0.0
+        times = []
+        for count in _after(_generator(seed).exponential(size=n)):
+            if count > expected:
+                times.append(duration_s + (count - expected) / self.end_rate)
+            else:  # the time t at which start_rate t + slope t² / 2 reaches count
+                root = math.sqrt(max(0.0, self.start_rate**2 + 2 * slope * count))
+                times.append(2 * count / (self.start_rate + root))
+        return times
+
+
+class Replay(Arrival):
+    """Open loop: the times of the workload's own requests, as a trace has them.
+
+    Args:
+        rate_scale: how many times faster than they came.
+
+    Raises:
+        BadInput: the factor is not a finite number above 0.
+    """
+
+    replays = True  # needs a workload with times of its own
+
+    def __init__(self, rate_scale: float = 1.0) -> None:
+        self.rate_scale = positive("arrival.rate_scale", rate_scale)
+
+    def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
+        """The requests' times, divided by the factor.
+
+        Raises:
+            BadInput: a request has no time of its own.
+        """
+        times = [request.due_s for request in requests if request.due_s is not None]
+        if len(times) < len(requests):
+            raise BadInput(NO_TIMES)
+        return [time / self.rate_scale for time in times]
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng([ARRIVAL_STREAM, seed])
+
+
+def _after(gaps: NDArray[np.float64]) -> list[float]:
+    """Times from the gaps before them; the first request comes at 0."""
+    gaps[:1] = 0.0
+    return [float(time) for time in np.cumsum(gaps)]
+
+
+NO_TIMES = "arrival=replay needs a workload whose requests have times of their own: use workload=trace"
+
+
+def check_times(arrival: object, workload: object) -> None:
+    """Fail early, before any engine is built, on a replay of a workload that has no times.
+
+    Raises:
+        BadInput: it has none.
+    """
+    if getattr(arrival, "replays", False) and not getattr(workload, "timed", False):
+        raise BadInput(NO_TIMES)
+
+
+def check_span(arrival: Arrival, num_requests: object, seed: int, timeout_s: float) -> None:
+    """Fail early where the last request would be due after the measurement has timed out.
+
+    Args:
+        arrival: of the measurement.
+        num_requests: of the workload; None where that is not known yet.
+        seed: of the arrivals.
+        timeout_s: of the measurement.
+
+    Raises:
+        BadInput: it would.
+    """
+    if not isinstance(num_requests, int) or getattr(arrival, "replays", False):
+        return
+    last_s = max(arrival.schedule(num_requests, seed), default=0.0)
+    if not last_s <= timeout_s:
+        raise BadInput(
+            f"arrival: the last of {num_requests:,} requests is due {last_s:,.6g} s after the start, and a measurement has "
+            f"measure.timeout_s={timeout_s:g}; set a higher rate or ask for fewer"
+        )

@@ -1,0 +1,175 @@
+"""What all workload generators have in common: for whom requests are made, and knobs that several have."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.bench.workloads.checks import at_least_one, one_of
+from minivllm.bench.workloads.lengths import Lengths
+from minivllm.bench.workloads.prompts import Encode
+from minivllm.bench.workloads.workload import Workload
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import place
+
+Decode = Callable[[list[int]], str | None]
+RenderChat = Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]]
+TOO_LONG = ("error", "skip")
+FEWER = "take fewer with workload.num_requests"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model as far as its requests go.
+
+    Args:
+        encode: text to token ids; None without a tokenizer.
+        vocab_size: number of token ids.
+        max_model_len: longest context, in tokens.
+        decode: token ids to text, to store the prompts' text beside their ids; None leaves it out.
+        render_chat: messages to the text that the chat template writes and its token ids; None without a template.
+    """
+
+    encode: Encode | None
+    vocab_size: int
+    max_model_len: int
+    decode: Decode | None
+    render_chat: RenderChat | None = None
+
+    @property
+    def encode_further(self) -> Encode | None:
+        """The same for text that follows on other text: without the tokens that the tokenizer puts around everything."""
+        if (encode := self.encode) is None:
+            return None
+        around = encode("")
+
+        def further(text: str) -> list[int]:
+            token_ids = encode(text)
+            begin = 0
+            while begin < len(around) and token_ids[begin : begin + 1] == around[begin : begin + 1]:
+                begin += 1
+            end = around[begin:]
+            stop = len(token_ids) - len(end)
+            return token_ids[begin:stop] if token_ids[stop:] == end else token_ids[begin:]
+
+        return further
+
+    def text(self, token_ids: Sequence[int]) -> str | None:
+        """What is stored beside a prompt's ids."""
+        return self.decode(list(token_ids)) if self.decode else None
+
+
+class Generator(ABC):
+    """Makes the requests of a workload."""
+
+    name: str  # of its option
+
+    @abstractmethod
+    def check_lengths(self, max_model_len: int) -> None:
+        """Fail early, before any engine is built, if a request may be longer than the context.
+
+        Raises:
+            BadInput: naming the lengths.
+        """
+
+    def generate(
+        self,
+        encode: Encode | None,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        decode: Decode | None = None,
+        render_chat: RenderChat | None = None,
+    ) -> Workload:
+        """Make the requests; equal arguments make equal requests.
+
+        Args:
+            encode, vocab_size, max_model_len, decode, render_chat: see `Reader`.
+            seed: of lengths and prompts.
+
+        Raises:
+            BadInput: a request is longer than the context, or cannot be made.
+        """
+        return self.make(Reader(encode, vocab_size, max_model_len, decode, render_chat), seed)
+
+    @abstractmethod
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """See `generate`."""
+
+
+class Drawn(Generator):
+    """A generator that draws lengths.
+
+    Args:
+        input_len: prompt tokens; a number, or a distribution (see `Lengths`).
+        output_len: output tokens; the same.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
+
+    def __init__(self, input_len: Any, output_len: Any, ignore_eos: bool) -> None:
+        self.input_len = Lengths.parse("workload.input_len", input_len)
+        self.output_len = Lengths.parse("workload.output_len", output_len)
+        self.ignore_eos = ignore_eos
+
+
+class FromFile(Generator):
+    """A generator that reads requests.
+
+    Args:
+        path: the file; without one `advice` is what to do.
+        advice: see `path`.
+        num_requests: take only the first so many; None takes all.
+        too_long: what to do with a request that the context cannot hold: error, or skip.
+        format: one of `formats`.
+        formats: see `format`.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        advice: str,
+        num_requests: int | None,
+        too_long: str,
+        format: str,
+        formats: tuple[str, ...],
+        ignore_eos: bool,
+    ) -> None:
+        if not path:
+            raise BadInput(f"workload={self.name} needs {advice}")
+        self.path = place(path, f"workload.path={path}")
+        self.num_requests = (
+            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
+        )
+        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
+        self.format = one_of("workload.format", format, formats)
+        self.ignore_eos = ignore_eos
+
+    def check_lengths(self, max_model_len: int) -> None:
+        """Read the file and fail early, before any engine is built, on what cannot be served.
+
+        A sweep asks this of each of its arms: a file that was found good is not read again while it stays as it is.
+
+        Raises:
+            BadInput: the file is missing, a line is wrong, or a request is longer than the context.
+        """
+        try:
+            found = os.stat(self.path)
+        except (OSError, ValueError):
+            return self.check_file(max_model_len)  # which says what is wrong
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        checked = (type(self), repr(vars(self)), state, max_model_len)
+        if checked not in _CHECKED:
+            self.check_file(max_model_len)
+            _CHECKED.add(checked)
+
+    @abstractmethod
+    def check_file(self, max_model_len: int) -> None:
+        """See `check_lengths`."""
+
+
+# Files that were found good, with the knobs that they were found good for.
+_CHECKED: set[tuple[object, ...]] = set()

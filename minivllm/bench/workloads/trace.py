@@ -1,0 +1,171 @@
+"""workload=trace: the lengths, times and shared prefixes of production traffic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits, not_negative, positive
+from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
+from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
+from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.trace_file import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import printable
+
+UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
+STRETCH = 1 << 32  # of it that each line of the trace has for itself
+LOOK_AHEAD = 10_000  # lines that a request may be out of order by, where not all of a trace is taken
+FAILED = "requests of the file were left out, they failed when the trace was taken"
+LATER_TURNS = "requests are later turns of conversations: they come at the trace's times, not after an answer"
+TRACE_ADVICE = "lower workload.length_scale, raise model.max_model_len if it is below the model's own, or leave it out with workload.too_long=skip"
+
+
+class Trace(FromFile):
+    """Requests as long, and with `arrival=replay` as late, as those of a trace.
+
+    Prompts are random token ids: equal where the trace's hash ids are equal, different everywhere else.
+    They are computed when looked at (`LazyPrompt`), and have no text.
+
+    Args:
+        path: the trace's file.
+        format: azure, mooncake, burstgpt, bailian or auto (see `read_trace`).
+        num_requests: the first so many of the slice; None takes all.
+        too_long: what to do with a request that the context cannot hold: error, or skip.
+        length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
+        start_s: where the slice of the trace begins, seconds after its first request.
+        duration_s: length of the slice; None goes on to the end.
+        block_tokens: prompt tokens that one hash id stands for; None is what the format has.
+        ignore_eos: generate exactly the trace's lengths.
+
+    Raises:
+        BadInput: a knob has no sensible value.
+    """
+
+    name = "trace"
+    timed = True  # its requests say when they are due
+
+    def __init__(
+        self,
+        path: str | None = None,
+        num_requests: int | None = None,
+        too_long: str = "error",
+        format: str = "auto",
+        length_scale: float = 1.0,
+        start_s: float = 0.0,
+        duration_s: float | None = None,
+        block_tokens: int | None = None,
+        ignore_eos: bool = True,
+    ) -> None:
+        advice = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
+        super().__init__(path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos)
+        self.block_tokens = (
+            None if block_tokens is None else at_least_one("workload.block_tokens", block_tokens)
+        )
+        self.length_scale = positive("workload.length_scale", length_scale)
+        self.start_s = not_negative("workload.start_s", start_s)
+        self.duration_s = None if duration_s is None else positive("workload.duration_s", duration_s)
+
+    def check_file(self, max_model_len: int) -> None:
+        """See `FromFile.check_lengths`."""
+        self._rows(max_model_len)
+
+    def make(self, reader: Reader, seed: int) -> Workload:
+        """The slice's requests, in order of time; see `Generator.generate`.
+
+        Raises:
+            BadInput: as `check_lengths`; or a line's hash ids do not cover its prompt.
+        """
+        requests = []
+        rows, notes = self._rows(reader.max_model_len)
+        for i, row in enumerate(rows):
+            prompt_len, output_len = self._lengths(row)
+            prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), reader.vocab_size, seed)
+            due_s = row.time_s - self.start_s
+            requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s))
+        return Workload(tuple(requests), notes)
+
+    def _rows(self, max_model_len: int) -> tuple[list[TraceRow], tuple[str, ...]]:
+        """The slice, and what was left out of it."""
+        end = math.inf if self.duration_s is None else self.start_s + self.duration_s
+        tally, taken, too_long = (
+            Tally(),
+            0,
+            f"requests were left out, longer than the context of {max_model_len}",
+        )
+
+        def select(row: TraceRow) -> bool | None:
+            nonlocal taken
+            if row.time_s < self.start_s:
+                return False
+            if taken == self.num_requests or row.time_s >= end:
+                return None
+            lengths = self._lengths(row)
+            if self.skips and sum(lengths) > max_model_len:
+                tally.left_out[too_long] += 1
+                return False
+            check_fits(f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE)
+            taken += 1
+            check_amount(f"workload.path={self.path}", taken, 0, FEWER)
+            tally.unused[LATER_TURNS] += row.later_turn
+            if row.kind != "text":
+                tally.unused[
+                    f"requests are of type {printable(row.kind)!r}: random text as long stands for them"
+                ] += 1
+            return True
+
+        bounded = self.num_requests is not None or self.duration_s is not None
+        tally.left_out[FAILED] = 0  # which are told first
+        rows, tally.left_out[FAILED] = read_trace(
+            self.path, self.format, select, LOOK_AHEAD if bounded else None
+        )
+        if not rows:
+            raise BadInput(
+                f"workload.path={self.path} has no request from workload.start_s={self.start_s:g} on"
+                + ("" if self.duration_s is None else f" within workload.duration_s={self.duration_s:g}")
+                + (f" that the context of {max_model_len} holds" if tally.left_out[too_long] else "")
+            )
+        return rows, tally.notes(self.name, len(rows), self.num_requests)
+
+    def _lengths(self, row: TraceRow) -> tuple[int, int]:
+        scale = self.length_scale
+        return max(1, round(row.input_tokens * scale)), max(1, round(row.output_tokens * scale))
+
+    def _runs(self, row: TraceRow, prompt_len: int) -> Iterator[range]:
+        """The prompt's stretches of text: one a block of the trace, or one of its own."""
+        if not row.hash_ids:
+            start = UNSHARED + row.line * STRETCH
+            yield range(start, start + prompt_len)
+            return
+        size = self.block_tokens or row.block_tokens
+        blocks = -(-row.input_tokens // size)
+        if len(row.hash_ids) not in (blocks, row.input_tokens // size):  # some hash whole blocks alone
+            raise BadInput(self._other_blocks(row, size, blocks))
+        scaled = size * self.length_scale
+        spacing = size if self.length_scale <= 1 else math.ceil(scaled) + 1
+        for k, block in enumerate(row.hash_ids):
+            start, end = round(k * scaled), min(round((k + 1) * scaled), prompt_len)
+            if k == blocks - 1:
+                end = prompt_len  # rounding may have left a token over
+            yield range(block * spacing, block * spacing + end - start)
+        if len(row.hash_ids) < blocks and (rest := prompt_len - round(len(row.hash_ids) * scaled)) > 0:
+            start = UNSHARED + row.line * STRETCH
+            yield range(start, start + rest)
+
+    def _other_blocks(self, row: TraceRow, size: int, blocks: int) -> str:
+        """What to say of hash ids that are not as many as the prompt has blocks."""
+        fitting = [
+            format
+            for format, tokens in BLOCK_TOKENS.items()
+            if tokens != size and len(row.hash_ids) == -(-row.input_tokens // tokens)
+        ]
+        hint = (
+            f"; blocks of {BLOCK_TOKENS[fitting[0]]} are those of workload.format={fitting[0]}"
+            if fitting
+            else ""
+        )
+        return (
+            f"{self.path}:{row.line}: {row.input_tokens} prompt tokens are {blocks} blocks of "
+            f"workload.block_tokens={size}, and the line has {len(row.hash_ids)} hash ids{hint}"
+        )

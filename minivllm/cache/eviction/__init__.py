@@ -1,0 +1,1 @@
+"""Eviction: which cached blocks a request gives up."""

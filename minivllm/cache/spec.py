@@ -1,0 +1,100 @@
+"""What the cache is made for and how its memory is cut up: layers, layout, policies, transfers, counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from minivllm.cache.eviction.policies import Eviction
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention: its shape and its constants."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None  # a token sees this many positions, its own included
+    soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap)
+
+
+SCALE_BYTES = 4  # of the scale of a compressed head of a token, in float32
+
+
+def token_bytes(kv_heads: int, head_dim: int, dtype_bytes: int, kv_dtype: str) -> int:
+    """Bytes that one token's keys and values take in one layer, with their scales.
+
+    Args:
+        kv_heads: heads of the keys; the values have as many.
+        head_dim: numbers in each.
+        dtype_bytes: bytes of a number in the model's dtype.
+        kv_dtype: as in CachePolicy.
+    """
+    head = head_dim * dtype_bytes if kv_dtype == "auto" else head_dim + SCALE_BYTES
+    return 2 * kv_heads * head
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """How the cache's memory is cut up, and what is done with it."""
+
+    block_size: int  # tokens a block
+    num_blocks: int  # blocks, the reserved block 0 included
+    prefix_caching: bool = False
+    keeps: bool = True  # False: nothing outlives the step, every step computes whole sequences
+    host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
+    offload_slots: int = 0  # further ones, for cold blocks of the prefix cache; they are numbered after those
+    disk_records: int = 0  # blocks that fit on disk, for colder ones
+    offload_dir: str | None = None  # where that file lies; None is the system's folder for temporary files
+    eviction: Eviction | None = None  # what a request drops that has filled its budget
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Blocks to move before a step computes, in this order: each list holds (from, to)."""
+
+    spills: tuple[tuple[int, int], ...] = ()  # host slot to disk record, written in the background
+    saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
+    copies: tuple[tuple[int, int], ...] = ()  # device block to device block
+    loads: tuple[tuple[int, int], ...] = ()  # host slot to device block
+    reads: tuple[tuple[int, int], ...] = ()  # disk record to host slot, in the background
+
+    def __bool__(self) -> bool:
+        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
+
+
+NOTHING = Transfers()
+
+
+@dataclass
+class CacheCounters:
+    """What the cache did, for the liveness of its knobs."""
+
+    prefix_tokens_looked_up: int = 0
+    prefix_tokens_reused: int = 0
+    blocks_copied: int = 0  # copy-on-write
+    blocks_shared: int = 0  # by forked requests
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    blocks_offloaded: int = 0  # cold ones, to host memory
+    blocks_restored: int = 0
+    blocks_to_disk: int = 0
+    blocks_from_disk: int = 0
+    disk_errors: int = 0  # records that could not be written or read
+    blocks_evicted: int = 0
+    tokens_evicted: int = 0
+    queries_observed: int = 0  # whose attention said what to evict
+
+
+class CachePolicy(Protocol):
+    """A `cache` option: decides the layout. Everything else is the same for all of them."""
+
+    name: str
+    kv_dtype: str  # how keys and values are stored: "auto" (in the model's dtype), "int8" or "fp8"
+
+    def layout(
+        self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
+    ) -> CacheLayout:
+        """Cut the memory available into blocks. Raises BadInput if it holds not even one request."""

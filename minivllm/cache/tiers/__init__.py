@@ -1,0 +1,1 @@
+"""Tiers below the device: host memory and disk."""

@@ -1,0 +1,1 @@
+"""Configuration: composed, validated and explained without torch."""

@@ -1,0 +1,398 @@
+"""From overrides to one checked, plain dictionary: the only way to configure anything.
+
+The command line, sweeps, presets and `LLM(...)` all end in `finish()`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from minivllm import redaction
+from minivllm.attention.base import refuse_scores
+from minivllm.cache.eviction.policies import POLICIES
+from minivllm.config import interpolation
+from minivllm.config.explain import explain, is_config_error, omegaconf_line
+from minivllm.config.moved import present, with_targets
+from minivllm.errors import BadInput, nearest
+from minivllm.options import (
+    GROUPS,
+    OPTIONS,
+    AblationOptions,
+    MeasureOptions,
+    RootOptions,
+    RuntimeOptions,
+    option,
+)
+from minivllm.platform.untrusted import place
+
+__all__ = [
+    "GROUPS",
+    "OPTIONS",
+    "TARGETLESS",
+    "build",
+    "compose",
+    "conf_dir",
+    "convert",
+    "finish",
+    "load",
+    "locate",
+    "nearest",
+    "option",
+    "validate",
+]
+
+BENCH = "minivllm.tasks.bench.run"
+# Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
+ANSWERING = ("minivllm.tasks.chat.run", "minivllm.tasks.generate.run")
+# Attention that can be the same in any batch, and that returns how much of it a token got; `auto` finds one.
+AUTO = "minivllm.attention.auto.select"
+INVARIANT = (AUTO, "minivllm.attention.invariant.InvariantBackend", "minivllm.attention.triton.TritonBackend")
+SCORING = (AUTO, "minivllm.attention.eager.EagerBackend")
+# Groups whose options are plain settings and name no class.
+TARGETLESS: dict[str, type] = {
+    "runtime": RuntimeOptions,
+    "measure": MeasureOptions,
+    "ablation": AblationOptions,  # there only where it is added
+}
+
+
+_composing = threading.RLock()  # Hydra's state
+
+
+def conf_dir() -> Path:
+    """The folder of option files: inside the installed package, or beside it in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return next(c for c in (package / "conf", package.parent / "conf") if (c / "config.yaml").exists())
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Compose, resolve and check a configuration from Python.
+
+    Args:
+        overrides: as on the command line, e.g. ["model=tiny", "cache.block_size=32"].
+        config_dir: a further folder of option files, as `--config-dir`.
+
+    Returns:
+        The resolved configuration: each group a dictionary with `_target_` and its knobs, the
+        plain settings, and `choices`, the name of the option chosen in each group; where values came from the
+        environment also `as_written`, see `minivllm.config.interpolation`.
+
+    Raises:
+        BadInput: an override or a value is wrong.
+    """
+    try:
+        loaded = load(overrides, config_dir)
+    except Exception as error:
+        if not is_config_error(error):
+            raise
+        raise explain(error, overrides, lambda chosen: load(chosen, config_dir)) from error
+    return finish(loaded)
+
+
+def load(overrides: Sequence[str], config_dir: str | Path | None = None) -> DictConfig:
+    """Compose alone, with Hydra's own node; whatever Hydra raises comes through."""
+    extra = [] if config_dir is None else [_search_path(config_dir)]
+    with _hydra():
+        return hydra_compose("config", [*extra, *overrides], return_hydra_config=True)
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra's override grammar reads it back, whatever characters are in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _search_path(config_dir: str | Path) -> str:
+    """The override that adds a folder of option files."""
+    folder = place(config_dir, f"config directory {str(config_dir)!r}").resolve()
+    if not folder.is_dir():
+        raise BadInput(f"config directory {str(config_dir)!r} not found")
+    return f"hydra.searchpath=[{quoted(f'file://{folder}')}]"
+
+
+@contextlib.contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose API, also from within a Hydra application, whose own state is put back afterwards.
+
+    That state is the process's, so one thread composes at a time.
+    """
+    with _composing, _cleared():
+        yield
+
+
+@contextlib.contextmanager
+def _cleared() -> Iterator[None]:
+    """Hydra's state as in a fresh process, put back afterwards."""
+    shared, config = GlobalHydra.instance(), HydraConfig.instance()
+    running, cfg = shared.hydra, config.cfg
+    shared.clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), job_name="minivllm", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
+        HydraConfig.instance().cfg = cfg
+
+
+def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Resolve what Hydra composed into plain data, check it and fill in defaults.
+
+    Args:
+        cfg: the composed configuration, with or without Hydra's own node.
+        choices: group -> option; read from Hydra's node where not given.
+
+    Raises:
+        BadInput: a value is missing or wrong.
+    """
+    if choices is None:
+        choices = OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
+    chosen = {str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)}
+    names = {group: chosen[group] for group in [*GROUPS, *chosen] if group in chosen}
+    job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    try:
+        plain, written = interpolation.resolve(job)
+    except OmegaConfBaseException as error:
+        raise BadInput(omegaconf_line(error)) from error
+    finished = {str(key): value for key, value in plain.items()}
+    if written:
+        finished[redaction.AS_WRITTEN] = written
+    redaction.learn(finished)  # before anything is said of it
+    checked = validate(finished, names)
+    if checked["task"].get("_target_") in ANSWERING:
+        overrides = OmegaConf.select(cfg, "hydra.overrides.task")
+        if overrides is None and HydraConfig.initialized():
+            overrides = HydraConfig.get().overrides.task
+        checked["decoding_given"] = given_knobs("decoding", overrides or ())
+    return checked
+
+
+def given_knobs(group: str, overrides: Sequence[str]) -> list[str]:
+    """The knobs of a group that overrides set, and the group's own name where they choose an option of it."""
+    names = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    return [name.removeprefix(f"{group}.") for name in names if name == group or name.startswith(f"{group}.")]
+
+
+# ---- validation
+
+
+def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[str, Any]:
+    """Check a plain configuration against the option dataclasses and fill in defaults.
+
+    Options whose `_target_` is not in OPTIONS are a user's own and pass as they are.
+
+    Raises:
+        BadInput: names the key, the group and the nearest valid name.
+    """
+    config = with_targets(config, present)
+    groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
+    apart = ("choices", redaction.AS_WRITTEN)
+    rest = {key: value for key, value in config.items() if key not in groups and key not in apart}
+    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions))]
+    checked: dict[str, Any] = {}
+    for group in GROUPS:
+        if not isinstance(groups.get(group), dict):
+            raise BadInput(
+                f"{group}={groups.get(group)!r}: choose an option, e.g. {group}={_some_option(group)}"
+            )
+    for group, node in groups.items():
+        checked[group] = _check_group(group, node, choices.get(group))
+    # A task of the user's own may measure.
+    if checked["runtime"]["profile"] and checked["task"].get("_target_") in {*OPTIONS} - {BENCH}:
+        raise BadInput(
+            f"runtime.profile=true is for task=bench, whose measurement it traces: leave it out with "
+            f"task={choices.get('task')}"
+        )
+    attention, policy = str(checked["attention"]["_target_"]), str(checked["cache"].get("eviction"))
+    require_invariant(attention, checked["runtime"]["determinism"])
+    if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
+        refuse_scores(str(choices.get("attention")), POLICIES.get(policy))
+    root = _check(RootOptions, rest, "", None, known)
+    for key in ("runs_dir", "reports_dir"):
+        root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
+        folder = place(root[key] or ".", f"{key}={root[key]}")
+        if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
+            raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
+    written = {name: config[name] for name in apart[1:] if name in config}
+    return {**checked, **root, "choices": dict(choices), **written}
+
+
+def _check_group(group: str, node: Any, choice: str | None) -> Any:
+    if group not in GROUPS and group not in TARGETLESS:
+        return node  # a group of the user's own, from a folder of theirs
+    owner = f"{group}={choice}" if choice else group
+    if group in TARGETLESS:
+        return _check(TARGETLESS[group], node, group, owner)
+    target = node.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise BadInput(f"{group}._target_={target!r}: {owner} must name its class, e.g. my_package.MyClass")
+    if target not in OPTIONS:
+        return dict(node)
+    knobs = {name: value for name, value in node.items() if name != "_target_"}
+    return {"_target_": target, **_check(OPTIONS[target], knobs, group, owner)}
+
+
+def _check(
+    cls: type, node: Any, path: str, owner: str | None, known: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The knobs of one dataclass, converted and complete; nested dataclasses likewise."""
+    if not isinstance(node, dict):
+        raise BadInput(f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=...")
+    hints, values = get_type_hints(cls), {}
+    names = [item.name for item in fields(cls)]
+    prefix = f"{path}." if path else ""
+    for name, value in node.items():
+        if name not in names:
+            what = f"no such option of {owner}" if owner else "no such setting"
+            raise BadInput(f"{prefix}{name}: {what}; {nearest(str(name), known or names)}")
+        if is_dataclass(hints[name]):
+            nested = hints[name]
+            assert isinstance(nested, type)
+            values[name] = nested(**_check(nested, value, f"{prefix}{name}", f"{prefix}{name}"))
+        else:
+            try:
+                values[name] = convert(value, hints[name])
+            except TypeError as error:
+                hint = _hint(cls, str(name), value)
+                raise BadInput(f"{prefix}{name}={value!r} must be {error}{hint}") from None
+    for item in fields(cls):
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
+            raise BadInput(f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=...")
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
+
+
+def _hint(cls: type, name: str, value: Any) -> str:
+    """What to do instead of an infinite value, where its knob says so."""
+    rules = next(item.metadata for item in fields(cls) if item.name == name)
+    infinite = str(value).lower().lstrip("+.") in ("inf", "infinity")
+    return f"; {rules['infinite']}" if infinite and rules.get("infinite") else ""
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is wanted."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for arm in args:
+            with contextlib.suppress(TypeError):
+                return convert(value, arm)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in args):
+            return value
+    elif origin in (list, tuple):
+        items = value if isinstance(value, list | tuple) else [value]
+        with contextlib.suppress(TypeError):
+            return origin(convert(item, args[0]) for item in items)
+    elif origin is dict or hint is dict:
+        if isinstance(value, dict):
+            return value
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif hint is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif hint is Any or type(value) is hint:
+        return value
+    raise TypeError(_describe(hint))
+
+
+def _describe(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(arm) for arm in args)
+    if origin is Callable:
+        return "a function, given from Python"
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in args)
+    if origin in (list, tuple):
+        return f"a list, each {_describe(args[0])}"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    return names.get(hint, "a dictionary")
+
+
+def _some_option(group: str) -> str:
+    return next((path.stem for path in sorted((conf_dir() / group).glob("*.yaml"))), "...")
+
+
+# ---- building
+
+
+def require_invariant(attention: str, determinism: str) -> None:
+    """Raise BadInput if attention is to be the same in any batch, and this `_target_` cannot be so."""
+    if determinism == "batch" and attention not in INVARIANT:
+        raise BadInput(
+            f"attention: {attention.rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
+            "asks; use attention=auto, attention=invariant or attention=triton"
+        )
+
+
+def trims(runtime: Mapping[str, Any]) -> bool:
+    """Whether these knobs of `runtime` trim the last layer: compiled layers keep all rows."""
+    return bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
+
+
+def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, **runtime: Any) -> Any:
+    """Import the class (or function) that an option names in `_target_` and call it with its knobs.
+
+    Args:
+        node: one group of a resolved configuration.
+        offered: arguments that it is given if it takes them, e.g. a callback for progress.
+        runtime: arguments that are not configuration, e.g. the device.
+
+    Raises:
+        BadInput: there is no such class, or it does not take these knobs.
+    """
+    target = str(node.get("_target_"))
+    knobs = {str(name): value for name, value in node.items() if name != "_target_"}
+    factory = locate(target)
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{target} cannot be built from options: {error}") from error
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in named]
+    for name in [] if open_ended else [*knobs, *runtime]:
+        if name not in names:
+            what = "is passed by minivllm" if name in runtime else "is set"
+            raise BadInput(f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}")
+    given = {**{k: v for k, v in (offered or {}).items() if k in names}, **knobs, **runtime}
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise BadInput(
+            f"{target} needs {', '.join(missing)}: set it in its option file or on the command line"
+        )
+    return factory(**given)
+
+
+def locate(target: str) -> Any:
+    """The class or function that a `_target_` names. Raises BadInput if there is none."""
+    module_name, _, attribute = target.rpartition(".")
+    if not module_name:
+        raise BadInput(f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(
+            f"cannot import {target} ({error}); is its package installed or on PYTHONPATH?"
+        ) from error
+    if not callable(factory := getattr(module, attribute, None)):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise BadInput(f"{module_name} has no class {attribute}; {nearest(attribute, public)}")
+    return factory

@@ -1,0 +1,233 @@
+"""What Hydra and OmegaConf complain about, said in one line that names what to write instead."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from minivllm.config.overrides import hidden
+from minivllm.errors import BadInput, nearest
+from minivllm.options import GROUPS
+
+# What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
+VLLM = {
+    "attention_backend": "attention=...",
+    "cpu_offload_gb": "",
+    "data_parallel_size": "",
+    "dtype": "quant=bf16, quant=fp16 or quant=fp32",
+    "enable_chunked_prefill": "batching.chunked_prefill",
+    "enable_lora": "",
+    "enable_prefix_caching": "cache.prefix_caching",
+    "enforce_eager": "runtime.cuda_graphs=false",
+    "gpu_memory_utilization": "cache.memory_fraction",
+    "hf_overrides": "",
+    "kv_cache_dtype": "cache.kv_dtype",
+    "load_format": "model.weights (random is vLLM's dummy)",
+    "max_model_len": "model.max_model_len",
+    "max_num_batched_tokens": "batching.max_num_batched_tokens",
+    "num_gpu_blocks_override": "cache.num_blocks",
+    "num_prompts": "workload.num_requests",
+    "pipeline_parallel_size": "",
+    "quantization": "quant=nf4, quant=int8, ...",
+    "random_input_len": "workload.input_len",
+    "random_output_len": "workload.output_len",
+    "request_rate": "arrival.rate",
+    "max_concurrency": "arrival=concurrency arrival.concurrency",
+    "scheduling_policy": "batching=continuous, static, ... and decoding.priority",
+    "speculative_config": "",
+    "swap_space": "cache.swap_space_gb",
+    "tensor_parallel_size": "",
+    "tokenizer": "",
+}
+
+
+def from_vllm(name: str) -> str | None:
+    """What to write in place of an argument of vLLM's, as the end of an error; None where it is none of them."""
+    known = VLLM.get(name.replace("-", "_").lstrip("_"))
+    if known is None:
+        return None
+    return f"what vLLM calls so is {known} here" if known else "vLLM has it, minivllm has not"
+
+
+def is_config_error(error: Exception) -> bool:
+    """Whether Hydra, OmegaConf or the YAML reader raised this: then a configuration is wrong, not the program.
+
+    Hydra raises plain ValueError and others too, so the place counts, not the type.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, UnicodeDecodeError):  # comes from the decoder, which the reader of a file called
+        frames = frames[:-1]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    return module.partition(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4")
+
+
+def explain(
+    error: Exception, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]
+) -> BadInput:
+    """The user's mistake behind an exception of Hydra or OmegaConf.
+
+    Args:
+        error: what was raised when the overrides were composed.
+        overrides: the overrides of the command.
+        load: composes a configuration from overrides; called to find out which names would have been valid.
+    """
+    if isinstance(error, OverrideParseException):
+        return BadInput(
+            f"{hidden(error.override or '')!r} is no override: write KEY=VALUE; what has special characters takes quotes of its own, "
+            "as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
+        )
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    if isinstance(error, UnicodeDecodeError):
+        return BadInput(f"a file of options is not UTF-8 text ({error}); save it as UTF-8")
+    message = str(error)
+    if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
+        return _unknown_key(found[1], overrides, load)
+    if found := re.match(r"In '([^']+)': Could not override '([^'@]+)@", message):
+        return BadInput(
+            f"{found[1]}.yaml overrides {found[2]}, as only a file can whose first line is '# @package _global_'"
+        )
+    if found := re.match(r"Ambiguous value for argument '(.*)'", message):
+        return BadInput(
+            f"{found[1]}: several values; add -m to sweep over them, or write a list as key=[a,b]"
+        )
+    if found := re.match(r"Sweep parameters '(.*)' requires", message):
+        return BadInput(f"{found[1]}: several values; add -m to sweep over them")
+    if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
+        return BadInput(f"{found[1]} exists already: write {found[1]}=... without the +")
+    if message.startswith("Config group override must be a string"):
+        return BadInput(f"{_group_without_option(overrides)}: a group takes the name of one of its options")
+    if found := re.match(r"Error merging override (.*)", message):
+        return BadInput(f"{found[1]}: {omegaconf_line(error.__cause__ or error)}")
+    if isinstance(error, ConfigCompositionException) and error.__cause__ is not None and not message:
+        return BadInput(omegaconf_line(error.__cause__))
+    return BadInput(omegaconf_line(error))
+
+
+def omegaconf_line(error: BaseException) -> str:
+    """An exception of OmegaConf (or any other) in one line, without the parts that only its authors need."""
+    key = getattr(error, "full_key", None)
+    if isinstance(error, MissingMandatoryValue) and key:
+        return f"{key} is missing: give it a value, {key}=..."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not re.match(r"(full_key|object_type|reference_type|See http)", line)]
+    text = "; ".join(line.rstrip(".") for line in kept) or type(error).__name__
+    if isinstance(error, InterpolationResolutionError) and key and key not in text:
+        return f"{key}: {text}"
+    return text
+
+
+def _missing_option(error: MissingConfigException) -> BadInput:
+    wanted = error.missing_cfg_file or ""
+    if "/" not in wanted or error.options is None:
+        return BadInput(str(error).split("\n")[0])
+    group, _, name = wanted.partition("/")
+    if group not in GROUPS:  # Hydra's own lie in folders
+        group, name = wanted.rsplit("/", 1)
+    options = sorted(error.options)
+    if not options:
+        return BadInput(f"{group}={name}: there is no group {group}")
+    if group == "model" and "/" in name:
+        return BadInput(
+            f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf model.path={name}"
+        )
+    hint = nearest(name, options)
+    listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
+    return BadInput(f"{group}={name}: no such option; {hint}{listed}")
+
+
+def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]) -> BadInput:
+    """`key` exists neither as a group nor as a setting: find the first part that is wrong."""
+    if key.partition(".")[0] in ("ablation", "optimisations"):
+        return BadInput(f"{key}: there is no ablation until one is added, as in +ablation=leave_one_out")
+    parsed = {text: _parse(text) for text in overrides}
+    others = {
+        text: found.key_or_group
+        for text, found in parsed.items()
+        if found is not None and found.key_or_group != key and not found.is_sweep_override()
+    }
+    config: DictConfig | None = None
+    for attempt in (list(others), [text for text, group in others.items() if group in GROUPS], []):
+        with contextlib.suppress(Exception):  # whatever else is wrong is told once this is right
+            config = load(attempt)
+            break
+    if config is None:
+        return BadInput(f"{key}: no such setting")
+    choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
+    node, seen = config, ""
+    for part in key.split("."):
+        names = (
+            [str(name) for name in node if str(name) not in ("hydra", "_target_")]
+            if OmegaConf.is_dict(node)
+            else []
+        )
+        if part not in names:
+            if key.startswith("hydra."):
+                return BadInput(f"{key}: Hydra has no such setting; see --hydra-help, or --cfg hydra")
+            if not seen:
+                names += ["preset"]
+            owner = f"{seen}={choices[seen]}" if choices.get(seen) else seen
+            where = f"no such option of {owner}" if seen else "no such group or setting"
+            return BadInput(f"{key}: {where}; {_hint(config, key, seen, part, names)}")
+        seen = f"{seen}.{part}" if seen else part
+        node = node[part]
+    return BadInput(f"{key}: cannot be set")
+
+
+def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[str]) -> str:
+    """What to write in place of an unknown `part` of a key, after what was `seen` of it."""
+    having = _having(config, seen, part) if seen in GROUPS else []
+    if having:
+        return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    if difflib.get_close_matches(part, names, n=1, cutoff=0.8):
+        return nearest(part, names)
+    leaf = key.rpartition(".")[2]
+    elsewhere = [
+        f"{group}.{leaf}" for group in GROUPS if OmegaConf.is_dict(config[group]) and leaf in config[group]
+    ]
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return from_vllm(leaf) or nearest(part, names)
+
+
+def _having(config: DictConfig, group: str, knob: str) -> list[str]:
+    """The options of a group whose files set a knob, as one chooses them."""
+    sources = OmegaConf.select(config, "hydra.runtime.config_sources") or []
+    files = [
+        path
+        for source in sources
+        if source.schema == "file"
+        for path in sorted(Path(source.path, group).glob("*.yaml"))
+    ]
+    line = re.compile(rf"^{re.escape(knob)}:", re.MULTILINE)
+    return [f"{group}={path.stem}" for path in files if line.search(path.read_text("utf-8"))]
+
+
+def _group_without_option(overrides: Sequence[str]) -> str:
+    """The override that gives a group something that cannot be an option's name."""
+    for text in overrides:
+        found = _parse(text)
+        if found is not None and found.key_or_group in GROUPS and not isinstance(found.value(), str):
+            return text
+    return " ".join(overrides)
+
+
+def _parse(override: str) -> Override | None:
+    with contextlib.suppress(HydraException):
+        return OverridesParser.create().parse_override(override)
+    return None

@@ -1,0 +1,1 @@
+"""Experiments: which cells are measured, in which order."""

@@ -1,0 +1,110 @@
+"""Sweeps over tasks that leave no records: every combination is run, and what is secret in it stays with its job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.records import identity
+from minivllm.config.compose import quoted
+from minivllm.config.overrides import hidden
+from minivllm.errors import BadInput
+from minivllm.experiments.plan import Sweep
+from minivllm.experiments.schedule import Cell
+from minivllm.platform import files
+from minivllm.platform.untrusted import MAX_TEXT, read_json
+from minivllm.redaction import learn
+
+Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
+
+RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
+LIST = ".jobs-"  # begins the name of a list of configurations with secrets
+
+
+def launch_all(cells: Sequence[Cell], sweep: Sweep, launch: Launch) -> int:
+    """Run every arm that could be composed, and say which failed.
+
+    A launcher may store the overrides that it is handed, so they have no secrets; where there are any, the whole
+    configurations are in a private file for as long as the jobs run.
+
+    Args:
+        cells: the arms.
+        sweep: how to run them.
+        launch: see `run_sweep`.
+
+    Returns:
+        The exit code: 0 if all ended well, 2 if those that did not were refused, else 1.
+
+    Raises:
+        BadInput: there are secrets, and no private file can be written.
+    """
+    for cell in cells:
+        if cell.problem is not None:
+            print(f"error: {cell.arm.name}: {cell.problem}", file=sys.stderr)
+    valid = [cell for cell in cells if cell.config is not None]
+    codes = [2] * (len(cells) - len(valid))
+    with _overrides(valid, sweep) as jobs:
+        for job in launch(jobs):
+            try:
+                codes.append(int(job.return_value or 0))
+            except Exception as error:
+                print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+                codes.append(1)
+    return 0 if not any(codes) else 2 if all(code in (0, 2) for code in codes) else 1
+
+
+@contextmanager
+def _overrides(cells: Sequence[Cell], sweep: Sweep) -> Iterator[list[list[str]]]:
+    """The overrides of each arm's job; while it is open, a job finds there what they do not say."""
+    whole = [[*cell.arm.overrides, *sweep.settings] for cell in cells]
+    public = [[hidden(text) for text in job] for job in whole]
+    if public == whole:
+        yield whole
+        return
+    configs = [cell.config for cell in cells]
+    assert configs[0] is not None
+    folder = Path(configs[0]["runs_dir"]).absolute()
+    path = folder / f"{LIST}{secrets.token_hex(8)}.json"
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    with ExitStack() as kept:
+        kept.callback(_remove_empty, made)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.enter_context(files.private_json(path, configs))
+        except OSError as error:
+            raise BadInput(
+                f"runs_dir={folder}: the jobs' secrets cannot be kept there ({error.strerror or error})"
+            ) from None
+        yield [[*job, f"sweep.plan={quoted(str(path))}", f"sweep.job={i}"] for i, job in enumerate(public)]
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            os.rmdir(folder)  # fails, as it should, unless empty
+
+
+def settings_of_job(config: dict[str, Any]) -> dict[str, Any]:
+    """The whole configuration of a job whose overrides were without secrets; any other as it is.
+
+    Raises:
+        BadInput: the list that `sweep.plan` names cannot be read.
+    """
+    sweep = config["sweep"]
+    path = Path(sweep["plan"] or "")
+    if not path.name.startswith(LIST):
+        return config
+    whole: dict[str, Any]
+    try:
+        whole = read_json(path, f"sweep.plan={path}", limit=MAX_TEXT)[int(sweep["job"] or 0)]
+    except (LookupError, TypeError) as error:
+        raise BadInput(
+            f"sweep.plan={path}, sweep.job={sweep['job']}: there is no such job ({error})"
+        ) from None
+    learn(whole)
+    return whole

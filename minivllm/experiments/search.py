@@ -1,0 +1,270 @@
+"""A search: cells that are chosen one after the other, by what those before them were worth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from minivllm.analysis.findings import Goal
+from minivllm.analysis.format import count
+from minivllm.analysis.ranking import caution
+from minivllm.bench.metrics import metrics
+from minivllm.bench.records import identity
+from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.measurement import DEFAULT_ARM
+from minivllm.bench.records.reading import flatten, record_in
+from minivllm.bench.records.record import Quality, Record
+from minivllm.config.compose import OPTIONS, quoted
+from minivllm.errors import BadInput, nearest
+from minivllm.experiments.arms import Load
+from minivllm.experiments.plain import Launch
+from minivllm.experiments.plan import Arm, Sweep, is_setting
+from minivllm.experiments.schedule import Cell, check_arms, compose_arms, make_plan, require_one
+from minivllm.experiments.sweep import measure
+
+WORST = 1e18  # beyond any figure, bytes and operations too
+FAILED = 1e3  # the relative excess that a failure counts as
+ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")  # metrics with at most a sample a request
+
+
+def goal_of(sweep: Mapping[str, Any]) -> Goal:
+    """The goal that the settings of `sweep` name.
+
+    Raises:
+        BadInput: there is none, or a record has no such number.
+    """
+    if sweep["objective"] is None:
+        raise BadInput("sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s")
+    goal = Goal(sweep["objective"], sweep["direction"] == "maximize", sweep["limits"])
+    for key, name in _names(goal):
+        if "." not in name:
+            raise BadInput(
+                f"{key}={name}: name a number of the record with its group, metrics.output_tokens_per_s"
+            )
+        node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
+        for part in name.split("."):
+            if node is None:  # a part that only some records have
+                break
+            if not isinstance(node, dict) or part not in node:
+                known = list(node) if isinstance(node, dict) else []
+                raise BadInput(f"{key}: a record has no {name}; {nearest(part, known)}")
+            node = node[part]
+        if isinstance(node, dict):
+            raise BadInput(f"{key}: {name} is no number but a group{_of_which(name, node)}")
+    for name, limit in goal.limits.items():
+        if not limit > 0:
+            raise BadInput(f"sweep.limits: {name}={limit:g} must be above 0")
+    return goal
+
+
+def _names(goal: Goal) -> list[tuple[str, str]]:
+    """Every number that is asked for, with the setting that does so."""
+    return [("sweep.objective", goal.objective), *(("sweep.limits", name) for name in goal.limits)]
+
+
+def refuse(goal: Goal, config: dict[str, Any]) -> None:
+    """Raise BadInput where a cell's configuration says that its record will lack one of the goal's numbers."""
+    for key, name in _names(goal):
+        if (needed := _needed(name, config)) is not None:
+            raise BadInput(f"{key}: {name} takes {needed}")
+
+
+def excess(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
+    """By how much a cell misses the limits, see `Goal.excess`.
+
+    Args:
+        blocks: the cell's records; none, or one that is not ok, counts as missing them by far.
+    """
+    if not blocks or any(block["status"] != "ok" for block in blocks):
+        return FAILED
+    return min(goal.excess(lambda name: _mean(blocks, name)), FAILED / 2)
+
+
+def worth(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
+    """The number to optimise: the objective, averaged over blocks, or one worse than any that is allowed.
+
+    The further outside the limits, the worse, so that a search is led back to where they hold.
+    """
+    if over := excess(goal, blocks):
+        return (-WORST if goal.maximize else WORST) * (1 + over)
+    return _mean(blocks, goal.objective)
+
+
+class _Unrecorded(Exception):
+    """Trials that a dry search would have measured; names them."""
+
+
+@dataclass
+class Search:
+    """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
+
+    A trial that cannot be composed or measured is a row of status invalid, and worth as little as one that failed.
+
+    Args:
+        goal: what a trial is worth.
+        config: of the command, without any trial: where records go.
+        load, launch: as for `run_sweep`.
+    """
+
+    goal: Goal
+    config: dict[str, Any]
+    load: Load
+    launch: Launch
+    name: str = ""
+    fixed: Sequence[str] = ()
+    cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
+    dry: bool = False  # nothing is measured
+    most: int = 0  # trials that there will be, as far as that is known
+
+    def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0) -> None:
+        """Say what all trials share and what they vary; without a name, that definition is the name."""
+        self.fixed, self.most = fixed, most
+        cells = [text for text in fixed if not is_setting(text)]
+        self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
+
+    @property
+    def aim(self) -> str:
+        """In words, what is searched for: the objective, and every limit, those of a preset too."""
+        limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.goal.limits.items())
+        most = "most" if self.goal.maximize else "least"
+        return f"search {self.name}: the {most} {self.goal.objective}" + (f" with {limits}" if limits else "")
+
+    def run(self, propose: Callable[[], object]) -> int:
+        """Let `propose` ask for trials, with `measure`, until it has had enough; then report them all.
+
+        Returns:
+            The exit code: 1 if no trial kept within the limits.
+
+        Raises:
+            BadInput: another process is at the same search, or no trial at all was valid.
+        """
+        if (told := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
+            print(f"warning: {told}", file=sys.stderr)
+        with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
+            print(self.aim)
+            try:
+                propose()
+            finally:
+                code = self._conclude()
+        if self.cells:
+            require_one([*self.cells.values()])
+        return code
+
+    def follow(self, propose: Callable[[], object]) -> str | None:
+        """Let `propose` ask for trials as far as they are recorded; nothing is measured or written.
+
+        Returns:
+            The names of the first that would be measured; None where all are recorded.
+
+        Raises:
+            BadInput: no trial at all was valid.
+        """
+        self.dry = True
+        try:
+            propose()
+        except _Unrecorded as pending:
+            return str(pending)
+        require_one([*self.cells.values()])
+        return None
+
+    def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
+        """What each trial, given as all of its overrides, is worth."""
+        settings = [text for text in self.fixed if is_setting(text)]
+        keys = {text.partition("=")[0] for text in self.fixed}
+        arms = []
+        for trial in trials:
+            own = tuple(text for text in trial if not is_setting(text))
+            varied = sorted(text for text in own if text.partition("=")[0] not in keys)
+            arms.append(Arm(" ".join(varied) or DEFAULT_ARM, own))
+        new = tuple(arm for arm in dict.fromkeys(arms) if arm not in self.cells)
+        if new:
+            sweep = Sweep(new, (*settings, f"sweep.name={quoted(self.name)}"))
+            cells = compose_arms(sweep, self.load, before=len(self.cells))
+            warnings = check_arms(cells, skip_absent=False)
+            for cell in cells:
+                if cell.problem is None and cell.config is not None:
+                    refuse(self.goal, cell.config)
+            self.cells |= {cell.arm: cell for cell in cells}
+            plan = make_plan(sweep, cells, self.config, self.name, warnings)
+            if not self.dry:
+                measure(plan, self.launch, self._progress(len(new)))
+                if plan.refused:
+                    raise BadInput(f"search {self.name}: nothing can be measured, for the reason above")
+            elif plan.jobs:
+                raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
+        return [worth(self.goal, self._blocks(arm)) for arm in arms]
+
+    def _progress(self, batch: int) -> str:
+        """Which trials the last ones are; what is proposed again is none."""
+        last = len(self.cells)
+        which = f"trial {last}" if batch == 1 else f"trials {last - batch + 1} to {last}"
+        return f"search {self.name}: {which}" + f" of at most {self.most}" * bool(self.most)
+
+    def _conclude(self) -> int:
+        """Report all trials; the report says which was best."""
+        from minivllm.experiments.ending import conclude
+
+        if not self.cells:
+            return 1
+        runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
+        reported = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
+        missing = sum(not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items())
+        if missing:
+            print(f"{count(missing, 'trial')} not measured to the end")
+        found = reported.tuning if reported is not None else None
+        return 0 if found is not None and found.kept else 1
+
+    def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
+        """Records of a trial; empty where one is missing, or the trial could not be measured at all."""
+        found = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
+        blocks = [record for record in found if record is not None]
+        return blocks if len(blocks) == len(found) else []
+
+
+def _of_which(name: str, node: dict[str, Any]) -> str:
+    """What to choose instead of a group; some have no numbers that every record has."""
+    while node:
+        part, inner = next(iter(node.items()))
+        name = f"{name}.{part}"
+        if not isinstance(inner, dict):
+            return f" of them; choose one, e.g. {name}"
+        node = inner
+    return ""
+
+
+def _needed(name: str, config: dict[str, Any]) -> str | None:
+    """What a record with the number `name` takes that the configuration denies; None also where the record alone can say,
+    as of energy."""
+    group, _, figure = name.partition(".")
+    if group == "quality" and not identity.quality_wanted(config):
+        return "measure.quality=true"
+    if group == "metrics" and identity.quality_alone(config):
+        return "task=bench, as quality alone is measured"
+    figure, _, p = figure.partition(".p")
+    workload = config["workload"]
+    requests = workload.get("num_requests") if workload["_target_"] in OPTIONS else None
+    if group == "metrics" and figure in ONE_A_REQUEST and p and requests is not None:
+        least = metrics.fewest(int(p))
+        if requests < least:
+            return f"{least} requests: raise workload.num_requests={requests}"
+    if name == "metrics.goodput_requests_per_s" and not any(config["measure"]["slo"].values()):
+        return "an objective of latency, e.g. measure.slo.ttft_ms=500"
+    return None
+
+
+def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:
+    values: list[float] = []
+    for block in blocks:
+        node: Any = block
+        for part in name.split("."):
+            node = node[part] if isinstance(node, dict) else None
+        if not isinstance(node, int | float):
+            raise BadInput(
+                f"{name} is {node} in the record: a percentile needs more requests, quality measure.quality=true, others a device that has it"
+            )
+        values.append(node)
+    return fmean(values)

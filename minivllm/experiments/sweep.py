@@ -1,0 +1,249 @@
+"""Running a sweep: compose its arms, skip what is recorded, launch the rest, report whatever happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm.analysis.format import count
+from minivllm.bench.records import identity, storage
+from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.reading import record_in
+from minivllm.bench.records.record import Failure, Validity
+from minivllm.config.compose import quoted
+from minivllm.config.overrides import hidden
+from minivllm.errors import BadInput
+from minivllm.experiments import plain
+from minivllm.experiments.arms import Load
+from minivllm.experiments.plain import Launch
+from minivllm.experiments.plan import Sweep
+from minivllm.experiments.repeats import more_blocks, too_few
+from minivllm.experiments.schedule import (
+    Cell,
+    Plan,
+    check_arms,
+    compose_arms,
+    make_plan,
+    recorded_status,
+    require_one,
+)
+from minivllm.platform import files
+from minivllm.redaction import shown
+from minivllm.tracking.base import SafeTracker, Tracker
+
+PLAN = "plan.json"
+
+
+def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
+    """Run a sweep to its report.
+
+    Args:
+        sweep: what to measure.
+        load: composes a configuration from overrides; raises what Hydra raises.
+        launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
+
+    Returns:
+        The exit code: 0 if every record of the sweep is ok, 2 if nothing could be measured, else 1.
+
+    Raises:
+        BadInput: no arm at all can be measured, or no report can be written; nothing has been written then.
+    """
+    from minivllm.experiments.ending import conclude, refuse_unwritable
+
+    cells = compose_arms(sweep, load)
+    require_one(cells)
+    first = next(cell.config for cell in cells if cell.config is not None)
+    if any(
+        cell.config is not None and cell.config["task"]["_target_"] not in plain.RECORDING for cell in cells
+    ):
+        return plain.launch_all(cells, sweep, launch)
+    identity.refuse_goal(first)
+    refuse_unwritable(first)
+    warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
+    require_one(cells)
+    plan = make_plan(sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings)
+    if first["sweep"]["dry_run"]:
+        from minivllm.experiments.preview import show_plan
+
+        show_plan(plan)
+        return 0
+    with folder_lock(plan.folder, "sweep", "sweep.name"):
+        before = {_stamp(path) for path in plan.folder.glob(f"*/{storage.RECORD}")}
+        try:
+            measure(plan, launch)
+        except KeyboardInterrupt:
+            print(_interrupted(plan, before), file=sys.stderr)
+            raise
+        finally:
+            reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
+    if plan.refused:
+        return 2
+    statuses = [recorded_status(measurement) for measurement in plan.measurements]
+    return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What a record file keeps when its folder is put aside and back, and a newer one does not have; None: there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
+    """How far a sweep came, and what its command would do now; `before` are the stamps of older records."""
+    total = len(plan.measurements)
+    if not plan.config["sweep"]["fresh"]:
+        done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
+        return f"{done} of {total} measurements are recorded; the same command goes on"
+    stamps = [_stamp(measurement.path / storage.RECORD) for measurement in plan.measurements]
+    old = sum(stamp is not None and stamp in before for stamp in stamps)
+    done = sum(stamp is not None for stamp in stamps) - old
+    kept = f", and {count(old, 'older record')} kept" if old else ""
+    return (
+        f"{done} of {total} measurements were made anew{kept}; "
+        "the same command begins again, without sweep.fresh=true it measures only what has no record"
+    )
+
+
+def _recover(plan: Plan) -> None:
+    """Look up again what is recorded: another process may have measured, or been ended while replacing."""
+    for measurement in plan.measurements:  # under the lock: nobody is replacing them now
+        storage.recover(measurement.path)
+    plan.look_up()
+
+
+def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
+    """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci` wants.
+
+    Args:
+        plan: its folder is held by this process.
+        launch: see `run_sweep`.
+        what: said in place of the sweep's name and size.
+    """
+    _recover(plan)
+    todo = sum(map(len, plan.jobs))
+    skipped = len(plan.measurements) - todo
+    size = f"{count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
+    print(what or f"sweep {plan.name}: {size}")
+    if skipped:
+        pending = {measurement.run_id for job in plan.jobs for measurement in job}
+        failed = sum(status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending)
+        again = f"; {failed} of them did not end well: sweep.retry=failed measures {'it' if failed == 1 else 'them'} again"
+        print(f"{skipped} of {len(plan.measurements)} recorded already, skipped{again if failed else ''}")
+        _warn_of_old_terms(plan)
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if (blocks := plan.sweep.blocks) is not None and (advice := too_few(blocks.design, plan)):
+        print(f"warning: {advice}", file=sys.stderr)
+    tracker = SafeTracker(plan.config)
+    for cell in plan.cells:
+        _record_invalid(plan, cell, tracker)
+    while True:
+        _launch(plan, launch)
+        if (more := more_blocks(plan)) is None:
+            return
+        plan.extend(more)
+        _recover(plan)
+
+
+def _launch(plan: Plan, launch: Launch) -> None:
+    """Write the plan and run the jobs that are pending."""
+    path, sweep = plan.folder / PLAN, plan.sweep
+    definition = {
+        "arms": [[arm.name, *_hidden(arm.overrides)] for arm in sweep.arms],
+        "settings": _hidden(sweep.settings),
+    }
+    jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
+    public = [[{**entry, "config": shown(entry["config"])} for entry in job] for job in jobs]
+    try:
+        files.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
+    except OSError as error:
+        raise BadInput(
+            f"runs_dir={plan.folder.parent}: the plan {path} cannot be written ({error.strerror or error})"
+        ) from None
+    plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
+    if not jobs:
+        return
+    try:
+        with files.private_json(files.private(path), jobs if jobs != public else None):
+            returns = launch(_job_overrides(plan, path))
+    except Exception as error:
+        if any(recorded_status(measurement) is not None for job in plan.jobs for measurement in job):
+            raise
+        # Without Slurm, say, or a Ray cluster at the address given.
+        raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
+    plan.refused = _report_crashes(returns)
+
+
+def _hidden(overrides: Sequence[str]) -> list[str]:
+    return [hidden(text) for text in overrides]
+
+
+def _warn_of_old_terms(plan: Plan) -> None:
+    """A record says what it met and cost by the SLOs and prices that it was made with, and how near it came to the limits
+    if those were measured; no new ones are applied."""
+    for knob in ("slo", "price", "roofline"):
+        kept = 0
+        for measurement in plan.measurements:
+            if (record := record_in(measurement.path)) is not None:
+                had = (record.get("config") or {}).get("measure") or {}
+                kept += knob in had and had[knob] != measurement.config["measure"][knob]
+        if kept:
+            print(
+                f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
+                " sweep.fresh=true measures anew",
+                file=sys.stderr,
+            )
+
+
+def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
+    """For each job the overrides of one of its arms (they share an engine) and where its list is.
+
+    A job may run on another machine, from wherever its launcher starts it. A launcher may store them, so they have no
+    secrets; those are in the private copy of the list.
+    """
+    arms = {cell.arm.name: cell.arm for cell in plan.cells}
+    return [
+        [
+            *_hidden(arms[job[0].arm].overrides),
+            f"sweep.name={quoted(plan.name)}",
+            f"sweep.plan={quoted(str(path))}",
+            f"sweep.job={i}",
+            f"sweep.cwd={quoted(os.getcwd())}",
+        ]
+        for i, job in enumerate(plan.jobs)
+    ]
+
+
+def _report_crashes(returns: Sequence[Any]) -> bool:
+    """Name jobs that raised; those that a failing cell ended have left a record, and say so there.
+
+    Returns:
+        Whether every job was refused, and has said why: a lock file cannot be used, the disk is full.
+    """
+    refused = 0
+    for index, job in enumerate(returns):
+        try:
+            refused += job.return_value == 2  # or raises what the job raised
+        except Exception as error:
+            print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
+    return bool(returns) and refused == len(returns)
+
+
+def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:
+    """A row for an arm that cannot be measured; and none left of a time when it could not."""
+    row = plan.row_of_invalid(cell)
+    if cell.problem is None:
+        storage.remove(row.path)
+        return
+    told = cell.problem if cell.problem.startswith(cell.arm.name) else f"{cell.arm.name}: {cell.problem}"
+    print(f"invalid: {told}", file=sys.stderr)
+    reasons = Validity(False, [f"invalid: {cell.problem}"])
+    record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)
+    storage.write_record(row.path, record, config=row.config)
+    tracker.record(row.path)

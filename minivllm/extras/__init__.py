@@ -1,0 +1,1 @@
+"""What only a knob brings into the engine; the engine never imports it."""

@@ -1,0 +1,115 @@
+"""Recording CUDA graphs, and what stands in the way of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention.base import AttentionBackend
+from minivllm.cache.spec import CacheLayout
+from minivllm.engine.engine import Engine
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.extras.graphs import Capture, GraphKeeper, why_failed
+from minivllm.models.config import ModelConfig
+
+
+class CudaCapture:
+    """Records with torch.cuda.CUDAGraph; all graphs take their memory from one pool.
+
+    What is computed between a replay's inputs and outputs shares that memory with other graphs, and so do outputs:
+    they hold until the next replay.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+        # One for all of these, and for nobody else's: cuBLAS keeps a workspace for every stream that it was called on (32
+        # MiB on Hopper), and newer releases of torch free it when any graph that was recorded on the stream goes.
+        self.stream = torch.cuda.Stream(device)
+        self.num_bytes = 0  # device memory of all of them
+
+    def __call__(
+        self, step: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
+        """See Capture. The first run compiles kernels and makes workspaces, which must not happen while recording."""
+        current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
+        self.stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self.stream):
+                step()
+        finally:
+            current.wait_stream(self.stream)
+        torch.cuda.empty_cache()  # as recording begins with; what is missing afterwards is the graph's, the driver's part too
+        free = torch.cuda.mem_get_info(self.device)[0]
+        # A recording that fails leaves its own stream the current one.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            outputs = step()
+        self.num_bytes += max(0, free - torch.cuda.mem_get_info(self.device)[0])
+        return outputs, graph.replay
+
+
+def unrecordable(
+    attention: AttentionBackend, model: nn.Module, config: ModelConfig, layout: CacheLayout
+) -> str | None:
+    """Why steps of such an engine could not be recorded on any device, or None."""
+    if not getattr(attention, "supports_graphs", False):
+        return f"attention={attention.name} lays each step out on the host; use attention=triton"
+    modules = (module for module in model.modules() if getattr(module, "in_graphs", None) == "waits")
+    if waiting := {type(module).__name__ for module in modules}:
+        return f"{', '.join(sorted(waiting))} waits for the device within a step"
+    ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
+    if any(rope.depends_on_length for rope in ropes):
+        return "the model's rope scaling goes by lengths that the host knows"
+    if not layout.keeps:
+        return "cache=none computes whole sequences in every step"
+    if layout.eviction is not None and layout.eviction.scored:
+        return f"cache.eviction={layout.eviction.name} asks after every step where attention went"
+    return None
+
+
+def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> None:
+    """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where it can be done.
+
+    Args:
+        engine: loaded.
+        chosen: the option.
+        params: of the requests that are expected; their graphs are recorded now.
+
+    Raises:
+        BadInput: true, and it cannot be done.
+    """
+    if chosen is False:
+        return
+    runner, loaded = engine.runner, engine.loaded
+    reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
+    if runner.device.type != "cuda":
+        reason = f"the device is {runner.device.type}"
+    untried = any(getattr(module, "in_graphs", None) == "untried" for module in loaded.model.modules())
+    if reason is None and untried and chosen == "auto":
+        reason = "no GPU has replayed grouped experts yet; runtime.cuda_graphs=true records them"
+    if reason is None:
+        reason = record_all(engine, CudaCapture(runner.device), params)
+    if reason is not None and chosen is True:
+        raise BadInput(f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs")
+    if reason is not None and runner.device.type == "cuda":
+        loaded.warnings.append(f"no CUDA graphs: {reason}")
+
+
+def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
+    """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is returned."""
+    keeper = GraphKeeper(
+        engine.launcher,
+        engine.scheduler.policy.max_num_seqs,
+        engine.max_model_len,
+        capture,
+        engine.loaded.warnings,
+    )
+    try:
+        keeper.capture_all(params)
+    except RuntimeError as error:
+        return why_failed(error)
+    engine.launcher.graphs = keeper
+    return None

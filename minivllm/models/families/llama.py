@@ -1,0 +1,131 @@
+"""The Llama family (Touvron et al. 2023), and the plan that the families beside it vary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.cache.spec import AttentionSpec
+from minivllm.models.config import SLIDING, ModelConfig
+from minivllm.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
+from minivllm.models.rope import Rotary
+
+if TYPE_CHECKING:
+    from minivllm.attention.base import AttentionBackend
+    from minivllm.attention.batch import StepBatch
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: what the checkpoint calls `model`."""
+
+    def __init__(
+        self, embed_tokens: Embedding, layers: list[nn.Module], norm: nn.Module, config: ModelConfig
+    ) -> None:
+        super().__init__()
+        self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
+        local = config.local_rope is not None
+        self.rope_of_layer = [int(local and kind == SLIDING) for kind in config.layer_types]
+        self.rotaries = nn.ModuleList()  # filled by the loader, which knows device and longest sequence
+
+    def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or less of them (`trim`)."""
+        x = self.embed_tokens(batch.token_ids)
+        rotations = [rotary(batch) for rotary in self.rotaries]
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            x = layer(x, *rotations[rope], batch, attention)
+        return self.norm(x)
+
+
+class LlamaForCausalLM(nn.Module):
+    """Llama 1 to 3.2 text models, and others saved in their format.
+
+    A family is a subclass that overrides the `make_` methods it differs in; what differs by a number is in
+    ModelConfig. Module names follow the checkpoint's.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.trims = False
+        layers = [self.make_layer(i) for i in range(config.num_layers)]
+        self.model = Decoder(self.make_embedding(), layers, self.make_norm(), config)
+        self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
+
+    def make_embedding(self) -> Embedding:
+        """Of the tokens."""
+        return Embedding(self.config.vocab_size, self.config.hidden_size)
+
+    def make_norm(self) -> nn.Module:
+        """Any norm of hidden states."""
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
+
+    def make_attention(self, layer: int) -> Attention:
+        """Attention of one layer."""
+        return Attention(self.config, layer)
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        """Feed-forward of one layer: [tokens, hidden] to the same."""
+        c = self.config
+        return MLP(c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        """How norms, attention and MLP stand together."""
+        return DecoderLayer(
+            self.make_norm(), self.make_attention(layer), self.make_norm(), self.make_mlp(layer)
+        )
+
+    def make_rotary(self, max_positions: int, device: torch.device) -> None:
+        """Set up the rotary embeddings; called once the weights are in place."""
+        config = self.config
+        for rope in (config.rope, config.local_rope):
+            if rope is not None:
+                self.model.rotaries.append(Rotary(rope, config.head_dim, max_positions, self.dtype, device))
+
+    def trim(self) -> None:
+        """Let the last layer compute what comes after its attention for those tokens alone whose logits are wanted: no
+        other token of the step depends on it. Called before the attention modules are replaced."""
+        last = self.model.layers[-1].get_submodule("self_attn")
+        assert isinstance(last, Attention)
+        self.trims = last.trims = True
+
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One for each layer."""
+        c = self.config
+        return [
+            AttentionSpec(
+                c.num_heads, c.num_kv_heads, c.head_dim, c.attention_scale, window, c.attention_soft_cap
+            )
+            for window in c.windows
+        ]
+
+    @property
+    def experts_run(self) -> int | Tensor:
+        """Experts that the last step computed, over all layers; a dense model has none. A tensor (int64 []) where asking
+        would wait for the device."""
+        return 0
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts as they are stored."""
+        return 0
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """One step.
+
+        Returns:
+            [tokens, hidden] after the final norm, in the compute dtype; of a trimmed model the rows alone whose logits
+            are wanted, or one where none are.
+        """
+        hidden: Tensor = self.model(batch, attention)
+        return hidden
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [rows, hidden] to logits [rows, vocab], in the compute dtype."""
+        logits: Tensor = self.lm_head(hidden)
+        cap = self.config.final_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -1,0 +1,1 @@
+"""Loading: from a checkpoint on disk or a seed to a model and its tokenizer."""

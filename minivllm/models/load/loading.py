@@ -1,0 +1,261 @@
+"""Build a model on the meta device and fill it, one tensor at a time, on its device in its dtype."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.engine.tokenizer import Tokenizer
+from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.models.config import ModelConfig, require_experts
+from minivllm.models.families.llama import LlamaForCausalLM
+from minivllm.models.layers import HeadNorm, Linear
+from minivllm.models.load.checkpoint import Checkpoint
+from minivllm.models.load.generation import decoding_defaults
+from minivllm.models.load.prequantized import Prequantized, part_names
+from minivllm.models.load.source import resolve
+from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
+from minivllm.models.registry import model_class
+from minivllm.quant.base import QuantMethod, Shapes
+from minivllm.quant.plain import plain_linear, tied_linear
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run, and what its loading showed."""
+
+    model: LlamaForCausalLM
+    config: ModelConfig
+    max_model_len: int
+    tokenizer: Tokenizer | None  # None where the folder has none, or there is no folder
+    weights: str  # "checkpoint" | "random"
+    fingerprint: str
+    weight_bytes: int  # as stored now, tied weights once
+    lookup_bytes: int  # of these, an embedding that is no head too: a step reads only a row a token of it
+    weight_bytes_16bit: int  # the same tensors at 2 bytes a value
+    linear_bytes: int  # the layers' linear layers alone, which quantisation shrinks
+    linear_bytes_16bit: int
+    quantized_layers: int  # and the head, if it is quantised
+    linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
+    kernels: Kernels | None = None  # those for CPUs that it was built on
+    decoding_defaults: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says
+    warnings: list[str] = field(default_factory=list)
+
+
+def load_model(
+    path: str = "",
+    weights: str = "auto",
+    max_model_len: int | None = None,
+    seed: int = 0,
+    rope_scaling: dict[str, Any] | None = None,
+    architecture: dict[str, Any] | None = None,
+    *,
+    quant: QuantMethod,
+    device: torch.device,
+    progress: Progress | None = None,
+    moe: str = "auto",
+) -> LoadedModel:
+    """Load a checkpoint, or build its architecture with random weights.
+
+    Args:
+        path: local folder, hub id, or "embedded".
+        weights: "auto", "hub", "random", or a folder.
+        max_model_len: longest sequence in tokens; None takes the model's own limit.
+        seed: of random weights.
+        rope_scaling: in place of the checkpoint's own, as `rope_parameters` of transformers 5.
+        architecture: the published config.json, used for random weights.
+        quant: how linear layers are stored; also sets the compute dtype.
+        device: where the model runs.
+        progress: told how far the weights are, as (done, total).
+        moe: how experts are to be multiplied; "grouped" insists that there are some.
+
+    Raises:
+        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the checkpoint is
+            quantised in another way than `quant`, or experts are missing.
+    """
+    node = {
+        **{"path": path, "weights": weights, "seed": seed},
+        **{"rope_scaling": rope_scaling, "architecture": architecture},
+    }
+    _, source = resolve(node, allow_random=False)
+    config = ModelConfig.from_dict(source.config)
+    length = config.context(max_model_len)
+    require_experts(moe, config.num_experts)
+    # Before the weights: a mistake in these files is told at once.
+    tokenizer, decoding = Tokenizer.load(source.folder), decoding_defaults(source.folder)
+    with torch.device("meta"):
+        model = model_class(config.architecture)(config, quant.dtype)
+    _check_skip(model, quant)
+    widths = {
+        name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
+    }
+    reader: WeightSource = RandomWeights(seed, progress)
+    before: Prequantized | None = None
+    if source.weights == "checkpoint":
+        assert source.folder is not None
+        reader = CheckpointWeights(Checkpoint.open(source.folder), progress)
+        if config.quantization is not None:
+            before = Prequantized(config.quantization, quant, reader, model)
+    stored = before.shapes if before is not None else {}
+    reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
+    sizes = _fill(model, reader, quant, device, before)
+    told = reader.warnings
+    del reader
+    _return_freed_memory()
+    model.make_rotary(length, device)
+    return LoadedModel(
+        model=model.eval(),
+        config=config,
+        max_model_len=length,
+        tokenizer=tokenizer,
+        weights=source.weights,
+        fingerprint=source.fingerprint,
+        decoding_defaults=decoding,
+        linear_inputs=widths,
+        kernels=active(),
+        warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],
+        **sizes,
+    )
+
+
+def _return_freed_memory() -> None:
+    """Let glibc hand the loading's temporaries back, or they count as the process's memory (100 to 170 MB)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Checkpoint name, shape and rows (of the module's first dimension) of each tensor a module takes."""
+    beside = path.rpartition(".")[0]
+    prefix = f"{beside}." if beside else ""
+    if isinstance(module, Linear):
+        for part, rows in zip(part_names(path, module), module.parts.values(), strict=True):
+            yield f"{part}.weight", (rows, module.in_features), rows
+            if module.has_bias:
+                yield f"{part}.bias", (rows,), rows
+    elif isinstance(module, HeadNorm):
+        for part, heads in module.parts.items():
+            yield f"{prefix}{part}.weight", tuple(module.shape), heads
+    elif isinstance(value := getattr(module, "weight", None), nn.Parameter):
+        yield f"{path}.weight", tuple(value.shape), value.shape[0]
+
+
+def _expected_shapes(model: LlamaForCausalLM, before: Prequantized | None = None) -> Shapes:
+    """What is read as floats; of layers that are quantised in the checkpoint the biases alone."""
+    held = before.layers if before is not None else {}
+    shapes: Shapes = {
+        name: shape
+        for path, module in model.named_modules()
+        for name, shape, _ in _sources(path, module)
+        if path not in held or len(shape) == 1
+    }
+    if model.config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def _check_skip(model: nn.Module, quant: QuantMethod) -> None:
+    """An entry of `skip` that matches nothing is a mistake, not a wish."""
+    names = [path for path, module in model.named_modules() if isinstance(module, Linear)]
+    for part in quant.skip:
+        if not any(part in name for name in names):
+            leaves = sorted({name.rpartition(".")[2] for name in names})
+            raise BadInput(f"quant.skip: {part!r} is in no layer's name; the layers are {', '.join(leaves)}")
+
+
+def _fill(
+    model: LlamaForCausalLM,
+    reader: WeightSource,
+    quant: QuantMethod,
+    device: torch.device,
+    before: Prequantized | None,
+) -> dict[str, int]:
+    """Give every module its weights; returns the byte counts of LoadedModel."""
+    sizes: Counter[str] = Counter()
+    held = before.layers if before is not None else {}
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Linear):
+            is_head = path == "lm_head"
+            # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob of its own.
+            wanted = not module.exact and (is_head or before is None) and quant.quantizes(path)
+            quantized = path in held or wanted
+            shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
+            if shared is not None and not quantized:
+                model.lm_head = tied_linear(shared)
+                if isinstance(model.lm_head, PanelLinear):
+                    model.model.embed_tokens.share(model.lm_head.weight)
+                sizes["lookup_bytes"] = 0
+                continue
+            if shared is not None:
+                packed = quant.pack(shared.data, None)
+            else:
+                packed = _load_linear(path, module, reader, quant, quantized, device, before)
+            model.set_submodule(path, packed)
+            stored = sum(t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers()))
+            full = 2 * sum(rows * (module.in_features + module.has_bias) for rows in module.parts.values())
+            full *= shared is None  # in 16 bits there would be no copy
+            sizes["quantized_layers"] += quantized
+            sizes["linear_bytes"] += stored * (not is_head)
+            sizes["linear_bytes_16bit"] += full * (not is_head)
+        elif isinstance(getattr(module, "weight", None), nn.Parameter):
+            value = torch.empty(module.weight.shape, dtype=quant.dtype, device=device)
+            _fill_rows(path, module, reader, value)
+            module.weight = nn.Parameter(value, requires_grad=False)
+            stored, full = value.numel() * value.element_size(), 2 * value.numel()
+            if module is model.model.embed_tokens:
+                sizes["lookup_bytes"] = stored
+        else:
+            continue
+        sizes["weight_bytes"] += stored
+        sizes["weight_bytes_16bit"] += full
+    return sizes
+
+
+def _load_linear(
+    path: str,
+    module: Linear,
+    reader: WeightSource,
+    quant: QuantMethod,
+    quantized: bool,
+    device: torch.device,
+    before: Prequantized | None,
+) -> nn.Module:
+    """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it over."""
+
+    def assemble(kind: str, *width: int) -> Tensor:
+        whole = torch.empty(sum(module.parts.values()), *width, dtype=quant.dtype, device=device)
+        for part, rows in zip(
+            part_names(path, module), whole.split(list(module.parts.values())), strict=True
+        ):
+            reader.fill(f"{part}.{kind}", rows)
+        return whole
+
+    bias = assemble("bias") if module.has_bias else None
+    if before is not None and path in before.layers:
+        return before.load(path, bias, device)
+    weight = assemble("weight", module.in_features)
+    return quant.pack(weight, bias) if quantized else plain_linear(weight, bias)
+
+
+def _fill_rows(path: str, module: nn.Module, reader: WeightSource, out: Tensor) -> None:
+    """Fill an embedding or a norm; a norm shared by several heads is repeated for each."""
+    start = 0
+    for name, shape, rows in _sources(path, module):
+        if isinstance(module, HeadNorm):
+            value = torch.empty(shape, dtype=out.dtype, device=out.device)
+            reader.fill(name, value)
+            out[start : start + rows] = value
+        else:
+            reader.fill(name, out)
+        start += rows

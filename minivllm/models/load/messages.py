@@ -1,0 +1,110 @@
+"""OpenAI's chat messages: whatever is legal there, checked, and as plain text. Torch-free.
+
+Chat, and files of prompts that are benchmarked, take the same messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import parse_json
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+CALLS = ("tool_calls", "function_call")
+
+
+def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
+    """Messages with text as content; null, missing and empty contents are empty texts.
+
+    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's arguments become the object
+    that they are the JSON of, as templates expect.
+
+    Args:
+        value: the messages of one conversation.
+        where: it stands, as file and line; begins the messages of errors.
+
+    Raises:
+        BadInput: these are no messages.
+    """
+    prefix = f"{where}: " if where else ""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise BadInput(f"{prefix}messages must be a non-empty list of objects with role and content")
+    return [_message(message, f"{prefix}messages[{i}]") for i, message in enumerate(value)]
+
+
+def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether anybody does, or calls a tool."""
+    return any(message["content"] or message.get("tool_calls") for message in messages)
+
+
+def as_lines(messages: Sequence[dict[str, Any]]) -> str:
+    """Messages as `role: content` lines, ending where the assistant's answer begins; for models without a chat template."""
+    lines = []
+    for message in messages:
+        calls = [
+            json.dumps(call.get("function", call), ensure_ascii=False)
+            for call in message.get("tool_calls", ())
+        ]
+        said = " ".join(piece for piece in (message["content"], *calls) if piece)
+        lines.append(f"{message['role']}: {said}\n")
+    return "".join(lines) + "assistant:"
+
+
+def checked(text: str, what: str) -> str:
+    """The text itself. Raises BadInput, starting with `what`, for one that cannot be encoded."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadInput(f"{what} holds half a surrogate pair, which is no text") from None
+    return text
+
+
+def _message(message: Any, what: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise BadInput(f"{what} must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadInput(f"{what}.role must be a non-empty string")
+    result = {key: value for key, value in message.items() if value is not None and key not in CALLS}
+    result["role"] = checked(role, f"{what}.role")
+    result["content"] = _content(message.get("content"), f"{what}.content")
+    calls = message.get("tool_calls")
+    if calls is None and isinstance(message.get("function_call"), dict):  # as they were before tools
+        calls = [{"type": "function", "function": message["function_call"]}]
+    if calls is not None:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise BadInput(f"{what}.tool_calls must be a list of objects")
+        result["tool_calls"] = [_call(call) for call in calls]
+    try:
+        written = json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{what} must be made of JSON's values, not nested too deeply ({error})") from None
+    checked(written, what)
+    return result
+
+
+def _content(value: Any, what: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        if not all(isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in value):
+            raise BadInput(f"{what} has parts that are not text")
+        value = "".join(_content(part.get("text"), what) for part in value)
+    if not isinstance(value, str):
+        raise BadInput(f"{what} must be a string, a list of parts or null")
+    return checked(value, what)
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object, where they are the JSON of one."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = parse_json(function["arguments"], "arguments")
+    except BadInput:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -1,0 +1,101 @@
+"""The names that tensors have in checkpoints of different makers, brought to those of the models here. Free of torch.
+
+A model's own names are `model.embed_tokens`, `model.layers.N...`, `model.norm` and `lm_head`, an expert's
+`mlp.experts.N.gate_proj`. Checkpoints differ in what stands before them (nothing in a base model, the part of a model that
+sees images, the wrapper of a training loop), in Mixtral's names, and in whether the experts of a layer are one tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minivllm.errors import BadInput
+
+_BEFORE = r"((?:(?:module|model|language_model)\.)*)"
+_EMBEDDING = re.compile(rf"{_BEFORE}embed_tokens\.weight")
+_HEAD = re.compile(rf"{_BEFORE}lm_head\.(.+)")
+_COMPILED = "_orig_mod."  # torch.compile puts it before whatever it wraps
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_EXPERT = re.compile(r"(.+\.mlp\.experts\.\d+\.)(w[123])(\..+)")
+# Tensors [experts, rows, columns] of all experts of a layer, and which matrices the rows are.
+_FUSED = {
+    ".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
+    ".mlp.experts.down_proj": ("down_proj",),
+}
+_MOST_EXPERTS = 1 << 18  # matrices of experts that one checkpoint may name
+
+
+def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of the language model by the names that the model has for them.
+
+    Of a model that sees images, too, the rest is left out. The experts of a fused tensor are parts of its bytes.
+
+    Raises:
+        BadInput: two tensors have the same place.
+    """
+    plain = [(name.replace(_COMPILED, ""), tensor) for name, tensor in tensors.items()]
+    prefixes = [match[1] for name, _ in plain if (match := _EMBEDDING.fullmatch(name))]
+    prefix = "model." if not prefixes or "model." in prefixes else prefixes[0]
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in plain:
+        if head := _HEAD.fullmatch(name):
+            name = f"lm_head.{head[2]}"
+        elif name.startswith(prefix):
+            name = _of_expert(f"model.{name.removeprefix(prefix)}")
+        elif "language_model." in prefix:
+            continue
+        for own, part in _parts(name, tensor):
+            if own in found:
+                raise BadInput(
+                    f"{tensor.file.parent}: tensors {found[own].name} and {tensor.name} are both {own}: remove the "
+                    "one that is not the model's"
+                )
+            found[own] = part
+            if len(found) > len(tensors) + _MOST_EXPERTS:
+                raise BadInput(f"{tensor.file}: tensor {tensor.name} has more experts than any model")
+    return found
+
+
+def _of_expert(name: str) -> str:
+    """Mixtral's names of a mixture and its matrices, in those of the other families."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    match = _EXPERT.fullmatch(name)
+    return f"{match[1]}{_MIXTRAL[match[2]]}{match[3]}" if match else name
+
+
+def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """A tensor under its name, or each expert's matrices of one that holds all experts of a layer."""
+    suffix = next((suffix for suffix in _FUSED if name.endswith(suffix)), None)
+    size, pieces = tensor.end - tensor.begin, _FUSED[suffix] if suffix else ()
+    # The bytes bound the number of parts, whatever the shape of a format that is not known says.
+    if not pieces or len(tensor.shape) != 3 or not size or not _divides(tensor.shape, len(pieces), size):
+        yield name, tensor
+        return
+    experts, rows, columns = tensor.shape
+    each = size // (experts * len(pieces))
+    start = tensor.begin
+    for expert in range(experts):
+        for piece in pieces:
+            own = f"{name.rpartition('.')[0]}.{expert}.{piece}.weight"
+            yield own, replace(tensor, shape=(rows // len(pieces), columns), begin=start, end=start + each)
+            start += each
+
+
+def _divides(shape: tuple[int, ...], pieces: int, size: int) -> bool:
+    """Whether rows and bytes of a tensor [experts, rows, columns] are cut evenly into every expert's matrices."""
+    return shape[0] > 0 and shape[1] % pieces == 0 and size % (shape[0] * pieces) == 0
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: bytes [begin, end) of the file."""
+
+    file: Path
+    name: str  # in the file
+    dtype: str  # the format's name, e.g. "BF16"
+    shape: tuple[int, ...]
+    begin: int
+    end: int

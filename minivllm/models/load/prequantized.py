@@ -1,0 +1,92 @@
+"""The layers of a checkpoint that were quantised before, read as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.errors import BadInput
+from minivllm.models.families.llama import LlamaForCausalLM
+from minivllm.models.layers import Linear
+from minivllm.models.load.weights import CheckpointWeights
+from minivllm.quant.base import QuantMethod, Shapes
+from minivllm.quant.stored.base import PLAIN, stored_format, stored_kind
+
+
+class Prequantized:
+    """Finds them among a model's linear layers, says what they are made of, and reads them.
+
+    Args:
+        settings: `quantization_config` of the checkpoint's config.json.
+        quant: the method asked for.
+        reader: the checkpoint.
+        model: whose linear layers may be held.
+
+    Attributes:
+        layers: those that the checkpoint quantises; the others are read as ever.
+        shapes: of their tensors by name, biases of the model aside.
+
+    Raises:
+        BadInput: the layout is not read, `quant` is not the method that computes with it or wants a quantised
+            layer in 16 bits, or only a part of a fused layer is quantised.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        quant: QuantMethod,
+        reader: CheckpointWeights,
+        model: LlamaForCausalLM,
+    ) -> None:
+        self.format, self.reader = stored_format(settings, quant), reader
+        self.layers: dict[str, Linear] = {}
+        self.shapes: Shapes = {}
+        tensors, tied = reader.checkpoint.tensors, model.config.tie_word_embeddings
+        for path, module in model.named_modules():
+            if not isinstance(module, Linear) or (tied and path == "lm_head"):
+                continue
+            parts = part_names(path, module)
+            held = [f"{part}.{self.format.marker}" in tensors for part in parts]
+            if any(held) and not all(held):
+                what = ", ".join(module.parts)
+                raise BadInput(f"{path} is fused of {what}, of which the checkpoint quantises only some")
+            if any(held) and any(entry in path for entry in quant.skip):
+                raise BadInput(f"quant.skip asks for {path} in 16 bits, but the checkpoint has it quantised")
+            if not any(held):
+                continue
+            self.layers[path] = module
+            own = {"bias"} if module.has_bias else set()  # the model's, read as ever
+            for part, rows in zip(parts, module.parts.values(), strict=True):
+                required = self.format.shapes(rows, module.in_features)
+                found = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
+                self.shapes |= {f"{part}.{name}": required.get(name) for name in found.union(required)}
+        computed = (
+            f"they are converted to quant={quant.name}, and take its memory"
+            if quant.name in PLAIN
+            else "they are computed as they are stored, whatever block or group size quant names"
+        )
+        self.warning = (
+            f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: {computed}"
+        )
+
+    def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
+        """One of `layers`, on its device; `bias` is that of the whole layer, in the compute dtype."""
+        module = self.layers[path]
+        names = [
+            {name: f"{part}.{name}" for name in self.format.names if f"{part}.{name}" in self.shapes}
+            for part in part_names(path, module)
+        ]
+        parts = [{name: self.reader.read(full).to(device) for name, full in part.items()} for part in names]
+        try:
+            return self.format.linear(parts, list(module.parts.values()), module.in_features, bias)
+        except BadInput as error:
+            raise BadInput(f"{self.reader.checkpoint.folder}: {path}: {error}") from None
+
+
+def part_names(path: str, module: Linear) -> list[str]:
+    """The checkpoint's names of the layers that are fused into one."""
+    beside = path.rpartition(".")[0]
+    return [f"{beside}.{part}" if beside else part for part in module.parts]

@@ -1,0 +1,231 @@
+"""Where a model comes from: a folder, the hub's cache, the hub, or a random generator. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig, read_architecture, read_eos
+from minivllm.models.load.checkpoint import Checkpoint
+from minivllm.models.load.generation import read_generation, with_ends
+from minivllm.models.registry import check_architecture
+from minivllm.models.rope_config import with_scaling
+from minivllm.platform.untrusted import MIB, place, read_object
+
+EMBEDDED = Path(__file__).parents[2] / "assets" / "tiny"
+_MAX_CONFIG = 4 * MIB  # the longest published config.json has 30 KiB
+HUB_TIMEOUT_S = 4.0  # for the hub's first answer; with no network this is the whole wait
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_RANDOM = "weights are random: speed and memory are the real model's, its text is noise"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be built."""
+
+    folder: Path | None  # where weights, or at least the tokenizer, lie
+    weights: str  # "checkpoint" | "random"
+    config: dict[str, Any]  # config.json, with all tokens that end an answer, see generation.py
+    fingerprint: str  # of the checkpoint; for random weights of architecture and seed
+    warnings: list[str]
+
+
+def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], Source]:
+    """Find the weights that a model option asks for, and check all of it but the weights' values.
+
+    Args:
+        node: the resolved `model` group: path, weights, architecture, seed.
+        allow_random: whether `weights: auto` may end in random weights (benchmarks only).
+
+    Returns:
+        The node, with `weights` settled to "random" where that is what they are, so that resolving again asks
+        no hub; and the source.
+
+    Raises:
+        BadInput: nothing there, or not usable; one line that names the file and what to do.
+    """
+    weights = str(node.get("weights") or "auto")
+    path = str(node.get("path") or "")
+    if weights == "random":
+        return _random(node, [_RANDOM])
+    if weights not in ("auto", "hub"):
+        return _checkpoint(node, _existing(weights, "model.weights"))
+    if not path:
+        raise BadInput("model.path is empty: give a folder or a hub id such as Qwen/Qwen3-0.6B")
+    if weights == "auto" and (folder := _local(path)):
+        return _checkpoint(node, folder)
+    folder, reason = _from_hub(path)
+    if folder is not None:
+        return _checkpoint(node, folder)
+    if weights == "auto" and allow_random and node.get("architecture"):
+        return _random(node, [f"{reason}; {_RANDOM}"])
+    or_random = ", or model.weights=random for speed alone" if node.get("architecture") else ""
+    raise BadInput(f"{reason}: give model.path=FOLDER with a checkpoint{or_random}")
+
+
+def _local(path: str) -> Path | None:
+    """The folder that `path` means, or None if it can only be a hub id."""
+    if path == "embedded":
+        if not (EMBEDDED / "config.json").exists():
+            raise BadInput(
+                f"the embedded model is missing from {EMBEDDED}: reinstall, or run scripts/train_tiny.py"
+            )
+        return EMBEDDED
+    if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.fullmatch(path):
+        return _existing(path, "model.path")
+    return None
+
+
+def _existing(path: str, knob: str) -> Path:
+    folder = place(path, f"{knob}={path}")
+    if not folder.exists():
+        raise BadInput(
+            f"{knob}={folder} does not exist: give a folder with config.json and .safetensors files"
+        )
+    if not folder.is_dir():
+        raise BadInput(f"{knob}={folder} is not a folder: give the one that holds config.json")
+    return folder.resolve()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = read_object(file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG)
+    generation = read_generation(folder)
+    if read_eos(generation):
+        config["eos_token_id"] = generation["eos_token_id"]
+    return config
+
+
+def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[str, Any]:
+    """The config with `model.rope_scaling`, once its architecture and every value of it is known to be supported."""
+    architecture = read_architecture(config, where)
+    check_architecture(architecture, where)
+    ModelConfig.from_dict(config, where)
+    if config.get("architectures") != [architecture]:
+        config = {**config, "architectures": [architecture]}
+    if not (scaling := node.get("rope_scaling")):
+        return config
+    scaled = with_scaling(config, scaling)
+    read = ModelConfig.from_dict(scaled, f"model.rope_scaling over {where}")
+    del scaled["rope_scaling"]
+    if isinstance(text := scaled.get("text_config"), dict):  # whose own would count again
+        scaled["text_config"] = {key: value for key, value in text.items() if key != "rope_scaling"}
+    parts = {"full_attention": read.rope, "sliding_attention": read.local_rope}
+    both = {kind: rope.parameters for kind, rope in parts.items() if rope is not None}
+    return {**scaled, "rope_parameters": both if len(both) > 1 else read.rope.parameters}
+
+
+def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
+    config = _checked(_config(folder), str(folder / "config.json"), node)
+    checkpoint = Checkpoint.open(folder)
+    config, lost = with_ends(config, folder)
+    warnings = [*checkpoint.warnings, *lost]
+    return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), warnings)
+
+
+def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
+    """Random weights in the option's architecture, or in that of a folder at hand."""
+    path = str(node.get("path") or "")
+    at_hand = path == "embedded" or not _HUB_ID.fullmatch(path) or os.path.exists(path)
+    folder = _local(path) if at_hand else None
+    if folder is None and path:
+        folder = _cached(path)
+    architecture = node.get("architecture")
+    if architecture:
+        config = _checked(dict(architecture), "model.architecture", node)
+    elif folder is not None:
+        config = _checked(_config(folder), str(folder / "config.json"), node)
+    else:
+        raise BadInput(f"model.weights=random needs model.architecture, or config.json in model.path={path}")
+    identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)
+    fingerprint = "random-" + hashlib.sha256(identity.encode()).hexdigest()
+    config, lost = with_ends(config, folder)  # after its identity, of which a tokenizer at hand is no part
+    return node | {"weights": "random"}, Source(folder, "random", config, fingerprint, warnings + lost)
+
+
+def _cached(path: str) -> Path | None:
+    """The hub cache's snapshot, if it has a config. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _from_hub(path: str) -> tuple[Path | None, str]:
+    """A snapshot from the cache or else the hub; or None and the reason.
+
+    Raises:
+        BadInput: the cache has some of the weights, but not all, and the hub does not give the rest.
+    """
+    if not _HUB_ID.fullmatch(path):
+        return None, f"model.path={path} is no hub id"
+    cached, broken = _cached(path), None
+    if cached is not None and any(cached.glob("*.safetensors*")):
+        try:
+            Checkpoint.open(cached)
+            return cached, ""
+        except BadInput as problem:  # perhaps a download that was cut short: the hub completes it
+            broken = problem
+    where = f"model.path={path} is no local folder, is not in the hub's cache"
+    folder, reason = None, f"{where}, and HF_HUB_OFFLINE is set"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "TRUE", "YES", "ON"):
+        folder, error = _download(path)
+        reason = f"{where}, and the hub did not give it ({_line(error)})" if error else ""
+    if folder is None and broken is not None:
+        raise broken
+    return folder, reason
+
+
+def _download(path: str) -> tuple[Path | None, Exception | None]:
+    """A complete snapshot, or what prevented it."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    def check() -> None:
+        files = [entry.rfilename for entry in HfApi().model_info(path, timeout=HUB_TIMEOUT_S).siblings or ()]
+        if files and not any(file.endswith(".safetensors") for file in files):
+            raise ValueError(
+                "it has no .safetensors file there; pickled weights are not loaded, but task=convert converts them"
+            )
+
+    # Looking up a host's name has no timeout of its own, so the first question is asked in a thread.
+    if error := _ask(check, HUB_TIMEOUT_S + 1):
+        return None, error
+    try:
+        return Path(snapshot_download(path, allow_patterns=_HUB_FILES)), None
+    except Exception as failure:  # network, disk, permission: all end the same way for the user
+        return None, failure
+
+
+def _ask(question: Callable[[], object], timeout_s: float) -> Exception | None:
+    """What went wrong with the question, or None."""
+    outcome: list[Exception | None] = []
+
+    def run() -> None:
+        try:
+            question()
+            outcome.append(None)
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome[0] if outcome else TimeoutError(f"no answer within {timeout_s:.0f} s")
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

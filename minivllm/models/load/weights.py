@@ -1,0 +1,223 @@
+"""Where weights come from: safetensors files, or a seed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Collection
+from io import FileIO
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minivllm.errors import BadInput
+from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
+from minivllm.quant.base import Shapes
+
+# Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
+Progress = Callable[[int, int], None]
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_STORED = {
+    **_DTYPES,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+_KNOWN_BUFFERS = (
+    "rotary_emb.inv_freq",
+    "masked_bias",
+    "attn.bias",
+)  # old checkpoints carry them; not weights
+_CHUNK = 8 * 1024 * 1024  # bytes read at a time: all that is held of a tensor on its way elsewhere
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_APART = "config.json and weights do not belong together"
+_PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows start at the same place
+
+
+class WeightSource(Protocol):
+    """Gives a model its weights, by the names that the model has for them."""
+
+    warnings: list[str]  # what `check` found that is no error
+
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """Raises BadInput unless exactly these tensors are there, in these shapes (None: in any).
+
+        All are of floating point but for `as_stored`, which are read in the dtype they have.
+        """
+
+    def fill(self, name: str, out: Tensor) -> None:
+        """Write the tensor into `out`, converting to its dtype."""
+
+
+class _Reporting:
+    """Counts what has been filled, and says so."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._done, self._total = progress, 0, 0
+        self.warnings: list[str] = []
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+class CheckpointWeights(_Reporting):
+    """Weights from safetensors files.
+
+    Args:
+        checkpoint: where they lie.
+        progress: told the bytes read so far, and those that the checked tensors have in all.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        super().__init__(progress)
+        self.checkpoint = checkpoint
+        self._staging: Tensor | None = None  # uint8 [_CHUNK]
+
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """See WeightSource."""
+        found = self.checkpoint.tensors
+        # A tied head is often saved a second time; it is the embedding, so it is not read.
+        ignored = (_HEAD,) if tied_head else ()
+        extra = [
+            name
+            for name in found
+            if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
+        ]
+        if unlisted := [name for name in extra if name in self.checkpoint.unlisted]:
+            extra = [name for name in extra if name not in self.checkpoint.unlisted]
+            self.warnings.append(
+                f"{self.checkpoint.folder}: tensor {found[unlisted[0]].name} ({len(unlisted)} such) has no place in the "
+                "architecture and is not listed in the index: not read"
+            )
+        if missing := [name for name in shapes if name not in found]:
+            raise BadInput(self._lacks(missing, extra))
+        for name, shape in shapes.items():
+            stored = found[name]
+            if shape is not None and stored.shape != shape:
+                raise BadInput(
+                    f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where config.json asks for "
+                    f"{list(shape)}: {_APART}"
+                )
+            if stored.dtype not in _DTYPES and name not in as_stored:
+                raise BadInput(
+                    f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
+                    "use the 16-bit checkpoint"
+                )
+        if extra:
+            raise BadInput(
+                f"{found[extra[0]].file}: tensor {found[extra[0]].name} ({len(extra)} such) has no place in the "
+                f"architecture of config.json: {_APART}"
+            )
+        if tied_head and _HEAD in found and not self._same(_HEAD, _EMBEDDING):
+            raise BadInput(
+                f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json ties the two: "
+                "set tie_word_embeddings to false there"
+            )
+        self._total = sum(found[name].end - found[name].begin for name in shapes)
+
+    def _lacks(self, missing: list[str], extra: list[str]) -> str:
+        what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
+        if (other := self.checkpoint.beside(missing[0])) is not None:
+            return f"{what}, which {other.name} holds: {INDEX} does not list that file; add it, or remove the index"
+        if missing == [_HEAD]:
+            return (
+                f"{what}: if the head is the embedding, set tie_word_embeddings to true in config.json; "
+                "else a file is missing, or it is a base model, saved without its head"
+            )
+        instead = f" and holds {self.checkpoint.tensors[extra[0]].name}, which has no place" if extra else ""
+        return f"{what}{instead}: {_APART}, or a file is missing"
+
+    def _same(self, name: str, other: str) -> bool:
+        """Whether two tensors are the same, as far as a sample of their bytes tells."""
+        one, two = (self.checkpoint.tensors[key] for key in (name, other))
+        return (one.dtype, one.shape) == (two.dtype, two.shape) and sample(one) == sample(two)
+
+    def fill(self, name: str, out: Tensor) -> None:
+        """See WeightSource. Values that lie as they are wanted go straight to their place."""
+        stored = self.checkpoint.tensors[name]
+        dtype = _STORED[stored.dtype]
+        direct = out.device.type == "cpu" and out.dtype == dtype
+        try:
+            with stored.file.open("rb", buffering=0) as stream:  # a regular file when its header was read
+                stream.seek(stored.begin)
+                for part in out.view(-1).split(_CHUNK // dtype.itemsize):
+                    size = part.numel() * dtype.itemsize
+                    raw = part.view(torch.uint8) if direct else self._staged(size, out.device)
+                    _read_into(stream, raw)
+                    if not direct:
+                        part.copy_(raw.view(dtype))
+                    self._advance(size)
+        except OSError as error:
+            raise BadInput(
+                f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file changed, or its disk failed"
+            ) from None
+
+    def _staged(self, size: int, device: torch.device) -> Tensor:
+        """Host memory for bytes on their way, of a kind that the device copies from fast."""
+        if self._staging is None:
+            self._staging = torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        return self._staging[:size]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as it is stored, also of integers, in host memory. Raises BadInput for an unknown dtype."""
+        stored = self.checkpoint.tensors[name]
+        if stored.dtype not in _STORED:
+            raise BadInput(
+                f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which is not read"
+            )
+        out = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
+        self.fill(name, out)
+        return out
+
+
+class RandomWeights(_Reporting):
+    """Seeded weights from normal(0, 0.02); norms are ones.
+
+    All tensors are cut, each from its own offset, out of one block of normal values drawn on the CPU: that is
+    as fast as copying, and the same model on every device and in every dtype, up to rounding.
+
+    Args:
+        seed: of the block.
+        progress: told the values made so far, and those of all tensors.
+    """
+
+    def __init__(self, seed: int, progress: Progress | None = None) -> None:
+        super().__init__(progress)
+        generator = torch.Generator().manual_seed(seed)
+        self.block = torch.empty(_PERIOD).normal_(0.0, 0.02, generator=generator)
+
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """Nothing can be wrong."""
+        self._total = sum(math.prod(shape or ()) for shape in shapes.values())
+
+    def fill(self, name: str, out: Tensor) -> None:
+        """See WeightSource."""
+        self._advance(out.numel())
+        if name.endswith("norm.weight"):
+            out.fill_(1.0)
+            return
+        if self.block.dtype != out.dtype or self.block.device != out.device:
+            self.block = self.block.to(device=out.device, dtype=out.dtype)
+        flat = out.view(-1)
+        done, offset = 0, zlib.crc32(name.encode()) % _PERIOD
+        while done < flat.numel():
+            piece = self.block[offset : offset + flat.numel() - done]
+            flat[done : done + piece.numel()] = piece
+            done, offset = done + piece.numel(), 0
+
+
+def _read_into(stream: FileIO, out: Tensor) -> None:
+    """Read exactly the bytes of `out`. Raises OSError if the file ends before."""
+    data: Any = out.numpy()
+    view = memoryview(data)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise OSError("it ends early")
+        view = view[count:]

@@ -1,9 +1,0 @@
-"""Mistral (Jiang et al. 2023): Llama whose layers see a sliding window, which later versions gave up."""
-
-from __future__ import annotations
-
-from minivllm.models.llama import LlamaForCausalLM
-
-
-class MistralForCausalLM(LlamaForCausalLM):
-    """Mistral 7B and its successors in the same format; the window is in ModelConfig."""

@@ -1,0 +1,1 @@
+"""Passes: what changes a loaded model."""

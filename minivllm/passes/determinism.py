@@ -1,0 +1,102 @@
+"""runtime.determinism: what may change a request's tokens.
+
+off    the fastest kernels; their rounding depends on how many tokens share a step
+run    the same requests at the same time give the same tokens: only deterministic kernels
+batch  a request's tokens depend on nothing but the request: not on its neighbours, on chunks, on the prefix
+       cache, or on preemption
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minivllm.errors import BadInput
+from minivllm.models.layers import MLP
+from minivllm.models.load.loading import LoadedModel
+
+ROWS = 16  # of every matrix product at the level "batch"
+_ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of engines that want deterministic kernels
+
+
+def deterministic_kernels(only: bool) -> None:
+    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole process, as long as an engine
+    is there that asked for it (`keep_deterministic`)."""
+    if only:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    elif _ASKED:
+        gc.collect()  # those of engines that are gone
+    wanted = only or bool(_ASKED)
+    # To set it, even to what it is, imports torch's compiler: a second or more.
+    if torch.get_deterministic_debug_mode() != (2 if wanted else 0):
+        torch.use_deterministic_algorithms(wanted)
+    # Everything here is written before it is read. (The stubs do not know the attribute.)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def keep_deterministic(model: nn.Module) -> None:
+    """No engine that is built beside this model's switches back."""
+    _ASKED.add(model)
+
+
+class BatchInvariantLinear(nn.Module):
+    """A linear layer that always multiplies the same number of rows, so that a row meets the same kernel in any batch.
+
+    Args:
+        inner: takes [rows, in] to [rows, out].
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        pieces = []
+        for piece in x.split(ROWS):
+            missing = ROWS - piece.shape[0]
+            padded = F.pad(piece, (0, 0, 0, missing)) if missing else piece
+            pieces.append(self.inner(padded)[: piece.shape[0]])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """An elementwise function, row by row: torch splits all numbers over its threads, and the last of a thread's share, which
+    fill no vector, are computed in another way."""
+    return lambda x: torch.stack([function(row) for row in x])
+
+
+@torch.inference_mode()
+def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
+    """Put every linear layer of the model behind fixed shapes, and every activation on a CPU.
+
+    Raises:
+        BadInput: a row of a layer depends on its place or on the other rows even so (LLM.int8 looks for outliers in
+            all of them).
+    """
+    for name, width in loaded.linear_inputs.items():
+        inner = loaded.model.get_submodule(name)
+        if not _are_rows_independent(inner, torch.randn(ROWS, width, device=device).to(loaded.model.dtype)):
+            raise BadInput(
+                f"runtime.determinism=batch: in layer {name} ({type(inner).__name__}) a token's result depends on "
+                "the others of its step; use another quant, or runtime.determinism=run"
+            )
+        loaded.model.set_submodule(name, BatchInvariantLinear(inner))
+    for module in loaded.model.modules():
+        if isinstance(module, MLP) and device.type == "cpu":
+            module.activation = by_rows(module.activation)
+
+
+def _are_rows_independent(linear: nn.Module, x: Tensor) -> bool:
+    """Whether rows give the same bits at other places, and beside others that are a hundred times as large."""
+    out = linear(x)
+    moved = linear(x.roll(5, 0)).roll(-5, 0)
+    beside = x * 100
+    beside[3] = x[3]
+    return torch.equal(out, moved) and torch.equal(linear(beside)[3], out[3])

@@ -1,0 +1,84 @@
+"""runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.cpp).
+
+Only layers whose every part is known here are replaced, and each exactly: one of a user's own stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor, nn
+
+from minivllm.attention.kernels.cpu import CPUBackend
+from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.models.layers import MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from minivllm.attention.base import AttentionBackend
+    from minivllm.attention.batch import StepBatch
+
+
+class NativeLayer(DecoderLayer):
+    """DecoderLayer in one call, whose operations are the same in the same order: so are the bits that come out.
+
+    Python would take as long to call eleven small operations as these need for one token.
+
+    Args:
+        inner: that `is_native` accepts; its parts are this module's, too.
+        kernels: in use.
+    """
+
+    def __init__(self, inner: DecoderLayer, kernels: Kernels) -> None:
+        attention, mlp = cast(Attention, inner.self_attn), cast(MLP, inner.mlp)
+        first, second = cast(RMSNorm, inner.input_layernorm), cast(RMSNorm, inner.post_attention_layernorm)
+        super().__init__(first, attention, second, mlp)
+        self.layer, self.trims = attention.layer, attention.trims
+        norm = attention.qk_norm
+        self.run = kernels.decoder_layer(
+            *((first.weight, first.eps), _state(attention.qkv_proj)),
+            None if norm is None else (norm.weight, norm.eps),
+            *(_state(attention.o_proj), (second.weight, second.eps)),
+            *(_state(mlp.gate_up_proj), _state(mlp.down_proj)),
+            *(attention.heads, attention.kv_heads, attention.dim),
+        ).forward
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
+    ) -> Tensor:
+        """[tokens, hidden] to the same, or less of them if the layer trims."""
+        if self.trims and len(batch.logit_rows) != len(x):
+            return super().forward(x, cos, sin, batch, attention)
+        out: Tensor = self.run(x, cos, sin, *cast(CPUBackend, attention).arguments(self.layer, batch))
+        return out
+
+
+def _state(linear: nn.Module) -> tuple[Tensor | int | None, ...]:
+    return cast(PanelLinear, linear).state
+
+
+def is_native(layer: nn.Module) -> bool:
+    """Whether every part of a layer is one that layer.cpp has."""
+    if type(layer) is not DecoderLayer:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    if type(attention) is not Attention or type(mlp) is not MLP:
+        return False
+    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    return (
+        all(type(linear) is PanelLinear for linear in linears)
+        and all(type(norm) is RMSNorm for norm in norms)
+        and type(attention.qk_norm) in (type(None), HeadNorm)
+        and all(getattr(part, "kernels", None) is not None for part in (attention, mlp, *norms))
+    )
+
+
+def make_native(layers: nn.ModuleList, attention: AttentionBackend) -> None:
+    """Replace the layers that can be, where the C++ kernels are in use for attention, too."""
+    kernels = active()
+    if kernels is None or type(attention) is not CPUBackend:
+        return
+    for number, layer in enumerate(layers):
+        if is_native(layer):
+            layers[number] = NativeLayer(cast(DecoderLayer, layer), kernels)

@@ -1,0 +1,1 @@
+"""What both halves stand on: threads, files from outside, child processes, and progress bars."""

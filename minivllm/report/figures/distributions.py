@@ -1,0 +1,133 @@
+"""How latencies are distributed: the share of requests, and of gaps between tokens, that were no slower."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, sig
+from minivllm.analysis.tables import frames
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.looks import MAX_LOOKS, Look, Looks
+from minivllm.report.figures.plots import latency_unit
+from minivllm.report.figures.render import finish
+from minivllm.report.figures.scatter import WIDE
+from minivllm.report.figures.style import Plot, short
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_BLOCKS = 5  # of a cell that are pooled
+POINTS = 160  # of one curve
+TAIL = 99.5  # % of the samples of each curve that an axis shows whatever they are
+OUTLYING = 2  # times that figure: the slowest is beyond the axis
+
+
+def distributions(cells: list[Cell], looks: Looks) -> Plot | None:
+    """Cumulative shares of TTFT and ITL over the requests of all blocks, a curve a cell; None without requests."""
+    able = [cell for cell in cells if cell.ok]
+    samples: list[tuple[Cell, list[np.ndarray]]] = []
+    for cell in able:
+        if len(samples) == MAX_LOOKS:
+            break
+        found = _samples(cell)
+        if len(found[0]) > 1:
+            samples.append((cell, found))
+    if not samples:
+        return None
+    panels, ends = [], []
+    for index, name in enumerate(("TTFT", "ITL")):
+        known = [data[index] for _, data in samples if len(data[index]) > 1]
+        if not known:
+            continue
+        scale, unit = latency_unit(cells, f"metrics.{name.lower()}_ms")
+        reach, slowest = _reach(known)
+        least = min(float(values[len(values) // 2]) for values in known)
+        logarithmic = reach > WIDE * max(least, 1e-3)
+        series = [
+            _curve(cell, looks[cell.label], data[index], reach, (scale, unit), logarithmic)
+            for cell, data in samples
+            if len(data[index]) > 1
+        ]
+        title = {"TTFT": "TTFT (time to first token)", "ITL": "ITL (between tokens)"}[name]
+        label = f"{name}, {unit}" + (" (log scale)" if logarithmic else "")
+        if slowest > reach:
+            ends.append(
+                f"{name} ends at {sig(reach * scale)} {unit}; the slowest was {sig(slowest * scale)} {unit}"
+            )
+        panels.append(Panel(title, label, "% that were no slower", series, log_x=logarithmic))
+    missing = len(able) - len(samples)
+    alt = (
+        f"Cumulative distributions of TTFT and of the gaps between tokens, a curve for each of "
+        f"{count(len(samples), 'cell')}: further left is faster, steeper is steadier."
+    )
+    caption = (
+        "Requests and gaps of a cell's blocks pooled. Where a curve crosses 50 % is the median; a curve that bends to the "
+        f"right at its top has a tail of slow ones.{looks.note}"
+    )
+    if ends:
+        caption += f" An axis ends where {TAIL} % of the slowest curve lie: {', and '.join(ends)}."
+    blocks = max(len(cell.timed) for cell, _ in samples)
+    caption += f" Of {count(blocks, 'block')} the first {MAX_BLOCKS}." if blocks > MAX_BLOCKS else ""
+    caption += f" Shown: {len(samples)} of {count(len(able), 'finished cell')}." if missing else ""
+    return finish(Chart("distributions", "How are latencies distributed?", alt, caption, [("", panels)]))
+
+
+def _samples(cell: Cell) -> list[np.ndarray]:
+    """TTFT and ITL in milliseconds, ascending."""
+    import numpy as np
+
+    ttft, gaps = [np.empty(0)], [np.empty(0)]
+    for frame in islice(frames(cell, "requests.parquet", ["ttft_ms", "token_times_s"]), MAX_BLOCKS):
+        if "ttft_ms" not in frame:
+            continue
+        done = frame["ttft_ms"].notna()
+        ttft.append(frame.loc[done, "ttft_ms"].to_numpy(dtype=float))
+        if "token_times_s" in frame:
+            gaps += [token_gaps(np.asarray(times, dtype=float)) for times in frame.loc[done, "token_times_s"]]
+    return [np.sort(np.concatenate(parts)) for parts in (ttft, gaps)]
+
+
+def token_gaps(times_s: np.ndarray) -> np.ndarray:
+    """ITL samples of one request in milliseconds, as `bench.metrics.ITL` defines them, from its tokens' times."""
+    import numpy as np
+
+    arrivals, together = np.unique(times_s, return_counts=True)
+    if len(arrivals) < 2:
+        return np.zeros(0)
+    shared = np.repeat(np.diff(arrivals) / together[1:], together[1:])
+    return 1e3 * np.concatenate([np.zeros(int(together[0]) - 1), shared])
+
+
+def _reach(known: list[np.ndarray]) -> tuple[float, float]:
+    """Where the axis ends, and the slowest sample: a few outliers must not squeeze all else into its left end."""
+    import numpy as np
+
+    slowest = max(float(values[-1]) for values in known)
+    tail = max(float(np.percentile(values, TAIL, method="lower")) for values in known)
+    return (tail if slowest > OUTLYING * tail else slowest), slowest
+
+
+def _curve(
+    cell: Cell,
+    look: Look,
+    samples: np.ndarray,
+    reach: float,
+    unit: tuple[float, str],
+    logarithmic: bool,
+) -> Series:
+    """The curve of ascending samples in milliseconds as far as the axis reaches."""
+    import numpy as np
+
+    within = max(1, int(np.searchsorted(samples, reach, side="right")))
+    ranks = np.linspace(0, within - 1, min(POINTS, within)).round().astype(int)
+    at, shares = samples[ranks] * unit[0], 100 * ranks / (len(samples) - 1)
+    kept = at > 0 if logarithmic else np.ones(len(at), dtype=bool)
+    names = [
+        f"{short(cell.label, 60)}: {share:.0f} % within {sig(x)} {unit[1]}"
+        for x, share in zip(at[kept], shares[kept], strict=True)
+    ]
+    points = list(at[kept]), list(shares[kept])
+    legend = look.legend or look.name
+    return Series(short(legend, 60), look.colour, *points, "line", dashed=look.dashed, names=names)

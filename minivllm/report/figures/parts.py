@@ -1,0 +1,197 @@
+"""Stacked bars: what a cell's memory and the time of its steps consist of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, sig
+from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.palette import BLACK, HAZE, MIST, SAND, SLATE, STONE, TAUPE
+from minivllm.report.figures.plots import cut, failures_note
+from minivllm.report.figures.style import (
+    Plot,
+    Sheet,
+    beside,
+    canvas,
+    heading,
+    legend_below,
+    mark_failure,
+    patch,
+    plot,
+    rows_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HOST = "host RSS peak"
+PHASES = {"schedule": TAUPE, "prepare": MIST, "forward": SLATE, "sample": SAND, "emit": HAZE, "gap": STONE}
+DASHES = (0, (2, 1))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """One cell's memory in GB; None is not known."""
+
+    weights: float | None
+    pool: float  # the KV pool, as far as it counts in the total
+    aside: float  # a pool in a host's memory, whose pages count only once they are written to
+    rest: float
+    kind: str  # what the total is; "" where there is none
+    full: float | None  # what the weights take in 16 bits
+
+    @property
+    def total(self) -> float:
+        """Of what is known."""
+        return (self.weights or 0.0) + self.pool + self.rest
+
+    @property
+    def end(self) -> float:
+        """Where its bar ends."""
+        return max(self.total, (self.weights or 0.0) + self.aside)
+
+
+def _memory_of(cell: Cell) -> _Memory | None:
+    """The process's memory on the device where the model lies there, else RSS; None where nothing is known."""
+    keys = {
+        "device, whole process": "memory.device_process",
+        "device, peak reserved": "memory.device_peak_reserved",
+        HOST: "memory.host_rss_peak",
+    }
+    found = ((name, value) for name, key in keys.items() if (value := cell.mean(key)) is not None)
+    kind, total = next(found, ("", None))
+    weights, full = (cell.mean(f"memory.{name}") for name in ("weights", "weights_16bit"))
+    if weights is None and total is None:
+        return None
+    pool = cell.mean("memory.kv_pool") or 0.0
+    aside = pool if kind == HOST else 0.0
+    rest = max(0.0, (total or 0.0) - (weights or 0.0) - (pool - aside))
+    giga = [None if value is None else value / 1e9 for value in (weights, pool - aside, aside, rest, full)]
+    return _Memory(giga[0], giga[1] or 0.0, giga[2] or 0.0, giga[3] or 0.0, kind, giga[4])
+
+
+def memory(cells: list[Cell], looks: Looks) -> Plot | None:
+    """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark.
+
+    In a host's memory a pool is an outline: its pages take none until they are written to, so how much of it the process
+    holds is not known.
+    """
+    shown, rest = cut(cells)
+    known = {cell.label: _memory_of(cell) for cell in shown if cell.ok}
+    held = [one for one in known.values() if one is not None]
+    if not held:
+        return None
+    right = max(max(one.end, one.full or 0.0) for one in held) or 1.0
+    outlined = any(one.aside for one in held)
+
+    def draw(sheet: Sheet) -> Figure:
+        figure, ax = canvas(height=sheet.height(len(shown)), sheet=sheet)
+        for y, cell in enumerate(shown):
+            if not cell.ok:
+                mark_failure(ax, y, cell, sheet, right=right)
+            elif (one := known[cell.label]) is None:
+                beside(ax, 0.0, y, "not recorded")
+            else:
+                _memory_bar(ax, y, one, sheet)
+        rows_axis(ax, [looks[cell.label].name for cell in shown], sheet)
+        ax.set_xlim(0, right * sheet.margin(0.2))
+        ax.set_xlabel("GB (10⁹ bytes); labels: weights of total")
+        from matplotlib.lines import Line2D
+
+        dashes = Line2D([], [], color=BLACK, lw=2, ls=DASHES)
+        pool_key = (patch(MIST, outline=outlined), "KV pool, set aside" if outlined else "KV pool")
+        parts = [(patch(SLATE), "weights"), pool_key, (patch(STONE), "rest of the process")]
+        legend_below(figure, [*parts, (dashes, "the weights in 16 bits")])
+        return figure
+
+    kinds = list(dict.fromkeys(one.kind for one in held if one.kind))
+    alt = f"Stacked bars of weights, KV pool and other memory for {count(len(shown), 'cell')}"
+    alt += ", with the 16-bit size of the weights marked."
+    caption = f"Total: {' or '.join(kinds) or 'not recorded'}."
+    caption += " Dashed mark: what the same weights take in 16 bits."
+    if HOST in kinds:
+        caption += (
+            " The host's peak is that of loading and of the measured window, without the probe of the limits."
+        )
+    if outlined:
+        caption += (
+            " Outline: the pool as it was set aside in the host's memory, where pages count in the total only once they "
+            "are written to."
+        )
+    note = failures_note(shown)
+    return plot("memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw)
+
+
+def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
+    left = 0.0
+    for value, colour in ((one.weights or 0.0, SLATE), (one.pool, MIST), (one.rest, STONE)):
+        ax.barh(y, value, left=left, height=sheet.bar, color=colour)
+        left += value
+    if one.aside:
+        start = one.weights or 0.0
+        outline = {"facecolor": "none", "edgecolor": MIST, "linewidth": 1.4}
+        ax.barh(y, one.aside, left=start, height=sheet.bar, **outline)
+    if one.full is not None:
+        ax.plot([one.full] * 2, [y - 0.65 * sheet.bar, y + 0.65 * sheet.bar], color=BLACK, lw=2, ls=DASHES)
+    beside(ax, one.end, y, f"{sig(one.weights)} of {sig(one.total)}")
+
+
+def breakdown(cells: list[Cell], looks: Looks) -> Plot | None:
+    """Mean milliseconds a step by phase, stacked."""
+    measured = [cell for cell in cells if cell.mean("breakdown.forward_ms") is not None]
+    shown, rest = cut(measured)
+    if not shown:
+        return None
+    panels = {"The whole step": list(PHASES), "Without forward": [p for p in PHASES if p != "forward"]}
+
+    def draw(sheet: Sheet) -> Figure:
+        figure, axes = canvas(1, 2, height=sheet.height(len(shown), 1.15), sheet=sheet, sharey=True)
+        for index, (ax, (title, phases)) in enumerate(zip(axes, panels.items(), strict=True)):
+            right = max(_phases_bar(ax, y, cell, phases, sheet) for y, cell in enumerate(shown))
+            ax.set_xlim(0, (right or 1.0) * sheet.margin(0.18 if index == 0 else 0.4))
+            rows_axis(ax, [looks[cell.label].name for cell in shown], sheet, labels=index == 0)
+            ax.set_xlabel("ms a step, mean")
+            heading(ax, title)
+        legend_below(figure, [(patch(colour), phase) for phase, colour in PHASES.items()])
+        return figure
+
+    alt = f"Stacked bars of a step's phases ({', '.join(PHASES)}) in milliseconds, "
+    alt += f"{count(len(shown), 'cell')}."
+    caption = (
+        "Once whole, and once without the forward pass, on its own scale, with its share of the step. "
+        f"Gap is the time between the end of one step and the start of the next.{_on_gpu(shown)}{looks.note}{rest}"
+    )
+    if len(measured) < len(cells):
+        caption += f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
+    return plot("breakdown", "Where does the time of a step go?", alt, caption, draw)
+
+
+def _phases_bar(ax: Any, y: int, cell: Cell, phases: list[str], sheet: Sheet) -> float:
+    """Draw one row of `breakdown`; returns where it ends."""
+    times = {phase: cell.mean(f"breakdown.{phase}_ms") for phase in PHASES}
+    left = 0.0
+    for phase in phases:
+        ax.barh(y, times[phase] or 0.0, left=left, height=sheet.bar, color=PHASES[phase])
+        left += times[phase] or 0.0
+    whole = math.fsum(value or 0.0 for value in times.values())
+    if all(times[phase] is None for phase in phases):
+        note = "not told apart"  # another engine's steps may have no parts
+    elif len(phases) == len(PHASES):
+        note = sig(left)
+    else:
+        note = f"{sig(left)} ({sig(100 * left / whole, 2) if whole else 0} %)"
+    beside(ax, left, y, note)
+    return left
+
+
+def _on_gpu(shown: list[Cell]) -> str:
+    """What forward and sample are where the model's work is only launched."""
+    on_gpu = [cell for cell in shown if cell.first("memory.device_peak_allocated") is not None]
+    which = "" if len(on_gpu) == len(shown) else f" of {count(len(on_gpu), 'cell')}"
+    words = (
+        f" On a GPU{which}, forward is the time to launch the model, and the wait for its end is in sample."
+    )
+    return words if on_gpu else ""

@@ -1,0 +1,143 @@
+"""Bars and ranges that compare cells: throughput and latency."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, sig
+from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.palette import INK, RULE, VERMILION
+from minivllm.report.figures.style import (
+    MAX_BARS,
+    Plot,
+    Sheet,
+    beside,
+    canvas,
+    heading,
+    legend_below,
+    mark,
+    mark_failure,
+    patch,
+    plain_ticks,
+    plot,
+    rows_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THROUGHPUT = "metrics.output_tokens_per_s"
+LEVELS = {"p50": "o", "p90": "|", "p95": "d", "p99": "D"}  # percentiles and their marks
+LATENCIES = {"metrics.ttft_ms": "TTFT (time to first token)", "metrics.itl_ms": "ITL (between tokens)"}
+
+
+def cut(cells: list[Cell]) -> tuple[list[Cell], str]:
+    """The cells that a plot of rows has room for, and a sentence on the others."""
+    if len(cells) <= MAX_BARS:
+        return cells, ""
+    return cells[:MAX_BARS], f" The first {MAX_BARS} of {len(cells):,} cells; table.csv has them all."
+
+
+def failures_note(shown: list[Cell]) -> str:
+    """That rows without a bar failed."""
+    failed = sum(not cell.ok for cell in shown)
+    return f" {count(failed, 'cell')} failed and {'is' if failed == 1 else 'are'} hatched." if failed else ""
+
+
+def throughput(cells: list[Cell], looks: Looks) -> Plot | None:
+    """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would say nothing."""
+    if len(cells) < 2:
+        return None
+    shown, rest = cut(cells)
+    figures = [cell.stat(THROUGHPUT) for cell in shown]
+    top = max((f.high for f in figures if f), default=0.0)
+    if top <= 0 and not any(not cell.ok for cell in shown):
+        return None
+    right = top or 1.0
+
+    def draw(sheet: Sheet) -> Figure:
+        figure, ax = canvas(height=sheet.height(len(shown)), sheet=sheet)
+        for y, (cell, stat) in enumerate(zip(shown, figures, strict=True)):
+            if stat is None:
+                mark_failure(ax, y, cell, sheet, right=right)
+                continue
+            ax.barh(y, stat.mean, height=sheet.bar, color=looks[cell.label].colour)
+            if stat.spread:
+                ax.plot([stat.low, stat.high], [y, y], color=INK, lw=1.4, marker="|", ms=6)
+            beside(ax, stat.high, y, sig(stat.mean))
+        rows_axis(ax, [looks[cell.label].name for cell in shown], sheet)
+        ax.set_xlim(0, right * sheet.margin(0.12))
+        ax.set_xlabel("output tokens/s (longer is faster)" if top else "no cell has a figure")
+        ax.tick_params(labelbottom=bool(top))
+        keys = [(patch(colour), f"{looks.column}={value}") for value, colour in looks.colours.items()]
+        legend_below(figure, keys)
+        return figure
+
+    best = max(
+        (c for c in shown if c.mean(THROUGHPUT)), key=lambda c: c.mean(THROUGHPUT) or 0.0, default=None
+    )
+    alt = f"Horizontal bars of output tokens per second for {count(len(shown), 'cell')}."
+    alt += f" The longest is {best.label} at {sig(best.mean(THROUGHPUT))}." if best else " None has a figure."
+    whiskers = " Whiskers: least and greatest block." if any(f and f.spread for f in figures) else ""
+    note = failures_note(shown)
+    caption = f"Output tokens per second, from first arrival to last token.{whiskers}{note}{looks.note}{rest}"
+    return plot("throughput", "How many tokens a second does each give?", alt + note, caption, draw)
+
+
+def latency(cells: list[Cell], looks: Looks) -> Plot | None:
+    """TTFT and ITL: median to p99 by cell."""
+    shown, rest = cut(cells)
+    if not any(cell.mean(f"{key}.p50") is not None for cell in shown for key in LATENCIES):
+        return None
+
+    def draw(sheet: Sheet) -> Figure:
+        figure, axes = canvas(1, 2, height=sheet.height(len(shown), 1.15), sheet=sheet, sharey=True)
+        for index, (ax, key) in enumerate(zip(axes, LATENCIES, strict=True)):
+            _ranges(ax, shown, looks, key, latency_unit(cells, key))
+            rows_axis(ax, [looks[cell.label].name for cell in shown], sheet, labels=index == 0)
+            heading(ax, LATENCIES[key])
+        legend_below(figure, [(mark(marker, INK), p) for p, marker in LEVELS.items()])
+        return figure
+
+    alt = (
+        f"Dot ranges from the median to the 99th percentile of TTFT and ITL for {count(len(shown), 'cell')}."
+    )
+    caption = (
+        "Each block's percentiles, averaged over blocks, in the colour of the cell. TTFT counts from the scheduled "
+        f"arrival, queueing included. A percentile with too few samples is left out.{looks.note}{rest}"
+    )
+    return plot("latency", "How long do requests wait?", alt + failures_note(shown), caption, draw)
+
+
+def _ranges(ax: Any, shown: list[Cell], looks: Looks, key: str, unit: tuple[float, str]) -> None:
+    """One panel of `latency`."""
+    scale, name = unit
+    points = [{p: v * scale for p in LEVELS if (v := cell.mean(f"{key}.{p}")) is not None} for cell in shown]
+    values = [v for row in points for v in row.values() if v > 0]
+    logarithmic = bool(values) and max(values) > 30 * min(values)
+    if logarithmic:
+        ax.set_xscale("log")
+        plain_ticks(ax.xaxis)
+    else:
+        ax.set_xlim(0, max(values, default=1.0) * 1.08)
+    for y, (cell, row) in enumerate(zip(shown, points, strict=True)):
+        if not cell.ok:
+            words, place = cell.status_text, ax.get_yaxis_transform()
+            ax.text(0.02, y, words, transform=place, va="center", color=VERMILION, fontsize=9)
+        if row:
+            ax.plot([min(row.values()), max(row.values())], [y, y], color=RULE, lw=2, zorder=1)
+        for p, value in row.items():
+            bar, colour = LEVELS[p] == "|", looks[cell.label].colour
+            ax.plot(value, y, LEVELS[p], color=colour, ms=8 if bar else 6, mew=1.6 if bar else 0.6, zorder=2)
+    ax.set_xlabel(f"{name}, log scale" if logarithmic else f"{name} (shorter is better)")
+
+
+def latency_unit(cells: list[Cell], key: str) -> tuple[float, str]:
+    """The unit of a latency such as "metrics.ttft_ms" in every figure of a page, whatever part of it one shows."""
+    return time_unit([median for cell in cells if (median := cell.mean(f"{key}.p50")) is not None])
+
+
+def time_unit(milliseconds: list[float]) -> tuple[float, str]:
+    """Factor and unit in which times are short to write."""
+    return (1e-3, "s") if milliseconds and max(milliseconds) >= 10_000 else (1.0, "ms")

@@ -1,0 +1,353 @@
+"""How figures look: two sizes of one canvas, what stands beside and below its axes, and the files of it."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cells import Cell
+from minivllm.report.figures.palette import EDGE, GRID, INK, ON_DARK, VERMILION
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+DPI = 144
+WIDEST_TICK = 0.8  # inches of an axis for one of its figures and the room beside it
+LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
+NEAR = 2  # a logarithmic axis of a smaller range has hardly a figure of one digit
+MAX_FOLDED = 16  # rows that are high enough for two lines
+MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
+TINTS = 32  # of a static picture, whose page is small for it
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished figure for the page."""
+
+    name: str  # file name without .png
+    title: str
+    alt: str
+    caption: str
+    png: bytes
+    svg: bytes = b""  # what the page shows, unless it shows `live`
+    narrow: bytes = b""  # the same for a phone; of a figure with `live` a PNG
+    live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
+    legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
+
+    @property
+    def static(self) -> tuple[bytes, bytes]:
+        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page and for a phone."""
+        return _small(self.png), _small(self.narrow)
+
+
+def _small(png: bytes) -> bytes:
+    """A PNG as WebP of few colours."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as opened:
+        opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The size of a figure.
+
+    Args:
+        width: inches.
+        narrow: whether names stand above their bars, and panels below one another.
+    """
+
+    width: float
+    narrow: bool = False
+
+    @property
+    def bar(self) -> float:
+        """Height of a bar, as a share of its row."""
+        return 0.4 if self.narrow else 0.62
+
+    def margin(self, share: float) -> float:
+        """How far an axis goes on after its greatest value, so that words beside a bar have room."""
+        return 1 + share * (2.2 if self.narrow else 1)
+
+    def height(self, n: int, extra: float = 1.0) -> float:
+        """Inches of one panel with `n` horizontal rows."""
+        each = 0.5 if self.narrow else 0.34 if n <= MAX_FOLDED else 0.24
+        return extra + max(2, n) * each
+
+
+WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360 CSS pixels
+
+
+def canvas(
+    rows: int = 1, columns: int = 1, height: float = 3.0, sheet: Sheet = WIDE, **options: Any
+) -> tuple[Figure, Any]:
+    """A white figure with plain axes; no pyplot, so nothing global is kept open.
+
+    On a narrow sheet the panels of a single row stand below one another, each of the whole height.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    if sheet.narrow and rows == 1:
+        rows, columns, height = columns, 1, height * columns
+    with _plain():
+        figure = Figure(figsize=(sheet.width, height), dpi=DPI, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, **options)
+    for ax in figure.axes:
+        # As many figures as fit beside one another, also those of thousands.
+        fitting = min(9, max(3, round(sheet.width / columns / WIDEST_TICK)))
+        ax.xaxis.set_major_locator(MaxNLocator(fitting, steps=[1, 2, 2.5, 5, 10]))
+        _separate_thousands(ax.xaxis)
+        _separate_thousands(ax.yaxis)
+    return figure, axes
+
+
+@contextmanager
+def _plain(**more: Any) -> Iterator[None]:
+    """Settings of every figure; a name with dollar signs is a name, and one in a script without glyphs no warning."""
+    import matplotlib
+
+    style: dict[Any, Any] = {
+        "font.size": 9.5,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "text.parse_math": False,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": EDGE,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": GRID,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "text.color": INK,
+    }
+    with matplotlib.rc_context(style | more), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def _separate_thousands(axis: Axis) -> None:
+    """Write 40000 as 40,000, as tables do; what an axis is given later takes its place."""
+    from matplotlib.ticker import ScalarFormatter
+
+    class Separated(ScalarFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return re.sub(
+                r"^(\D?)(\d+)", lambda found: f"{found[1]}{int(found[2]):,}", super().__call__(x, pos)
+            )
+
+    axis.set_major_formatter(Separated())
+
+
+def plot(name: str, title: str, alt: str, caption: str, draw: Callable[[Sheet], Figure]) -> Plot:
+    """A figure that the page shows as it is drawn, for a wide and for a narrow one."""
+    wide = draw(WIDE)
+    return Plot(name, title, alt, caption, png(wide), svg(wide, name), svg(draw(NARROW), f"{name}-narrow"))
+
+
+def svg(figure: Figure, name: str) -> bytes:
+    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes.
+
+    Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
+    """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    for patch_behind in (figure.patch, *(ax.patch for ax in figure.axes)):
+        patch_behind.set_facecolor("none")
+    with _plain(**{"svg.fonttype": "none", "svg.hashsalt": name}):
+        _without_math(figure)
+        # Not by savefig, which draws a figure twice.
+        FigureCanvasSVG(figure).print_svg(out, metadata=nothing)
+    text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
+    text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
+    text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
+    text = re.sub(r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL)
+    styles: dict[str, str] = {}  # the same few stand at every line and word
+
+    def classed(found: re.Match[str]) -> str:
+        return f'class="{styles.setdefault(found[1], f"s{len(styles)}")}"'
+
+    text = re.sub(r'(?<= )style="([^"]*)"', classed, text)
+    used = [key for key in ON_DARK if key == INK or any(key[1:] in rule for rule in styles)]
+
+    def scheme(colours: dict[str, str]) -> str:
+        return ":root {" + " ".join(f"--c{key[1:]}: {colours.get(key, key)};" for key in used) + "}"
+
+    rules = "".join(f".{name} {{{rule}}}" for rule, name in styles.items())
+    dark = f"@media screen and (prefers-color-scheme: dark) {{ {scheme(ON_DARK)} }}"
+    style = f"{scheme({})} {dark} text {{ fill: var(--c{INK[1:]}); }} {rules}"
+    return re.sub(r"(<svg[^>]*>)", rf"\1<style>{style}</style>", text, count=1).encode()
+
+
+def _rounded(tag: str) -> str:
+    """A tag whose coordinates have two decimals, which are more than are seen."""
+    tag = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG; the same figure gives the same bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    with _plain():
+        _without_math(figure)
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": "minivllm"})
+    figure.set_layout_engine("none")  # all has its place now, in whatever format it is drawn next
+    return out.getvalue()
+
+
+def _without_math(figure: Figure) -> None:
+    """Show words as they are; axes write those of their ticks under the settings of `_plain`."""
+    from matplotlib.text import Text
+
+    for words in figure.findobj(Text):
+        words.set_parse_math(False)
+
+
+def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bool = True) -> None:
+    """Put the rows on the y axis, the first on top; on a narrow sheet each name above its row."""
+    above = sheet.narrow
+    if above:
+        ax.set_yticks([])
+        for y, name in enumerate(names):
+            place = ax.get_yaxis_transform()
+            ax.text(0, y - 0.26, f" {short(name, 46)}", transform=place, va="bottom", fontsize=8.5)
+    elif labels:
+        ax.set_yticks(range(len(names)), row_labels(names))
+    else:
+        ax.tick_params(labelleft=False)
+    ax.set_ylim(len(names) - 0.4, -0.75 if above else -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+
+
+def short(label: str, limit: int = 44) -> str:
+    """A label that fits beside a bar: without the groups of knobs if need be, then without its middle."""
+    if len(label) > limit:
+        label = re.sub(r"\b\w+\.(?=\w+=)", "", label)
+    if len(label) <= limit:
+        return label
+    tail = limit // 2  # labels of one report begin alike as often as they end alike
+    return f"{label[: limit - 1 - tail]}…{label[-tail:]}"
+
+
+def row_labels(labels: Sequence[str]) -> list[str]:
+    """What stands beside the rows of a plot: long ones in two lines where there is room for them."""
+    return [_folded(label) if len(labels) <= MAX_FOLDED else short(label) for label in labels]
+
+
+def _folded(label: str, limit: int = 44) -> str:
+    """A label in two lines if one is too short for it, broken between its parts."""
+    if len(label) <= limit:
+        return label
+    breaks = [found.end() for found in re.finditer(r"( · |, | )(?=\S)", label)]
+    at = min(breaks, key=lambda end: abs(end - len(label) / 2), default=0)
+    parts = (label[:at].rstrip(" ·"), label[at:])
+    return "\n".join(short(part, limit) for part in parts) if at else short(label, limit)
+
+
+def beside(ax: Axes, x: float, y: float, text: str) -> None:
+    """Words to the right of a bar's end."""
+    ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) -> None:
+    """A hatched stub with the status: a failed cell is a row like any other."""
+    ax.barh(
+        y, right * 0.06, height=sheet.bar, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8
+    )
+    ax.text(right * 0.07, y, cell.status_text, va="center", ha="left", color=VERMILION, fontsize=9)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write the figures of a logarithmic axis as numbers, not as powers of ten.
+
+    Between these 2 and 5 are written too where there is room for them, all within one decade, and within a factor of
+    NEAR as many evenly spaced ones as on another axis.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    class Near(LogLocator):
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            if vmax < NEAR * vmin:
+                return MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(vmin, vmax)
+            return super().tick_values(vmin, vmax)
+
+    def plain(value: float, _: float = 0.0) -> str:
+        return f"{value:,.10g}" if 1e-3 <= value < 1e9 else f"{value:g}"
+
+    def between(value: float, _: float = 0.0) -> str:
+        low, high = axis.get_view_interval()
+        marked = NEAR * low <= high < 10 * low or (f"{value:e}"[0] in "25" and room(low, high))
+        return plain(value) if marked else ""
+
+    def room(low: float, high: float) -> bool:
+        box, along_x = axis.axes.bbox, axis is axis.axes.xaxis
+        inches = (box.width if along_x else box.height) / axis.axes.figure.dpi
+        decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+        widest = max(len(plain(figure * 10.0**decade)) for decade in decades for figure in (1, 2, 5))
+        needed = 0.1 + 0.07 * widest if along_x else 0.3
+        return high >= NEAR * low and math.log10(2) / math.log10(high / low) * inches > needed
+
+    axis.set_major_locator(Near())
+    axis.set_major_formatter(plain)
+    axis.set_minor_formatter(between)
+    axis.set_tick_params(which="minor", pad=5.0)  # at the height of the others, whose ticks are longer
+
+
+def heading(ax: Axes, text: str) -> None:
+    """A bold title over the left edge of the axes."""
+    ax.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK)
+
+
+def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
+    """Lines of handles and names under all axes, out of the data's way; nothing for no entries."""
+    if not entries:
+        return
+    longest = max(len(name) for _, name in entries)
+    room = LEGEND_CHARACTERS * figure.get_figwidth()
+    lines = math.ceil(len(entries) / max(1, min(7, int(room // (4 + longest)))))
+    columns = math.ceil(len(entries) / lines)
+    # matplotlib fills column after column, and people read line after line.
+    handles, names = zip(*(entry for i in range(columns) for entry in entries[i::columns]), strict=True)
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8.5,
+        frameon=False,
+        handlelength=1.1,
+        handletextpad=0.5,
+        columnspacing=1.6,
+    )
+
+
+def patch(colour: str, *, outline: bool = False) -> Any:
+    """A legend's handle for a bar, or for the outline of one."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor="none" if outline else colour, edgecolor=colour)
+
+
+def mark(marker: str, colour: str) -> Any:
+    """A legend's handle for a point."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], marker=marker, color=colour, ls="", ms=6.5, mew=1.6 if marker == "|" else 0.6)

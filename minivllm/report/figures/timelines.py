@@ -1,0 +1,211 @@
+"""Figures over time: what was in the batch and the cache at each step, and what the machine did meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, listing
+from minivllm.analysis.tables import frames
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.palette import FAINT, LIGHT, SLATE, TAUPE
+from minivllm.report.figures.render import finish
+from minivllm.report.figures.style import Plot, short
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_TIMELINES = 8
+MANY, SAMPLE = 100, 3  # of so many cells a few show what a step is like
+MAX_POINTS = 400  # a line; more than pixels would only grow the page
+
+
+@dataclass(frozen=True)
+class Track:
+    """One panel of a row: what it is of, the unit, and the lines in it as field, name, colour, scale."""
+
+    noun: str
+    unit: str
+    lines: tuple[tuple[str, str, str, float], ...]
+
+
+STEPS = (
+    Track(
+        "tokens",
+        "tokens a step",
+        (
+            ("num_prefill_tokens", "prompt tokens", TAUPE, 1.0),
+            ("num_decode_tokens", "decode tokens", SLATE, 1.0),
+        ),
+    ),
+    Track(
+        "requests",
+        "requests",
+        (("num_requests", "requests in the batch", SLATE, 1.0), ("waiting", "waiting", TAUPE, 1.0)),
+    ),
+    Track(
+        "KV blocks",
+        "KV blocks",
+        (
+            ("kv_blocks_used", "KV blocks used", SLATE, 1.0),
+            ("kv_blocks_total", "KV blocks in the pool", FAINT, 1.0),
+        ),
+    ),
+)
+TELEMETRY = (
+    Track("power", "GPU W", (("gpu_power_w", "GPU power", SLATE, 1.0),)),
+    Track(
+        "memory",
+        "GB",
+        (
+            ("rss", "memory of the worker", SLATE, 1e-9),
+            ("rss_besides", "outside loading and window", FAINT, 1e-9),
+            ("gpu_process_memory", "GPU memory of the worker", TAUPE, 1e-9),
+        ),
+    ),
+    Track(
+        "CPU use",
+        "CPU % of a core",
+        (
+            ("cpu_worker_percent", "CPU of the worker", SLATE, 1.0),
+            ("cpu_other_percent", "CPU of others", TAUPE, 1.0),
+        ),
+    ),
+    Track("clock", "GPU MHz", (("gpu_sm_mhz", "GPU clock", SLATE, 1.0),)),
+)
+COUNTED = ("loading", "measuring")  # phases of which memory.host_rss_peak is the greatest
+GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no value
+CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
+
+
+def timeline_plots(cells: list[Cell], looks: Looks) -> list[Plot]:
+    """Steps and telemetry of the first cells that have them; cells without the files are passed over."""
+    plots = (
+        _timeline(
+            cells,
+            looks,
+            STEPS,
+            "steps.parquet",
+            "start_s",
+            name="steps",
+            caption="Time from the first step of the measured window. A thinned line shows the greatest of each bin.",
+        ),
+        _timeline(
+            cells,
+            looks,
+            TELEMETRY,
+            "telemetry.parquet",
+            "t_s",
+            name="telemetry",
+            caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
+            "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written. The host's "
+            "peak of a record is that of loading and of the window; memory at other times is drawn faint.",
+        ),
+    )
+    return [plot for plot in plots if plot is not None]
+
+
+def _frame(cell: Cell, file: str, clock: str) -> pd.DataFrame | None:
+    """The table of the cell's first block that has one, with `seconds` counted from its first row."""
+    for frame in frames(cell, file):
+        if clock not in frame or len(frame) < 2:
+            continue
+        frame = frame.sort_values(clock)
+        if {"num_tokens", "num_prefill_tokens"} <= set(frame):
+            frame = frame.assign(num_decode_tokens=frame["num_tokens"] - frame["num_prefill_tokens"])
+        if {"rss", "phase"} <= set(frame):
+            frame = _split_memory(frame)
+        return frame.assign(seconds=frame[clock] - frame[clock].iloc[0])
+    return None
+
+
+def _split_memory(frame: pd.DataFrame) -> pd.DataFrame:
+    """What counts in the record's peak, and the rest."""
+    counts = frame["phase"].isin(COUNTED)
+    return frame.assign(rss=frame["rss"].where(counts), rss_besides=frame["rss"].where(~counts))
+
+
+def _timeline(
+    cells: list[Cell],
+    looks: Looks,
+    tracks: tuple[Track, ...],
+    file: str,
+    clock: str,
+    *,
+    name: str,
+    caption: str,
+) -> Plot | None:
+    able = [cell for cell in cells if cell.ok]
+    drawn: list[tuple[Cell, pd.DataFrame]] = []
+    for cell in able:
+        if len(drawn) == (MAX_TIMELINES if len(cells) <= MANY else SAMPLE):
+            break
+        frame = _frame(cell, file, clock)
+        if frame is not None and any(_has(frame, line[0]) for track in tracks for line in track.lines):
+            drawn.append((cell, frame))
+    full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)
+    shown = [
+        (track, lines)
+        for track in tracks
+        if (
+            lines := [
+                line
+                for line in track.lines
+                if (full or line[0] != CEILING) and any(_has(frame, line[0]) for _, frame in drawn)
+            ]
+        )
+    ]
+    if not shown:
+        return None
+    rows = [
+        (
+            short(looks[cell.label].name, 60),
+            [
+                Panel(
+                    track.unit,
+                    "seconds",
+                    track.unit,
+                    [*_window(frame), *(_line(frame, *line) for line in lines)],
+                )
+                for track, lines in shown
+            ],
+        )
+        for cell, frame in drawn
+    ]
+    missing = len(able) - len(drawn)
+    note = (
+        f" Shown: {len(drawn)} of {count(len(able), 'finished cell')}, first block of each."
+        if missing
+        else " First block of each cell."
+    )
+    title = f"How did {listing([track.noun for track, _ in shown])} change over time?"
+    labels = listing([line[1] for _, lines in shown for line in lines], 8)
+    alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
+    return finish(Chart(name, title, alt, caption + note + looks.note, rows))
+
+
+def _has(frame: pd.DataFrame, key: str) -> bool:
+    return key in frame and bool(frame[key].notna().any())
+
+
+def _window(frame: pd.DataFrame) -> list[Series]:
+    """The time in which requests were measured, where the table has more than that."""
+    if "phase" not in frame or not (measuring := frame["phase"] == "measuring").any() or measuring.all():
+        return []
+    seconds = frame["seconds"][measuring]
+    return [Series("measured window", LIGHT, [seconds.iloc[0], seconds.iloc[-1]], [], "band")]
+
+
+def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) -> Series:
+    if not _has(frame, key):
+        return Series(label, colour, [], [], "steps")
+    points = frame[["seconds", key]]
+    if key not in GAPS:
+        points = points.dropna()
+    if len(points) > MAX_POINTS:
+        # The greatest of each bin: a peak must not vanish by thinning.
+        bins = (points["seconds"] * MAX_POINTS / (points["seconds"].iloc[-1] or 1.0)).astype(int)
+        points = points.groupby(bins).agg({"seconds": "first", key: "max"})
+    return Series(label, colour, list(points["seconds"]), list(points[key].astype(float) * scale), "steps")

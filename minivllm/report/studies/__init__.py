@@ -1,0 +1,1 @@
+"""Studies: one question of a report a file."""

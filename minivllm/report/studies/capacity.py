@@ -1,0 +1,140 @@
+"""What a search for capacity found: the share of requests that met their objectives, by rate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from minivllm.analysis.capacity import TASK, Capacity, Search, from_records
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.rows import Row, record_folder
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.palette import BETTER, FAINT, INK, SLATE, UNDECIDED, WORSE
+from minivllm.report.figures.render import finish
+from minivllm.report.figures.style import Plot
+from minivllm.report.verdict import Verdict, remarks
+
+TONES = {"holds": "ok", "fails": "failed", "undecided": "mixed"}
+COLOURS = {"holds": BETTER, "fails": WORSE, "undecided": UNDECIDED}
+
+
+def find(rows: list[Row]) -> list[Search]:
+    """The searches that these records are of."""
+    folders = [
+        folder
+        for row in rows
+        if row.get("config.task._target_") == TASK and (folder := record_folder(row)) is not None
+    ]
+    return from_records(folders)
+
+
+def verdict(searches: list[Search], cells: list[Cell]) -> Verdict:
+    """The capacity that was found; of several searches each has a line of its own."""
+    said = [
+        f"{name}: {search.found.sentence()}."
+        if len(searches) > 1
+        else f"{_capital(search.found.sentence())}."
+        for name, search in _named(searches)
+    ]
+    if len(searches) > 1:
+        said.insert(0, f"Capacity of {len(searches)} searches.")
+    return Verdict(said[0], [*said[1:], *remarks(cells)])
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
+    """The section as plain data for its template."""
+    if not searches:
+        return None
+    return {
+        "searches": [
+            {
+                "name": name if len(searches) > 1 else "",
+                "sentence": _capital(search.found.sentence()),
+                "objectives": listing(
+                    [
+                        f"{part.removesuffix('_ms').upper()} ≤ {sig(ms)} ms"
+                        for part, ms in search.limits.items()
+                    ]
+                ),
+                "unit": search.found.unit,
+                "left_out": search.left_out and count(search.left_out, "record"),
+                "rows": _rows(search.found),
+            }
+            for name, search in _named(searches)
+        ],
+        "plots": plots,
+    }
+
+
+def _rows(found: Capacity) -> list[dict[str, Any]]:
+    return [
+        {
+            "rate": f"{row['rate']:g}",
+            "share": sig(100 * row["share"]),
+            "interval": f"{sig(100 * row['low'])} to {sig(100 * row['high'])}",
+            "requests": count(row["requests"], "request"),
+            "blocks": row["blocks"],
+            "verdict": row["verdict"],
+            "tone": TONES[row["verdict"]],
+        }
+        for row in found.rows()
+    ]
+
+
+def _named(searches: list[Search]) -> list[tuple[str, Search]]:
+    """Each by what was measured; where that is the same by its sweep too, and where that is the same by a number."""
+    counts = Counter(search.cell for search in searches)
+    names = [s.cell if counts[s.cell] == 1 else f"{s.cell} ({s.sweep})" for s in searches]
+    totals, seen = Counter(names), Counter[str]()
+    for i, name in enumerate(names):
+        seen[name] += 1
+        names[i] = name if totals[name] == 1 else f"{name} #{seen[name]}"
+    return list(zip(names, searches, strict=True))
+
+
+def figure(searches: list[Search]) -> Plot | None:
+    """Share against rate, with its interval and the share that is wanted; a row a search."""
+    if not searches:
+        return None
+    named = _named(searches)
+    panels = [
+        (name if len(searches) > 1 else "", [_panel(search.found, len(searches) > 1)])
+        for name, search in named
+    ]
+    said = [
+        f"{panel[0]}: " * bool(panel[0]) + s.found.sentence()
+        for panel, s in zip(panels, searches, strict=True)
+    ]
+    rates = sum(len(search.found.probes) for search in searches)
+    alt = f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: {'; '.join(said)}."
+    caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
+    return finish(Chart("capacity", "At which rates are the objectives met?", alt, caption, panels))
+
+
+def _panel(found: Capacity, several: bool) -> Panel:
+    """Of several, which share their axes, none may end these at what it has itself."""
+    rates = [probe.rate for probe in found.probes]
+    ends = [probe.interval(found.criterion.confidence) for probe in found.probes]
+    wanted = 100 * found.criterion.attainment
+    series = [
+        Series("wanted", INK, [0.0, max(rates)], [wanted, wanted], "line", dashed=True),
+        Series("share", SLATE, rates, [100 * probe.share for probe in found.probes], "line"),
+    ]
+    for label, side in (("interval", 0), ("", 1)):
+        series.append(Series(label, FAINT, rates, [100 * end[side] for end in ends], "line"))
+    for verdict, colour in COLOURS.items():
+        members = [probe for probe in found.probes if probe.verdict(found.criterion) == verdict]
+        if members:
+            shares = [100 * probe.share for probe in members]
+            names = [
+                f"{probe.rate:g}: {sig(share)} % of {count(probe.num_requests, 'request')} met them, {verdict}"
+                for probe, share in zip(members, shares, strict=True)
+            ]
+            series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
+    labels = f"rate of arrival, {found.unit}", "% that met" if several else "% that met their objectives"
+    return Panel("", *labels, series, x_from_zero=not several, y_from_zero=not several)

@@ -1,0 +1,228 @@
+"""What each precision costs and gains: speed, memory, energy and quality side by side, and the Pareto plot of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cells import Cell, name_columns, names_of, show
+from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.rows import distinct
+from minivllm.bench.records.identity import quality_wanted
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.palette import LIGHT
+from minivllm.report.figures.plots import THROUGHPUT
+from minivllm.report.figures.render import finish
+from minivllm.report.figures.scatter import chosen, frontier, point_series, thinning
+from minivllm.report.figures.style import Plot, short
+from minivllm.report.sections import MAX_ROWS, anchor, unshown
+from minivllm.report.spreadsheet import markdown_table
+from minivllm.report.tables import COLUMNS as USUAL
+from minivllm.report.tables import Column, entries, summary_table, text
+from minivllm.report.terminal import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KL, PERPLEXITY = "quality.kl_mean", "quality.perplexity"
+COLUMNS = (
+    Column(THROUGHPUT, "Output", "tok/s"),
+    Column("metrics.ttft_ms.p50", "TTFT p50", "ms"),
+    Column("metrics.itl_ms.p50", "ITL p50", "ms"),
+    Column("metrics.tpot_ms.p50", "TPOT p50", "ms"),
+    Column("memory.weights", "Weights", "GB", 1e-9, terminal=True),
+    Column("memory.linear", "Linear layers", "% of 16-bit", 100.0, per="memory.linear_16bit"),
+    Column("energy.joules_per_output_token", "Energy", "J/token"),
+    Column(PERPLEXITY, "Perplexity", "", digits=4, terminal=True),
+    Column("quality.bits_per_byte", "Bits per byte", ""),
+    Column(KL, "KL, mean", "nats", terminal=True),
+    Column("quality.kl_p99", "KL, p99", "nats"),
+    Column("quality.top1_agreement", "Top-1", "%", 100.0, terminal=True),
+    Column("quality.prefix_mean", "Prefix, mean", "tokens", terminal=True),
+    Column("quality.prefix_min", "Prefix, least", "tokens", whole=True, terminal=True),
+)
+BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")  # in other tables of the page
+LEAST_KL = 1e-8  # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
+PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
+
+
+def judged(cells: list[Cell]) -> list[Cell]:
+    """Cells of which quality was asked, failed ones too; none at all where no record has any."""
+    if not any(cell.mean(PERPLEXITY) is not None for cell in cells):
+        return []
+    return [cell for cell in cells if cell.mean(PERPLEXITY) is not None or any(map(_asked, cell.rows))]
+
+
+def _asked(row: dict[str, Any]) -> bool:
+    return quality_wanted(
+        {
+            "task": {"_target_": row.get("config.task._target_")},
+            "measure": {"quality": row.get("config.measure.quality")},
+        }
+    )
+
+
+def used(cells: list[Cell]) -> list[Column]:
+    """The columns that hold at least one figure."""
+    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
+
+
+def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | None:
+    """The precision section as plain data for the page's template; None where no record has quality."""
+    shown = judged(cells)
+    if not shown:
+        return None
+    columns, names = [column for column in used(shown) if column.key not in BESIDE], name_columns(shown)
+    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
+    return {
+        "names": names,
+        "columns": columns,
+        "rows": [
+            {
+                "names": names_of(cell, names),
+                "status": cell.marked_status,
+                "tone": cell.tone,
+                "href": places.get(id(cell)),
+                "figures": entries(cell, columns),
+            }
+            for cell in shown[:MAX_ROWS]
+        ],
+        "notes": [*filter(None, [unshown(shown, "precision.md")]), *_notes(shown, columns)],
+        "plot": plot,
+    }
+
+
+def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
+    rows = [row for cell in shown for row in cell.ok]
+    references = listing([show(v) for v in distinct(rows, "quality.reference")])
+    tokens = listing([f"{v:,}" for v in distinct(rows, "quality.tokens")])
+    kl_tokens = listing([f"{v:,}" for v in distinct(rows, "quality.kl_tokens")])
+    prompts = listing([show(v) for v in distinct(rows, "quality.prompts")])
+    longest = listing([show(v) for v in distinct(rows, "quality.prefix_of")])
+    notes = [
+        f"Perplexity and top-1 are over {tokens} tokens, KL({references} ‖ cell) over {kl_tokens}; prefix: greedy tokens "
+        f"identical with those of {references} before the first that differs, of {longest}, over {prompts} prompts."
+    ]
+    perplexities = [sig(v, 4) for v in distinct(rows, "quality.reference_perplexity")]
+    if perplexities:
+        notes.append(f"Perplexity of the reference itself: {listing(perplexities)}.")
+    if len(distinct(rows, "quality.reference_id")) > 1:
+        notes.append(
+            "These cells were compared with different references (another text, checkpoint, machine or version of "
+            "the code), so their KL, top-1 and prefix must not be compared with each other."
+        )
+    if all(column.key != "energy.joules_per_output_token" for column in columns):
+        reasons = listing([show(v) for v in distinct(rows, "energy.reason")]) or "no reason recorded"
+        notes.append(f"J/token: {reasons}.")
+    return notes
+
+
+def markdown_text(cells: list[Cell]) -> str:
+    """precision.md: every used column, a row a cell; empty where no record has quality."""
+    shown = judged(cells)
+    if not shown:
+        return ""
+    columns, names = used(shown), name_columns(shown)
+    lines = [
+        [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
+        for cell in shown
+    ]
+    return markdown_table([*names, "status"], [column.heading for column in columns], lines)
+
+
+def summary_tables(cells: list[Cell], columns: Sequence[Column] = USUAL) -> list[Table]:
+    """The terminal's tables: the summary, and quality where records have it.
+
+    Where quality is all that was measured its table says everything, so the other one is left out.
+    """
+    shown = judged(cells)
+    timed = any(cell.mean(THROUGHPUT) is not None for cell in cells)
+    tables = [summary_table(cells, columns)] if timed or len(shown) < len(cells) else []
+    return [*tables, _quality_table(shown)] if shown else tables
+
+
+def _quality_table(shown: list[Cell]) -> Table:
+    from rich.markup import escape
+
+    columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
+    table = rich_table(names, [(column.title, column.unit) for column in columns])
+    for cell in shown:
+        words = [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
+        table.add_row(*map(escape, words))
+    return table
+
+
+def pareto(cells: list[Cell], looks: Looks) -> Plot | None:
+    """Quality against throughput, a point a cell; None unless two cells have both."""
+    drawn = [
+        cell for cell in judged(cells) if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
+    ]
+    if len(drawn) < 2:
+        return None
+    panels = []
+    for title, key, logarithmic in PANELS:
+        points = [(cell.mean(THROUGHPUT) or 0.0, _loss(cell, key, logarithmic)) for cell in drawn]
+        edge = frontier(points)
+        place = dict(zip(map(id, drawn), points, strict=True))
+        series = point_series(
+            drawn,
+            looks,
+            lambda cell, at=place: at[id(cell)],  # type: ignore[misc]
+            _words,
+            chosen(drawn, edge),
+        )
+        line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
+        panels.append(
+            Panel(
+                f"{title}: down and to the right is better",
+                "output tokens/s",
+                title + (" (log scale)" if logarithmic else ""),
+                [line, *series],
+                log_y=logarithmic,
+                y_from_zero=False,
+                named=not any(one.label for one in series),
+            )
+        )
+    kl = [(cell.mean(THROUGHPUT) or 0.0, cell.mean(KL) or 0.0) for cell in drawn]
+    best = [drawn[i].label for i in frontier(kl)]
+    alt = (
+        f"Scatter of mean KL divergence and of perplexity against output tokens per second, "
+        f"{count(len(drawn), 'cell')}. Beaten by none in KL and speed at once: {listing(best, 6)}."
+    )
+    caption = (
+        "A point a cell, means over blocks. The line joins the cells that no other beats in speed and quality at "
+        f"once, drawn full: the choice is among these.{looks.note}{thinning(drawn)}"
+    )
+    if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
+        caption += f" A KL below {LEAST_KL:g} is drawn there."
+    return finish(Chart("precision", "What does speed cost in quality?", alt, caption, [("", panels)]))
+
+
+def _loss(cell: Cell, key: str, logarithmic: bool) -> float:
+    value = cell.mean(key) or 0.0
+    return max(value, LEAST_KL) if logarithmic else value
+
+
+def _words(cell: Cell) -> str:
+    """What the pointer shows of a cell."""
+    return (
+        f"{short(cell.label, 60)}: {sig(cell.mean(THROUGHPUT))} tok/s, KL {sig(cell.mean(KL))}, "
+        f"perplexity {sig(cell.mean(PERPLEXITY), 4)}"
+    )
+
+
+def headline(cells: list[Cell]) -> list[str]:
+    """One sentence for the verdict: how far the cells are from the reference."""
+    known = [(cell, kl) for cell in judged(cells) if (kl := cell.mean(KL)) is not None]
+    if not known:
+        return []
+    reference = show(known[0][0].first("quality.reference"))
+    known.sort(key=lambda item: item[1])
+    # The reference's own precision differs from it by rounding alone: no loss that anyone chooses.
+    others = [item for item in known if show(item[0].first("choices.quant")) != reference] or known
+    words = [
+        f"{sig(kl)} nats in {cell.mention} (top-1 the same for {sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
+        for cell, kl in (others[:1] if others[0] is known[-1] else (others[0], known[-1]))
+    ]
+    return [f"Quality: KL to {reference} is {' and '.join(words)}."]

@@ -1,0 +1,89 @@
+"""Simulated cells beside the measured ones that they predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minivllm.analysis.cells import CHOICE_ORDER, Cell, show
+from minivllm.analysis.format import MISSING, count, listing, sig
+from minivllm.bench.records.identity import NEUTRAL_RUNTIME
+
+FIGURES = (
+    ("metrics.output_tokens_per_s", "Output", "tok/s"),
+    ("metrics.ttft_ms.p50", "TTFT p50", "ms"),
+    ("metrics.ttft_ms.p99", "TTFT p99", "ms"),
+)
+# What must be the same; where weights lie is not part of it, nor what comes after the measured window.
+GROUPS = (*(group for group in CHOICE_ORDER if group != "engine"), "runtime")
+BESIDES = ("config.model.weights", *(f"config.runtime.{knob}" for knob in sorted(NEUTRAL_RUNTIME)))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One figure of one pair."""
+
+    measured: str
+    predicted: str
+    error: float | None  # percent of the measured value
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A measured cell and the simulated cell of the same configuration."""
+
+    label: str
+    figures: list[Prediction]  # one for each of FIGURES
+
+
+@dataclass(frozen=True)
+class Check:
+    """The section: a row a pair, and what they say together."""
+
+    pairs: list[Pair]
+    summary: str
+    columns: tuple[tuple[str, str], ...] = tuple((title, unit) for _, title, unit in FIGURES)
+
+
+def simulation_check(cells: list[Cell]) -> Check | None:
+    """Pair measured with simulated cells; None where no cell is both."""
+    if not any(cell.simulated for cell in cells):
+        return None
+    measured = {_identity(cell): cell for cell in cells if cell.ok and not cell.simulated}
+    pairs = [
+        Pair(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])
+        for cell in cells
+        if cell.ok and cell.simulated and (real := measured.get(_identity(cell)))
+    ]
+    return Check(pairs, _summary(pairs)) if pairs else None
+
+
+def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """All knobs but the engine's."""
+    row = cell.ok[0]
+    prefixes = tuple(f"config.{group}." for group in GROUPS)
+    names = [name for name in row if name.startswith(prefixes) and name not in BESIDES]
+    names.append("config.measure.seed")
+    return tuple(sorted((name, show(row.get(name))) for name in names if row.get(name) is not None))
+
+
+def _label(cell: Cell) -> str:
+    parts = [
+        f"{title.rsplit('.', 1)[-1]}={value}" if "." in title else value
+        for title, value in cell.varying.items()
+        if title.split(".")[0] not in ("engine", "run", "attention kernel", "code")
+    ]
+    return " · ".join(parts) or cell.label
+
+
+def _compare(real: Cell, simulated: Cell, key: str) -> Prediction:
+    measured, predicted = real.mean(key), simulated.mean(key)
+    error = None if not measured or predicted is None else 100 * (predicted / measured - 1)
+    return Prediction(sig(measured), sig(predicted), error)
+
+
+def _summary(pairs: list[Pair]) -> str:
+    worst = []
+    for i, (_, title, _) in enumerate(FIGURES):
+        errors = [abs(e) for pair in pairs if (e := pair.figures[i].error) is not None]
+        worst.append(f"{title} {sig(max(errors), 2) if errors else MISSING} %")
+    return f"{count(len(pairs), 'cell')} measured and simulated. Largest error: {listing(worst)}."

@@ -1,0 +1,295 @@
+"""Every metric against numbers worked out by hand on a scripted clock."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.driver import drive, full_batch
+from minivllm.bench.metrics.glossary import FIGURES, glossary
+from minivllm.bench.metrics.metrics import METRICS, compute, percentiles, request_rows
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.records import record
+from minivllm.bench.records.record import Metrics, Percentiles, Window
+from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline
+from minivllm.bench.workloads.workload import Workload
+from minivllm.engine.params import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "reports" / "examples" / "cpu" / "runs"
+
+
+class At(Arrival):
+    """Open loop at given times."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def schedule(self, n: int, seed: int) -> list[float]:
+        return self.times
+
+
+def measure(
+    engine: ScriptedEngine, work: Workload, arrival: Arrival, **slo: float | None
+) -> tuple[Metrics, list[RequestTrace]]:
+    traces = drive(engine, work, arrival, SamplingParams(), engine.clock)
+    return compute(traces, slo, full_batch(engine.max_num_seqs, arrival, len(work))), traces
+
+
+def queue_of_two(**slo: float | None) -> tuple[Metrics, list[RequestTrace]]:
+    """One at a time. a: 1 token at 101, 2 at 102, 1 at 103. b starts at 103: tokens at 104 and 105."""
+    engine = ScriptedEngine(ScriptedClock(100.0), max_num_seqs=1, bursts={"a": [1, 2, 1]})
+    return measure(engine, workload((3, 4), (5, 2)), Offline(), **slo)
+
+
+def test_latencies_with_a_queue_and_a_burst() -> None:
+    metrics, traces = queue_of_two()
+    assert [trace.token_times for trace in traces] == [[101, 102, 102, 103], [104, 105]]
+    assert metrics.ttft_ms == Percentiles(mean=2500, p50=2500, n=2)  # 1000, 4000
+    assert metrics.queue_ms == Percentiles(mean=1500, p50=1500, n=2)  # 0, 3000
+    assert metrics.itl_ms == Percentiles(mean=750, p50=750, n=4)  # 500, 500, 1000 and 1000
+    assert metrics.tpot_ms.mean == pytest.approx(833.3333333)  # 2000 / 3 and 1000
+    assert metrics.tpot_ms.n == 2
+    assert metrics.e2e_ms == Percentiles(mean=4000, p50=4000, n=2)  # 3000, 5000
+
+
+def test_throughput_with_a_queue_and_a_burst() -> None:
+    metrics, _ = queue_of_two()
+    assert (metrics.num_requests, metrics.input_tokens, metrics.output_tokens) == (2, 8, 6)
+    assert metrics.duration_s == 5
+    assert metrics.output_tokens_per_s == 1.2  # 6 tokens in 5 s
+    assert metrics.total_tokens_per_s == 2.8  # 14
+    assert metrics.requests_per_s == 0.4
+    # Full from 100; nothing waits from 103, when b starts. In between: a's prompt of 3, 4 tokens and its end.
+    assert metrics.steady == Window(3, 4 / 3, 7 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("slo", "expected"),
+    [
+        ({}, None),
+        ({"ttft_ms": None, "tpot_ms": None, "e2e_ms": None}, None),
+        ({"ttft_ms": 4000}, 0.4),  # both: at the limit is within it
+        ({"ttft_ms": 2000}, 0.2),  # a alone
+        ({"tpot_ms": 700}, 0.2),  # a alone: 667 and 1000
+        ({"e2e_ms": 2000}, 0.0),
+        ({"ttft_ms": 4000, "e2e_ms": 3000}, 0.2),
+    ],
+)
+def test_goodput(slo: dict[str, float | None], expected: float | None) -> None:
+    assert queue_of_two(**slo)[0].goodput_requests_per_s == expected
+
+
+def test_a_request_of_one_token_has_no_tpot_and_meets_any() -> None:
+    metrics, traces = measure(ScriptedEngine(ScriptedClock()), workload((2, 1)), Offline(), tpot_ms=1)
+    assert metrics.tpot_ms == metrics.itl_ms == Percentiles()
+    assert metrics.goodput_requests_per_s == 1.0  # one in 1 s
+    assert request_rows(traces)[0]["tpot_ms"] is None
+
+
+def test_tokens_with_the_first_one_have_no_gap() -> None:
+    engine = ScriptedEngine(ScriptedClock(), bursts={"a": [3, 1, 2]})
+    metrics, _ = measure(engine, workload((2, 6)), Offline())
+    # Tokens at 1, 1, 1, 2, 3, 3: gaps 0, 0, 1000, 500, 500.
+    assert metrics.itl_ms == Percentiles(mean=400, p50=500, n=5)
+    assert metrics.tpot_ms.mean == 400  # 2000 / 5
+    assert metrics.ttft_ms.mean == 1000
+
+
+def test_open_loop_counts_from_the_scheduled_arrival() -> None:
+    """A slow engine holds the driver up; the wait of those who came meanwhile must not be omitted."""
+    engine = ScriptedEngine(ScriptedClock(50.0), max_num_seqs=1, step_s=10.0)
+    metrics, traces = measure(engine, workload((2, 1), (2, 1), (2, 1)), At(0.0, 1.0, 2.0))
+    assert [trace.scheduled_s for trace in traces] == [50, 51, 52]
+    assert [trace.submitted_s for trace in traces] == [50, 60, 60]  # the driver sat in the first step
+    assert [row["ttft_ms"] for row in request_rows(traces)] == [10_000, 19_000, 28_000]
+    assert [row["queue_ms"] for row in request_rows(traces)] == [0, 9_000, 18_000]
+    assert metrics.duration_s == 30
+    assert metrics.requests_per_s == 0.1
+
+
+def test_closed_loop_counts_from_the_free_slot() -> None:
+    """Two clients. a: 0-2, b: 0-3, c takes a's slot: 2-3, d takes one of the slots free at 3: 3-4."""
+    engine = ScriptedEngine(ScriptedClock())
+    metrics, traces = measure(engine, workload((7, 2), (5, 3), (3, 1), (1, 1)), Concurrency(2))
+    assert [trace.scheduled_s for trace in traces] == [0, 0, 2, 3]
+    assert [trace.token_times[-1] for trace in traces] == [2, 3, 3, 4]
+    assert metrics.ttft_ms.mean == 1000
+    assert metrics.queue_ms.mean == 0
+    assert metrics.e2e_ms.mean == 1750  # 2000, 3000, 1000, 1000
+    assert metrics.duration_s == 4
+    # Full from 0 to 3, when d starts: tokens a a b b b c; prompts 7 + 5 + 3; a, b and c end.
+    assert metrics.steady == Window(3, 2.0, 7.0, 1.0)
+
+
+def test_steady_window_begins_when_the_batch_is_full() -> None:
+    """Room for two. a at 0, b at 2, c and d at 3: full from 2, and d leaves the queue at 5."""
+    engine = ScriptedEngine(ScriptedClock(), max_num_seqs=2)
+    work = workload((1, 4), (1, 3), (1, 2), (1, 2))
+    metrics, traces = measure(engine, work, At(0.0, 2.0, 3.0, 3.0))
+    assert [trace.started_s for trace in traces] == [0, 2, 4, 5]
+    # From 2 to 5: a at 3, 4; b at 3, 4, 5; c at 5. Prompts of b and c; a and b end.
+    assert metrics.steady == Window(3, 2.0, 8 / 3, 2 / 3)
+
+
+def test_steady_window_is_null_where_there_is_none() -> None:
+    never_full, _ = measure(ScriptedEngine(ScriptedClock()), workload((1, 1), (1, 1)), At(0.0, 5.0))
+    assert never_full.steady == Window()
+    # Room for two: a is gone when b comes, and the batch is full at 6, when c, the last, starts.
+    engine = ScriptedEngine(ScriptedClock(), max_num_seqs=2)
+    one_by_one, _ = measure(engine, workload((1, 1), (1, 2), (1, 2)), At(0.0, 5.0, 6.0))
+    assert one_by_one.steady == Window()
+    nothing_waits, _ = measure(ScriptedEngine(ScriptedClock()), workload((1, 3), (1, 3)), Offline())
+    assert nothing_waits.steady == Window()
+    silent = ScriptedEngine(ScriptedClock(), max_num_seqs=1, says_start=False)
+    unknown, _ = measure(silent, workload((1, 3), (1, 3)), Offline())
+    assert unknown.steady == Window()
+    assert unknown.queue_ms == Percentiles()
+    assert unknown.ttft_ms.mean == 2500  # 1000 and 4000
+
+
+def test_only_completed_requests_are_measured() -> None:
+    engine = ScriptedEngine(ScriptedClock(), refuse={"a"}, abort={"b"})
+    metrics, traces = measure(engine, workload((9, 9), (8, 8), (2, 3)), Offline())
+    assert [trace.status for trace in traces] == ["refused", "aborted", "ok"]
+    assert (metrics.num_requests, metrics.input_tokens, metrics.output_tokens) == (1, 2, 3)
+    assert metrics.output_tokens_per_s == 1.0
+    rows = request_rows(traces)
+    assert [row["ttft_ms"] for row in rows] == [None, None, 1000]
+    assert rows[1]["output_tokens"] == 2
+    assert "can never fit" in rows[0]["error"]
+
+
+def test_the_window_begins_with_the_first_arrival_even_of_a_failed_request() -> None:
+    engine = ScriptedEngine(ScriptedClock(), refuse={"a"})
+    metrics, _ = measure(engine, workload((1, 1), (1, 2)), At(0.0, 2.0))
+    assert metrics.duration_s == 4  # b: tokens at 3 and 4
+    assert metrics.output_tokens_per_s == 0.5
+
+
+def test_the_window_ends_with_the_last_request_even_if_that_was_shed() -> None:
+    def trace(name: str, end: float, reason: str) -> RequestTrace:
+        times = [end - 0.5, end] if reason == "stop" else [0.2]
+        return RequestTrace(name, 4, 0.0, 0.0, 0.0, end, times, [1] * len(times), reason)
+
+    one = [trace("a", 1.0, "stop"), trace("b", 60.0, "shed")]
+    metrics = compute(one, {"ttft_ms": 1000.0}, 4)
+    assert (metrics.duration_s, metrics.requests_per_s, metrics.goodput_requests_per_s) == (
+        60,
+        1 / 60,
+        1 / 60,
+    )
+    nothing = compute(one[1:], {"ttft_ms": 1000.0}, 4)
+    assert (nothing.duration_s, nothing.output_tokens_per_s, nothing.goodput_requests_per_s) == (60, 0, 0)
+    assert nothing.ttft_ms == Percentiles() and nothing.num_requests == 0
+
+
+def test_nothing_completed_is_null_not_millions() -> None:
+    metrics, _ = measure(
+        ScriptedEngine(ScriptedClock(), refuse={"a"}), workload((1, 5)), Offline(), ttft_ms=1
+    )
+    expected = Metrics()
+    assert metrics == expected
+    assert metrics.output_tokens_per_s is None
+    assert compute([], {}, 4) == expected
+
+
+def test_percentiles_are_null_below_their_number_of_samples() -> None:
+    def known(n: int) -> list[str]:
+        found = percentiles([1.0] * n)
+        return [name for name in ("p50", "p90", "p95", "p99") if getattr(found, name) is not None]
+
+    assert [len(known(n)) for n in (0, 1, 2, 9, 10, 19, 20, 99, 100)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    hundred = percentiles([float(i) for i in range(100, 0, -1)])
+    assert (hundred.mean, hundred.p50, hundred.n) == (50.5, 50.5, 100)
+    assert (hundred.p90, hundred.p95, hundred.p99) == pytest.approx((90.1, 95.05, 99.01))
+
+
+def test_request_rows_count_from_the_origin() -> None:
+    _, traces = queue_of_two()
+    assert request_rows(traces, origin_s=100.0)[1] == {
+        "request_id": "b",
+        "scheduled_s": 0,
+        "submitted_s": 0,
+        "started_s": 3,
+        "first_token_s": 4,
+        "last_token_s": 5,
+        "input_tokens": 5,
+        "output_tokens": 2,
+        "finish_reason": "length",
+        "status": "ok",
+        "error": None,
+        "ttft_ms": 4000,
+        "tpot_ms": 1000,
+        "e2e_ms": 5000,
+        "queue_ms": 3000,
+    }
+
+
+def test_every_field_of_the_record_has_a_metric_with_a_formula() -> None:
+    assert [metric.name for metric in METRICS] == [item.name for item in fields(Metrics)]
+    for entry in glossary():
+        words = [entry[key] for key in ("description", "formula", "example", "unit")]
+        assert all(words), entry
+        assert entry["direction"] in ("lower", "higher", None)
+        assert "Formula" not in " ".join(map(str, words)) and "Example" not in " ".join(map(str, words))
+
+
+def test_the_examples_are_the_figures_of_the_scripted_engine() -> None:
+    metrics, _ = queue_of_two(ttft_ms=2000)
+    for entry in glossary()[: len(METRICS)]:
+        value = getattr(metrics, str(entry["name"]))
+        if isinstance(value, Percentiles):
+            value = value.mean
+        elif isinstance(value, Window):
+            value = value.output_tokens_per_s
+        numbers = re.findall(r"[\d.]*\d", str(entry["example"]))
+        assert f"{value:.6g}" in numbers, entry
+
+
+def test_figures_outside_the_metrics_are_fields_of_the_record() -> None:
+    for figure in FIGURES:
+        group, _, name = figure.name.partition(".")
+        cls = getattr(record, group.capitalize())
+        assert name in {item.name for item in fields(cls)}, figure.name
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.integers(1, 20))
+def test_gaps_add_up_to_the_time_after_the_first_token(bursts: list[int], output_len: int) -> None:
+    metrics, traces = measure(
+        ScriptedEngine(ScriptedClock(), bursts={"a": bursts}), workload((1, output_len)), Offline()
+    )
+    after_the_first = 1e3 * (traces[0].token_times[-1] - traces[0].token_times[0])
+    assert metrics.itl_ms.n == (output_len - 1 if after_the_first else 0)
+    total = (metrics.itl_ms.mean or 0) * metrics.itl_ms.n
+    assert total == pytest.approx(after_the_first)
+    assert metrics.tpot_ms.mean == pytest.approx(metrics.itl_ms.mean)
+
+
+@pytest.mark.parametrize("sweep", ["decoding", "beam-width"])
+def test_the_example_records_have_the_gaps_of_their_token_times(sweep: str) -> None:
+    """Tokens of a beam search come at once: it has no gap, not one of 0 ms."""
+    files = sorted((EXAMPLES / sweep).glob("*/record.json"))
+    for file in files:
+        metrics = json.loads(file.read_text())["metrics"]
+        rows = pyarrow.parquet.read_table(file.parent / "requests.parquet").to_pylist()
+        traces = [
+            RequestTrace(row["request_id"], 1, 0.0, token_times=row["token_times_s"], finish_reason="length")
+            for row in rows
+        ]
+        found = compute(traces, {}, 1)
+        for name in ("itl_ms", "tpot_ms"):
+            assert metrics[name]["n"] == getattr(found, name).n
+            assert metrics[name]["mean"] == pytest.approx(getattr(found, name).mean)
+            assert "beam" not in file.parent.name or metrics[name]["mean"] is None
+        assert [row["tpot_ms"] for row in rows] == [
+            None if row["tpot_ms"] is None else pytest.approx(row["tpot_ms"]) for row in request_rows(traces)
+        ]
+    assert len(files) in (6, 10)

@@ -1,0 +1,69 @@
+"""A prefix cache that should be cold: what prompts share is no warmth, what a server has kept is."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.driver import drive, warm_up
+from minivllm.bench.metrics.metrics import compute
+from minivllm.bench.metrics.prefix_sharing import check_cold, common, shareable_tokens
+from minivllm.bench.metrics.validity import check
+from minivllm.bench.workloads.arrivals import Concurrency
+from minivllm.bench.workloads.multi_turn import MultiTurn
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.engine.params import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine
+
+
+def made(*prompts: tuple[int, ...]) -> Workload:
+    return Workload(tuple(WorkloadRequest(f"r{i}", prompt, 2, True) for i, prompt in enumerate(prompts)))
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=6))
+def test_what_prompts_share_is_what_each_has_with_its_nearest(prompts: list[tuple[int, ...]]) -> None:
+    expected = sum(
+        max((common(prompt, other) for j, other in enumerate(prompts) if j != i), default=0)
+        for i, prompt in enumerate(prompts)
+    )
+    assert shareable_tokens(made(*prompts)) == expected
+
+
+def test_turns_before_are_shared_by_right() -> None:
+    work = MultiTurn(1, 3, 4, 5).generate(None, 1000, 2048, 0)
+    assert shareable_tokens(work) == 0 + (4 + 5) + 2 * (4 + 5)
+
+
+@pytest.mark.parametrize(("cached", "warm"), [(0, False), (200, False), (201, False), (400, True)])
+def test_more_than_prompts_share_was_kept_from_before(cached: int, warm: bool) -> None:
+    work = made((*range(100), 7), (*range(100), 8), tuple(range(500, 699)))
+    notes = check_cold(work, {"cache": {"cached_prompt_tokens": float(cached)}}, 401)
+    assert bool(notes) is warm
+    if warm:
+        assert (
+            "400 of 401 prompt tokens came from it, and prompts share at most 200 with each other" in notes[0]
+        )
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_warm_cache_is_noted_where_it_should_be_cold(cold: bool) -> None:
+    work, clock = made((1, 2, 3), (4, 5, 6)), ScriptedClock()
+    traces = drive(ScriptedEngine(clock), work, Concurrency(2), SamplingParams(), clock)
+    liveness: dict[str, dict[str, Any]] = {"cache": {"cached_prompt_tokens": 6.0}}
+    found = check(traces, work, compute(traces, {}, 2), liveness=liveness, cold=cold)
+    assert found.ok and any("prefix cache was not cold" in note for note in found.notes) is cold
+
+
+def test_a_warm_up_may_keep_the_prompts_to_itself() -> None:
+    work, clock = made((1, 2, 3), (4, 5, 6)), ScriptedClock()
+    for others, first in ((False, [1, 2, 3]), (True, [3, 2, 1])):
+        engine = ScriptedEngine(clock)
+        warm_up(engine, work, Concurrency(2), SamplingParams(), clock, others=others)
+        assert engine.submitted["warmup-0"][0] == first
+        prompts = [tuple(prompt) for prompt, _ in engine.submitted.values()]
+        pairs = itertools.product(prompts, (request.prompt_token_ids for request in work.requests))
+        assert any(common(a, b) for a, b in pairs) is not others

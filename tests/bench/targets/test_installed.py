@@ -1,0 +1,68 @@
+"""Which engines are there, asked before anything is started; `preset=peers` compares those that are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench.records.provenance import peer_packages
+from minivllm.bench.targets import installed
+from minivllm.config.compose import compose
+from minivllm.errors import NotInstalled
+
+
+@pytest.mark.parametrize("option", ["transformers", "transformers_continuous", "openai"])
+def test_a_package_that_is_missing_is_named_with_its_remedy(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    with pytest.raises(NotInstalled, match=rf"engine={option} needs .* pip install 'minivllm\[peers\]'"):
+        installed.require(compose([f"engine={option}"])["engine"], option)
+
+
+@pytest.mark.parametrize("option", ["minivllm", "simulated"])
+def test_our_own_engines_need_nothing(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("find_spec", "peer_packages"):
+        monkeypatch.setattr(installed, name, lambda asked: pytest.fail(f"{asked} is looked for"))
+    installed.require({"_target_": compose([f"engine={option}"])["engine"]["_target_"]}, option)
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        (None, "needs an interpreter that has vLLM"),
+        ("/nowhere/python", "is no Python interpreter that runs"),
+        (sys.executable, "has no vLLM"),
+    ],
+)
+def test_vllm_is_looked_for_in_its_own_interpreter(
+    python: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
+    engine = {**compose(["engine=vllm"])["engine"], "python": python}
+    with pytest.raises(NotInstalled, match=f"{said}.*pip install vllm"):
+        installed.require(engine, "vllm")
+
+
+def test_the_packages_of_another_interpreter() -> None:
+    versions = peer_packages(sys.executable)
+    assert versions is not None and versions["torch"] and versions["python"]
+    assert "vllm" not in versions and peer_packages(None) is None
+
+
+def test_the_preset_compares_what_is_there(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
+    small = ("model=tiny", "workload.num_requests=2", "workload.input_len=8", "workload.output_len=4")
+    plan = cli("preset=peers", *small, "sweep.dry_run=true")
+    assert plan.code == 0, plan.err
+    assert "left out: engine=vllm needs an interpreter that has vLLM" in plan.err
+    assert "3 of 3 measurements" in plan.out and not Path("runs").exists()
+
+
+def test_an_absent_engine_is_a_row_of_any_other_sweep(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
+    result = cli("-m", "engine=minivllm,vllm", "workload.num_requests=2", "sweep.dry_run=true")
+    assert "left out" not in result.err and "engine=vllm" in result.out

@@ -1,0 +1,70 @@
+"""docs/guides/peers.md says what each peer honours, in the words of the tables that refuse the rest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench.targets import support_matrix
+from minivllm.bench.targets.supported_knobs import ALL
+from minivllm.config.compose import compose
+
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "peers.md"
+PEERS = {
+    "transformers": support_matrix.TRANSFORMERS,
+    "transformers_continuous": support_matrix.TRANSFORMERS_CONTINUOUS,
+    "vllm": support_matrix.VLLM,
+    "openai": support_matrix.OPENAI_WITH_COMMAND,
+}
+
+
+def table() -> str:
+    groups = dict.fromkeys(group for peer in PEERS.values() for group in peer.groups)
+    lines = [f"| | {' | '.join(f'`{name}`' for name in PEERS)} |", "| --- " * (len(PEERS) + 1) + "|"]
+    for group in groups:
+        cells = []
+        for peer in PEERS.values():
+            names = peer.groups[group].names if group in peer.groups else ()
+            cells.append("all" if names == ALL else ", ".join(f"`{name}`" for name in names) or "–")
+        lines.append(f"| `{group}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_table() -> None:
+    shown = re.search(r"<!-- honoured -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.S)
+    assert shown is not None and shown[1].strip() == table(), f"put this there:\n{table()}"
+
+
+def test_every_table_names_knobs_that_exist() -> None:
+    from minivllm.bench.targets.supported_knobs import defaults
+
+    standard = defaults()
+    for peer in PEERS.values():
+        for group, knobs in peer.groups.items():
+            assert knobs.names == ALL or set(knobs.names) <= standard[group].keys(), (peer.peer, group)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=transformers", "quant=int8"], "quant=int8 is not honoured by engine=transformers: use quant=bf16"),
+        (
+            ["engine=transformers", "batching=static"],
+            "batching=static is not honoured by engine=transformers: leave it out, engine=transformers has its own batching",
+        ),
+        (["engine=transformers", "runtime.profile=true"], "runtime.profile=True is not honoured by engine=transformers"),
+        (["engine=simulated", "runtime.profile=true"], "runtime.profile=true is not honoured by engine=simulated"),
+        (["engine=openai", "runtime.threads=1"], "runtime.threads=1 is not honoured by engine=openai"),
+    ],
+)  # fmt: skip
+def test_a_knob_is_refused_before_anything_is_started(cli: Any, overrides: list[str], message: str) -> None:
+    done = cli(*overrides)
+    assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1, done.err
+    assert "loading" not in done.out and not Path("runs").exists()
+
+
+def test_a_server_that_is_started_here_is_given_threads() -> None:
+    support_matrix.refuse(compose(["engine=openai", "engine.command=serve", "runtime.threads=1"]))

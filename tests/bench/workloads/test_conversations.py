@@ -1,0 +1,259 @@
+"""Conversations: when a turn is due, what its prompt has become, and what is reused of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.driver import drive, full_batch, warm_up
+from minivllm.bench.metrics.metrics import compute
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.validity import check
+from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Constant, Offline, Poisson
+from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt, answer_positions, runs_of
+from minivllm.bench.workloads.multi_turn import MultiTurn
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.config.compose import build, compose
+from minivllm.engine.params import SamplingParams
+from minivllm.errors import BadInput
+from tests.bench.scripted import ScriptedClock, ScriptedEngine
+
+ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")
+
+
+def talks(*each: list[tuple[list[int], int, float]]) -> Workload:
+    """Conversations a, b, ...: of each its turns, as the user's tokens, the answer's length and the think time."""
+    requests: list[WorkloadRequest] = []
+    for i, turns in enumerate(each):
+        before: WorkloadRequest | None = None
+        for turn, (ids, output, think_s) in enumerate(turns):
+            name = f"{chr(ord('a') + i)}{turn}"
+            request = WorkloadRequest(name, tuple(ids), output, True)
+            if before is not None:
+                request = replace(
+                    request, follows=before.request_id, think_s=think_s, history_len=before.length
+                )
+            requests.append(request)
+            before = request
+    return Workload(tuple(requests))
+
+
+TWO = talks([([9, 8], 2, 0.0), ([7], 3, 5.0), ([6, 6], 1, 0.5)], [([5], 1, 0.0), ([4], 2, 2.0)])
+
+
+def run(work: Workload, arrival: Arrival, **engine: Any) -> tuple[ScriptedEngine, list[RequestTrace]]:
+    under_test = ScriptedEngine(ScriptedClock(10.0), **engine)
+    return under_test, drive(under_test, work, arrival, SamplingParams(), under_test.clock)
+
+
+def test_a_turn_is_due_at_the_end_of_the_last_answer_plus_think_time() -> None:
+    """Steps of 1 s from 10 s on; a0 has its 2 tokens at 12 s, b0 its 1 at 11 s."""
+    engine, traces = run(TWO, Offline())
+    assert [trace.request_id for trace in traces] == ["a0", "a1", "a2", "b0", "b1"]
+    times = {t.request_id: (t.scheduled_s, t.started_s, t.token_times) for t in traces}
+    assert times == {
+        "a0": (10, 10, [11, 12]),
+        "b0": (10, 10, [11]),
+        "b1": (13, 13, [14, 15]),  # 11 + 2
+        "a1": (17, 17, [18, 19, 20]),  # 12 + 5
+        "a2": (20.5, 20.5, [21.5]),  # 20 + 0.5
+    }
+    assert list(engine.submitted) == ["a0", "b0", "b1", "a1", "a2"]
+
+
+def test_a_turn_that_the_driver_is_late_for_keeps_its_time() -> None:
+    """A step of c0 lasts until 22 s; a1 was due before."""
+    work = talks([([9], 1, 0.0), ([7], 1, 0.25)], [([5], 8, 0.0)])
+    _, traces = run(work, Offline(), step_s=2.0)
+    late = traces[1]
+    assert late.scheduled_s == 12.25 and late.submitted_s == late.started_s == 14
+    assert late.token_times == [16]
+
+
+def test_a_prompt_is_all_that_was_said_before() -> None:
+    engine, traces = run(TWO, Offline())
+    prompts = {name: prompt for name, (prompt, _) in engine.submitted.items()}
+    assert prompts == {
+        "a0": [9, 8],
+        "a1": [9, 8, 0, 1, 7],  # the scripted engine counts its tokens from 0
+        "a2": [9, 8, 0, 1, 7, 0, 1, 2, 6, 6],
+        "b0": [5],
+        "b1": [5, 0, 4],
+    }
+    assert [trace.input_tokens for trace in traces] == [2, 5, 10, 1, 3]
+    assert all(type(prompt) is list for prompt in prompts.values())
+
+
+def test_an_answer_that_ends_early_is_all_that_is_carried_on() -> None:
+    engine, traces = run(TWO, Offline(), eos_after={"a1": 1})
+    assert engine.submitted["a2"][0] == [9, 8, 0, 1, 7, 0, 6, 6]
+    free = Workload(tuple(replace(request, ignore_eos=False) for request in TWO.requests))
+    assert check(traces, free, compute(traces, {}, 2)).reasons == []
+    assert "1 outputs are not as long as asked" in check(traces, TWO, compute(traces, {}, 2)).reasons[0]
+
+
+def test_in_a_closed_loop_a_client_keeps_to_its_talk() -> None:
+    _, traces = run(TWO, Concurrency(1))
+    assert {t.request_id: t.scheduled_s for t in traces} == {
+        "a0": 10, "a1": 17, "a2": 20.5, "b0": 21.5, "b1": 24.5,
+    }  # fmt: skip
+
+
+def test_in_an_open_loop_only_first_turns_go_by_the_schedule() -> None:
+    _, traces = run(TWO, Constant(0.1))
+    assert {t.request_id: t.scheduled_s for t in traces} == {
+        "a0": 10, "a1": 17, "b0": 20, "a2": 20.5, "b1": 23,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "status"), [("abort", "aborted"), ("refuse", "refused")])
+def test_a_talk_ends_with_an_answer_that_fails(fault: str, status: str) -> None:
+    engine, traces = run(TWO, Concurrency(1), **{fault: {"a1"}})
+    assert [trace.status for trace in traces] == ["ok", status, status, "ok", "ok"]
+    assert "a2" not in engine.submitted and traces[2].error is not None
+    assert traces[2].error.startswith("never asked, since a1 was not answered: ")
+    assert traces[3].scheduled_s == traces[1].finished_s  # its slot is free
+
+
+def test_a_wrong_workload_is_named() -> None:
+    for follows, named in (("zz", "zz"), ("a1", "a1")):  # nobody, and one whom another follows
+        requests = (*TWO.requests, replace(TWO.requests[2], request_id="a9", follows=follows))
+        with pytest.raises(BadInput, match=f"request a9 must follow an earlier request.*{named}"):
+            run(Workload(requests), Offline())
+
+
+def test_warm_up_asks_first_turns() -> None:
+    engine = ScriptedEngine(ScriptedClock())
+    warm_up(engine, TWO, Offline(), SamplingParams(), engine.clock)
+    assert [prompt for prompt, _ in engine.submitted.values()] == [[9, 8], [5]]
+    assert full_batch(64, Offline(), TWO.num_talks) == 2
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 4), st.floats(0, 3)
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([Offline(), Concurrency(1), Concurrency(2), Poisson(0.3)]),
+    st.integers(1, 3),
+    st.floats(0.1, 2.0),
+)
+def test_any_talks_are_whole_and_valid(each: Any, arrival: Arrival, seqs: int, step_s: float) -> None:
+    work = talks(*each)
+    _, traces = run(work, arrival, max_num_seqs=seqs, step_s=step_s)
+    assert check(traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_talks))).reasons == []
+    ends = {trace.request_id: trace.finished_s for trace in traces}
+    for request, trace in zip(work.requests, traces, strict=True):
+        assert trace.input_tokens == request.history_len + len(request.prompt_token_ids)
+        if request.follows is not None:
+            assert trace.scheduled_s == ends[request.follows] + request.think_s
+    if arrival.concurrency is not None:
+        changes = sorted(c for t in traces for c in ((t.submitted_s, 1), (t.finished_s, -1)))
+        assert max(sum(c for _, c in changes[: i + 1]) for i in range(len(changes))) <= arrival.concurrency
+
+
+# ---- the workload
+
+
+def encode(text: str) -> list[int]:
+    return [ord(character) % 256 for character in text]
+
+
+def test_conversations_are_drawn_and_repeat() -> None:
+    work = MultiTurn(num_conversations=3, turns={"distribution": "uniform", "min": 2, "max": 5}).generate(
+        encode, 256, 999, 1
+    )
+    assert work == MultiTurn(3, {"distribution": "uniform", "min": 2, "max": 5}).generate(encode, 256, 999, 1)
+    first = [request for request in work.requests if request.follows is None]
+    assert [request.request_id for request in first] == ["r0.0", "r1.0", "r2.0"] and work.num_talks == 3
+    place = {request.request_id: request for request in work.requests}
+    for request in work.requests:
+        assert 16 <= len(request.prompt_token_ids) <= 64 and 32 <= request.max_tokens <= 96
+        if request.follows is not None:
+            assert request.history_len == place[request.follows].length and (request.think_s or -1) >= 0
+            assert len(request.stand_in) + request.max_tokens == request.length
+    assert len({request.think_s for request in work.requests}) > 3
+
+
+def test_think_times() -> None:
+    fixed = MultiTurn(2, 3, think="fixed", think_s=1.5).generate(None, 50, 999, 0)
+    assert {request.think_s for request in fixed.requests} == {None, 1.5}
+    drawn = MultiTurn(500, 5, 1, 1, think_s=2.0).generate(None, 50, 999, 0)
+    times = [request.think_s for request in drawn.requests if request.think_s is not None]
+    assert len(times) == 2000 and sum(times) / 2000 == pytest.approx(2.0, rel=0.08)
+
+
+def test_a_conversation_beyond_the_context_is_refused_early() -> None:
+    with pytest.raises(
+        BadInput, match=r"longest last turn has 544 prompt \+ 96 output .*lower workload\.turns"
+    ):
+        MultiTurn().check_lengths(639)
+    MultiTurn().check_lengths(640)
+    wide = {"distribution": "lognormal", "mean": 50, "std": 40}
+    with pytest.raises(BadInput, match=r"turn \d of conversation \d has \d+ prompt"):
+        MultiTurn(input_len=wide).generate(None, 50, 400, 0)
+
+
+def test_talks_are_stored_and_have_a_hash_of_their_own(tmp_path: Path) -> None:
+    work = MultiTurn(2, 3).generate(encode, 256, 999, 0)
+    rows = pq.read_table(work.save(tmp_path)).to_pylist()
+    assert [(row["follows"], row["think_s"]) for row in rows] == [
+        (r.follows, r.think_s) for r in work.requests
+    ]
+    assert [row["history_len"] or 0 for row in rows] == [r.history_len for r in work.requests]
+    alone = Workload(tuple(replace(r, follows=None, think_s=None, history_len=0) for r in work.requests))
+    longer = Workload(tuple(replace(r, think_s=9.0) if r.follows else r for r in work.requests))
+    renamed = {r.request_id: f"x{i}" for i, r in enumerate(work.requests)}
+    other = tuple(
+        replace(r, request_id=renamed[r.request_id], follows=renamed.get(r.follows or ""))
+        for r in work.requests
+    )
+    assert len({work.hash, alone.hash, longer.hash}) == 3 and Workload(other).hash == work.hash
+
+
+# ---- what is reused
+
+
+def reused(*overrides: str) -> float:
+    """Prompt tokens that the prefix cache gave the second and third turns of one conversation."""
+    config = compose(["runtime.device=cpu", "quant=fp32", "cache.prefix_caching=true", *overrides])
+    engine = build(config["engine"], config=config)
+    work = MultiTurn(1, 3, input_len=40, output_len=24, think="fixed", think_s=0.0).generate(
+        None, 4000, 2048, 0
+    )
+    traces = drive(engine, work, Offline(), SamplingParams(), engine.info.clock or ScriptedClock())
+    assert [trace.input_tokens for trace in traces] == [40, 104, 168]
+    counted = engine.liveness()["cache"]["prefix_tokens_reused"]
+    engine.close()
+    return float(counted)
+
+
+def test_the_cache_knows_the_turns_before() -> None:
+    """Blocks of 16: of 40 + 23 computed tokens 3 are full, of 104 + 23 there are 7."""
+    assert reused() == 16 * (3 + 7)
+
+
+def test_so_does_a_simulated_one() -> None:
+    assert reused(*ROOFLINE) == 16 * (3 + 7)
+
+
+def test_joined_prompts_are_sequences() -> None:
+    lazy = LazyPrompt((range(5, 9),), 50, 0)
+    prompt = JoinedPrompt((lazy, (1, 2), answer_positions("a", 3)))
+    assert len(prompt) == 9 and list(prompt)[:6] == [*lazy, 1, 2] and prompt[4] == 1 and prompt[4:6] == (1, 2)
+    assert runs_of(prompt) == (range(5, 9), (1, 2), answer_positions("a", 3))
+    assert runs_of([3, 4]) == ((3, 4),)
+    assert answer_positions("a", 3) != answer_positions("b", 3)

@@ -1,0 +1,109 @@
+"""Whichever launcher runs a sweep: the same records, one measurement at a time on a device."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.errors import BadInput
+from minivllm.tasks import bench
+from tests.experiments import cluster
+
+SWEEP = ("engine.delay_s=0.001,0.002", "workload.num_requests=2,3", "measure.repeats=2")
+PACKAGES = {
+    "joblib": "hydra_joblib_launcher",
+    "submitit_local": "hydra_submitit_launcher",
+    "ray": "hydra_ray_launcher",
+}
+
+
+@pytest.fixture(scope="module")
+def temporary() -> Iterator[Path]:
+    """A short path: Ray puts sockets there, whose names may not be long."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def basic(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Path:
+    """The sweep by Hydra's basic launcher."""
+    folder = tmp_path_factory.mktemp("basic")
+    process = cluster.start(folder, *SWEEP, temporary=temporary)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", PACKAGES)
+def test_every_launcher_leaves_the_same_records(
+    launcher: str, basic: Path, temporary: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(f"hydra_plugins.{PACKAGES[launcher]}")
+    process = cluster.start(tmp_path, *SWEEP, f"hydra/launcher={launcher}", temporary=temporary)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    wanted, found = cluster.records(basic), cluster.records(tmp_path)
+    assert set(found) == set(wanted) and len(found) == 8
+    for run_id, record in found.items():
+        expected = wanted[run_id]
+        for field in ("cell_id", "arm", "block", "position", "status", "sweep", "workload_hash"):
+            assert record[field] == expected[field]
+        assert record["config"]["engine"] == expected["config"]["engine"]
+    assert (tmp_path / "reports" / cluster.NAME / "index.html").exists()
+    assert not list(tmp_path.glob(".*")) and not list(
+        tmp_path.glob("*.yaml")
+    )  # nothing but what basic leaves
+    engines = [line for line in cluster.log(tmp_path) if not line.startswith("measured")]
+    assert len(engines) == 4
+    for build, close in zip(engines[::2], engines[1::2], strict=True):  # one after the other
+        assert build.split()[0] == "build" and close == build.replace("build", "close")
+
+
+@pytest.mark.slow
+def test_logs_of_jobs_lie_below_the_runs_folder_that_was_asked_for(temporary: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    knobs = ("workload.num_requests=2", "runs_dir=else where", "hydra/launcher=submitit_local")
+    process = cluster.start(tmp_path, *knobs, temporary=temporary)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert any((tmp_path / "else where" / ".submitit").iterdir()) and not (tmp_path / "runs").exists()
+    assert any((tmp_path / "else where" / cluster.NAME).glob("*/record.json"))
+
+
+def test_a_job_goes_to_the_folder_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    (sweep / "plan.json").write_text(json.dumps({"jobs": [[]]}))
+    monkeypatch.chdir(tmp_path)
+    assert bench.run({"sweep": {"plan": "plan.json", "job": 0, "cwd": str(sweep)}}) == 0
+    assert Path.cwd() == sweep
+    with pytest.raises(BadInput, match=r"has no folder /nowhere .* under the same path"):
+        bench.run({"sweep": {"plan": "plan.json", "job": 0, "cwd": "/nowhere"}})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "extra"),
+    [("ray", "ray"), ("joblib", "joblib"), ("submitit_slurm", "slurm"), ("submitit_local", "slurm")],
+)
+def test_a_launcher_that_is_not_installed(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, launcher: str, extra: str
+) -> None:
+    from hydra.core.plugins import Plugins
+
+    known = Plugins.instance().class_name_to_class
+    monkeypatch.setattr(
+        Plugins.instance(),
+        "class_name_to_class",
+        {name: cls for name, cls in known.items() if "_launcher." not in name or "basic" in name},
+    )
+    done = cli("-m", "cache.block_size=8,16", f"hydra/launcher={launcher}")
+    assert done.code == 2
+    message = f"hydra/launcher={launcher}: its plugin is not installed; pip install 'minivllm[{extra}]'"
+    assert done.err == f"error: {message}\n"
+    assert not Path("runs").exists()

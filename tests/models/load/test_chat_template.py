@@ -1,0 +1,43 @@
+"""Chat templates run in a process of their own, which may neither stay for ever nor take all memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from minivllm.errors import BadInput
+from minivllm.models.load import chat_template
+from minivllm.models.load.chat_template import render
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ '%010000000000d' % 5 }}", "needs more than 1 GiB"),
+        ("{% for i in range(70) %}{{ 'a' * 1000000 }}{% endfor %}", "more than 64 MiB of text"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% if %}", "Expected an expression"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ ().__class__.__bases__ }}", "unsafe"),
+        ("{{ messages[3].content }}", "has no element 3|no attribute|undefined"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_one_line(template: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        render(template, MESSAGES, {})
+    assert render("{{ messages[0].content }}", MESSAGES, {}) == "hi"
+
+
+def test_a_template_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+    loop = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+    with pytest.raises(BadInput, match=r"did not end within 0\.5 s"):
+        render(loop, MESSAGES, {})
+    monkeypatch.undo()
+    assert render("{{ x }}", MESSAGES, {"x": "é"}) == "é"
+
+
+def test_what_json_cannot_say_is_refused() -> None:
+    with pytest.raises(BadInput, match="must be made of JSON's values"):
+        render("", [{"role": "user", "content": {1, 2}}], {})

@@ -1,0 +1,129 @@
+"""How many threads: a knob, a variable, the cores; and that torch has them before an engine is built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minivllm import assembly
+from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.session import Session
+from minivllm.config.compose import compose
+from minivllm.errors import BadInput
+from minivllm.platform import threads
+from minivllm.platform.threads import crowded, pin, thread_count, usable_cores
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
+    assert 1 <= thread_count({"threads": None}) <= usable_cores()
+    for core in range(8):  # four cores of two threads each
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}")
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5, 6})
+    assert thread_count({}) == 3
+    assert thread_count({"threads": 6}) == 6
+    assert thread_count({"cores": "0,4"}) == 1 and thread_count({"cores": "0-2,4"}) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as launchers set it
+    assert thread_count({}) == 3
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path / "nowhere")
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
+    assert thread_count({}) == 5
+    monkeypatch.setenv("MINIVLLM_THREADS", "3")
+    assert thread_count({"threads": None}) == 3 and thread_count({"threads": 6}) == 6
+    for wrong in ("0", "all"):
+        monkeypatch.setenv("MINIVLLM_THREADS", wrong)
+        with pytest.raises(BadInput, match=f"MINIVLLM_THREADS='{wrong}' must be a number"):
+            thread_count({})
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,", "-1", "0-"])
+def test_cores_are_numbers_and_ranges(wrong: str) -> None:
+    with pytest.raises(BadInput, match=r"runtime.cores=.* must be numbers and ranges"):
+        compose([f"runtime.cores='{wrong}'"])
+
+
+KEPT = """
+import os, threading
+from minivllm.platform.threads import allowed_cores, pin
+go, seen, everywhere = threading.Event(), [], os.sched_getaffinity(0)
+see = lambda: seen.append(os.sched_getaffinity(0))
+old = threading.Thread(target=lambda: (go.wait(), see()))
+old.start()
+pin({"cores": str(min(everywhere))})
+go.set()
+old.join()
+new = threading.Thread(target=see)
+new.start()
+new.join()
+assert seen == [{min(everywhere)}] * 2 and allowed_cores() == everywhere, seen
+pin({"cores": max(everywhere)})
+see()
+pin({"cores": None})
+see()
+assert seen[2:] == [{max(everywhere)}, everywhere], seen
+"""
+
+
+def test_a_process_is_kept_to_its_cores_until_they_are_others(cli: Callable[..., Any]) -> None:
+    subprocess.run([sys.executable, "-c", KEPT], check=True)  # on its own: it stays so for all that follows
+    with pytest.raises(BadInput, match="this process may not run on 4095, only on"):
+        pin({"cores": 4095})
+    done = cli("runtime.cores=0,4095", "workload.num_requests=1")
+    assert done.code == 2 and "may not run on 4095" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_more_threads_than_cores_are_noted_in_the_record(
+    torch_threads: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5})
+    note = "{} threads share {}: they wait for one another's turns"
+    assert crowded({}) == crowded({"threads": 4}) == crowded({"threads": 1, "cores": "0"}) == []
+    assert crowded({"threads": 5}) == [note.format(5, "4 cores")]
+    monkeypatch.setenv("MINIVLLM_THREADS", "2")
+    assert crowded({"cores": "0"}) == [note.format(2, "1 core")]
+    monkeypatch.setattr(threads, "allowed_cores", lambda: {0})
+    small = ["workload.num_requests=1", "workload.output_len=2", "measure.roofline=false"]
+    for engine, told in (
+        (["engine=minivllm"], [note.format(2, "1 core")]),
+        (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),  # no thread computes
+    ):
+        config = compose([*engine, *small, "runtime.threads=2", "runtime.device=cpu"])
+        measurement = Measurement("r", "c", "sweep", "a", 0, str(tmp_path / engine[0]), config)
+        record = Session(config, lambda event, **details: None).measure(measurement).record
+        assert [said for said in record.validity.notes if "threads" in said] == told
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(("overrides", "wanted"), [([], 3), (["runtime.threads=2"], 2)])
+def test_an_engine_is_built_with_the_threads_that_it_runs_with(
+    overrides: list[str], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are packed and layers compiled for so many."""
+    monkeypatch.setenv("MINIVLLM_THREADS", "3")
+    torch.set_num_threads(1)
+    seen: list[int] = []
+    build = assembly.build
+
+    def spy(node: dict[str, Any], *args: Any, **given: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return build(node, *args, **given)
+
+    monkeypatch.setattr(assembly, "build", spy)
+    assembly.build_engine(compose(["runtime.device=cpu", *overrides]))
+    assert seen and set(seen) == {wanted} and torch.get_num_threads() == wanted
