@@ -80,10 +80,10 @@ def check(engine: SimulatedEngine) -> None:
     """Assert what must hold between any two steps."""
     scheduler = engine.scheduler
     requests = [*scheduler.running, *scheduler.waiting]
-    engine.cache.pool.check_integrity([request.block_table for request in requests])
+    engine.cache.pool.check_integrity([request.cache.block_table for request in requests])
     assert len({request.request_id for request in requests}) == len(requests), "a request is in two places"
     for request in requests:
-        room = max(len(request.block_table), len(request.host_slots)) * engine.cache.block_size
+        room = max(len(request.cache.block_table), len(request.cache.host_slots)) * engine.cache.block_size
         assert request.num_computed_tokens <= room, f"{request.request_id} has tokens without blocks"
 
 

@@ -31,16 +31,12 @@ ROOMS = (
 )
 # Still to be taken out of circles.
 PENDING = (
-    "cache.manager",
-    "cache.prefix",
-    "cache.tiers.offload",
     "engine.engine",
     "engine.intake",
     "engine.launcher",
     "models.load.loading",
     "extras.graphs",
-    "engine.step",
-    "engine.request",
+    "engine.tokenizer",
 )
 INFERENCE = ROOMS[: ROOMS.index("options")]
 # What the inference engine does not know, and what costs seconds: libraries that a room must not import, not even in a function.

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.prefix import PrefixIndex, PrefixNode
+from minivllm.cache.prefix import PrefixIndex, PrefixNode, TokenSequence
+from minivllm.cache.sequence import CachedSequence
 from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, Transfers
 from minivllm.cache.tiers.offload import Disk, OffloadTiers
-
-if TYPE_CHECKING:
-    from minivllm.engine.request import Request
-    from minivllm.engine.step import ScheduledRequest
 
 
 @dataclass
@@ -69,38 +65,47 @@ class CacheManager:
         eviction = self.layout.eviction
         return num_tokens if eviction is None else min(num_tokens, eviction.capacity)
 
-    def room(self, request: Request, done: int) -> int | None:
-        """Tokens that the request may compute in one step after the first `done`; None: any number."""
+    def room(self, sequence: CachedSequence, computed: int) -> int | None:
+        """Tokens that the sequence may compute in one step after the first `computed`; None: any number."""
         eviction = self.layout.eviction
-        return None if eviction is None else eviction.capacity - (done - request.num_evicted_tokens)
+        return None if eviction is None else eviction.capacity - (computed - sequence.num_evicted)
 
-    def admit(self, request: Request, most: int, spare: int = 0, whole: bool = False) -> int:
-        """Give a request that holds nothing its first blocks: those known by its prefix (brought back from host
+    def admit(
+        self,
+        sequence: CachedSequence,
+        num_tokens: int,
+        computed: int,
+        most: int,
+        *,
+        spare: int = 0,
+        whole: bool = False,
+        reusable: TokenSequence = (),
+    ) -> tuple[int, int]:
+        """Give a sequence that holds nothing its first blocks: those known by its prefix (brought back from host
         memory if need be), those it was swapped out with, and new ones for up to `most` tokens to compute.
 
         Args:
-            request: waits, and has an empty block table.
+            sequence: has an empty block table.
+            num_tokens: that it has.
+            computed: of these, what it has in host memory.
             most: tokens to compute in this step.
             spare: blocks that must stay free beside.
             whole: admit it only if all of its tokens can be computed in this step.
+            reusable: its tokens, if others may have computed their keys and values; else none.
 
         Returns:
-            How many tokens it may compute now; 0, and nothing changed, if there is no room.
+            How many tokens it may compute now, after how many; the first is 0, and nothing changed, if there is no room.
         """
-        nodes = self._reusable(request)
-        done = request.num_computed_tokens or len(nodes) * self.block_size
-        count = min(request.num_tokens - done, most)
-        if (room := self.room(request, done)) is not None:
+        nodes = self._reusable(reusable)
+        done = computed or len(nodes) * self.block_size
+        count = min(num_tokens - done, most)
+        if (room := self.room(sequence, done)) is not None:
             count = min(count, room)
-        fresh = self.blocks_for(done - request.num_evicted_tokens + count) - len(nodes)
+        fresh = self.blocks_for(done - sequence.num_evicted + count) - len(nodes)
         away = [node for node in nodes if not node.block]
         revived = sum(self.pool.is_free(node.block) for node in nodes if node.block) + len(away)
-        if (
-            count < 1
-            or (whole and count < request.num_tokens - done)
-            or fresh + revived + spare > self.pool.num_free
-        ):
-            return 0
+        if count < 1 or (whole and count < num_tokens - done) or fresh + revived + spare > self.pool.num_free:
+            return 0, computed
         for node in nodes:
             if node.block:
                 self.pool.share(node.block)
@@ -113,177 +118,196 @@ class CacheManager:
             self.prefix.place(node, blocks.pop())
             self._moves.loads.append((node.slot, node.block))
         self.counters.blocks_restored += len(away)
-        request.block_table.extend(node.block for node in nodes)
-        request.block_table.extend(blocks)
-        if request.host_slots:
-            self._moves.loads += zip(request.host_slots, blocks, strict=False)
-            self.counters.blocks_swapped_in += len(request.host_slots)
-            request.host_slots = []
-        elif self.prefix is not None and request.num_computed_tokens == 0:
-            self.counters.prefix_tokens_looked_up += request.num_tokens
+        sequence.block_table.extend(node.block for node in nodes)
+        sequence.block_table.extend(blocks)
+        if sequence.host_slots:
+            self._moves.loads += zip(sequence.host_slots, blocks, strict=False)
+            self.counters.blocks_swapped_in += len(sequence.host_slots)
+            sequence.host_slots = []
+        elif self.prefix is not None and computed == 0:
+            self.counters.prefix_tokens_looked_up += num_tokens
             self.counters.prefix_tokens_reused += done
-        request.num_computed_tokens = done
-        request.prefix_nodes = nodes
-        return count
+        sequence.prefix_nodes = nodes
+        return count, done
 
-    def _reusable(self, request: Request) -> list[PrefixNode]:
-        """Nodes on the device or in host memory that hold the request's first tokens."""
+    def _reusable(self, token_ids: TokenSequence) -> list[PrefixNode]:
+        """Nodes on the device or in host memory that hold the first tokens."""
         nodes = []
-        for node in self._known(request):
+        for node in self._known(token_ids):
             if not node.block and node.slot is None:
                 break
             nodes.append(node)
         return nodes
 
-    def _known(self, request: Request) -> Iterable[PrefixNode]:
-        """Nodes that hold the request's first tokens: never all, the last one must be computed."""
-        if self.prefix is None or request.num_computed_tokens or not request.may_reuse_prefix:
+    def _known(self, token_ids: TokenSequence) -> Iterable[PrefixNode]:
+        """Nodes that hold the first tokens: never all, the last one must be computed."""
+        if self.prefix is None or not token_ids:
             return ()
-        most = (request.num_tokens - 1) // self.block_size
+        most = (len(token_ids) - 1) // self.block_size
         if self.layout.eviction is not None:  # the blocks after those have lost some before them
             most = min(most, self.layout.eviction.budget - 1)
-        return self.prefix.match(request, most)
+        return self.prefix.match(token_ids, most)
 
-    def prefetch(self, requests: Iterable[Request]) -> None:
-        """Take note of what was read from disk since the last step, and start to read what these waiting requests
-        will need, as far as the host has room for it. Only where there are tiers below the device."""
+    def prefetch(self, sequences: Iterable[tuple[CachedSequence, TokenSequence]]) -> None:
+        """Take note of what was read from disk since the last step, and start to read what these sequences will need,
+        as far as the host has room for it. Only where there are tiers below the device.
+
+        Args:
+            sequences: that wait, each with its tokens as in `admit`'s `reusable`.
+        """
         assert self.tiers is not None
         self.tiers.settle()
         if self.layout.disk_records:
-            for request in requests:
-                if self.tiers.may_look_ahead and not request.was_looked_ahead:
-                    request.was_looked_ahead = True
-                    self.tiers.prefetch(list(self._known(request)))
+            for sequence, token_ids in sequences:
+                if self.tiers.may_look_ahead and not sequence.was_looked_ahead:
+                    sequence.was_looked_ahead = True
+                    self.tiers.prefetch(list(self._known(token_ids)))
 
-    def is_fetched(self, request: Request) -> bool:
-        """Whether the request whose turn it is need not wait for the disk. The first call starts to read what is
+    def is_fetched(self, sequence: CachedSequence, reusable: TokenSequence) -> bool:
+        """Whether the sequence whose turn it is need not wait for the disk. The first call starts to read what is
         still missing; whatever leaves the host after that is computed again, so that nobody waits twice."""
         if self.tiers is None or not self.layout.disk_records:
             return True
-        if request.disk_ticket is None:
-            request.disk_ticket = self.tiers.prefetch(list(self._known(request)))
-        return self.tiers.has_read(request.disk_ticket)
+        if sequence.disk_ticket is None:
+            sequence.disk_ticket = self.tiers.prefetch(list(self._known(reusable)))
+        return self.tiers.has_read(sequence.disk_ticket)
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        """Let `request` hold `num_tokens` tokens in all, and write those it has not computed yet; False, and
+    def grow(self, sequence: CachedSequence, computed: int, num_tokens: int) -> bool:
+        """Let a sequence hold `num_tokens` tokens in all, and write those after the first `computed`; False, and
         nothing changed, if there is no room."""
-        table = request.block_table
-        missing = self.blocks_for(num_tokens - request.num_evicted_tokens) - len(table)
-        copy = self.must_copy(request)
+        table = sequence.block_table
+        missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table)
+        copy = self.must_copy(sequence, computed)
         if missing > 0 or copy:
             blocks = self.pool.allocate(max(missing, 0) + copy)
             if blocks is None:
                 return False
             if copy:
-                at = request.num_cached_tokens // self.block_size
                 target = blocks.pop()
-                source = table.replace(at, target)
+                source = table.replace((computed - sequence.num_evicted) // self.block_size, target)
                 self._moves.copies.append((source, target))
                 self.counters.blocks_copied += 1
                 self.pool.release([source])
             table.extend(blocks)
         return True
 
-    def must_copy(self, request: Request) -> bool:
-        """Whether the block that `request` writes next is shared. Only the one that is partly full can be."""
-        blocks, at = request.block_table.blocks, request.num_cached_tokens // self.block_size
+    def must_copy(self, sequence: CachedSequence, computed: int) -> bool:
+        """Whether the block that is written next is shared. Only the one that is partly full can be."""
+        blocks, at = sequence.block_table.blocks, (computed - sequence.num_evicted) // self.block_size
         return at < len(blocks) and self.pool.ref_counts[blocks[at]] > 1
 
-    def computed(self, request: Request) -> None:
-        """Note that the request's `num_computed_tokens` were computed: full blocks may be found by others now."""
-        if not self.layout.keeps:
-            self.free(request)
-            request.num_computed_tokens = 0
-        elif self.prefix is not None and not request.num_evicted_tokens:
-            nodes = request.prefix_nodes
-            for index in range(len(nodes), request.num_computed_tokens // self.block_size):
-                parent = nodes[-1] if nodes else self.prefix.root
-                tokens = self.prefix.tokens(request, index)
-                nodes.append(self.prefix.insert(parent, tokens, request.block_table.blocks[index]))
-        self.evict(request)
+    def computed(self, sequence: CachedSequence, token_ids: TokenSequence, computed: int, most: int) -> int:
+        """Note that the first `computed` tokens were computed: full blocks may be found by others now.
 
-    def evict(self, request: Request) -> None:
-        """Drop blocks of a request that has filled its budget and goes on. (Its last token is never computed.)"""
+        Args:
+            sequence: whose tokens they are.
+            token_ids: all tokens that are known.
+            computed: how many of them.
+            most: tokens that it may come to have.
+
+        Returns:
+            How many are computed when the next step begins: none where nothing is kept.
+        """
+        if not self.layout.keeps:
+            self.free(sequence)
+            return 0
+        if self.prefix is not None and not sequence.num_evicted:
+            nodes = sequence.prefix_nodes
+            for index in range(len(nodes), computed // self.block_size):
+                parent = nodes[-1] if nodes else self.prefix.root
+                tokens = self.prefix.tokens(token_ids, index)
+                nodes.append(self.prefix.insert(parent, tokens, sequence.block_table.blocks[index]))
+        self.evict(sequence, computed, most)
+        return computed
+
+    def evict(self, sequence: CachedSequence, computed: int, most: int) -> None:
+        """Drop blocks of a sequence that has filled its budget and goes on. (Its last token is never computed.)"""
         policy = self.layout.eviction
-        if (
-            policy is None
-            or request.num_cached_tokens < policy.capacity
-            or request.num_computed_tokens >= request.max_num_tokens - 1
-        ):
+        if policy is None or computed - sequence.num_evicted < policy.capacity or computed >= most - 1:
             return
-        scores = request.block_scores + [0.0] * (policy.budget - len(request.block_scores))
+        scores = sequence.block_scores + [0.0] * (policy.budget - len(sequence.block_scores))
         indices = policy.drop(scores)
-        self.pool.release(request.block_table.drop(indices))
+        self.pool.release(sequence.block_table.drop(indices))
         gone = set(indices)
-        request.block_scores = [s for i, s in enumerate(scores) if policy.remembers and i not in gone]
-        request.num_evicted_tokens += len(indices) * self.block_size
+        sequence.block_scores = [s for i, s in enumerate(scores) if policy.remembers and i not in gone]
+        sequence.num_evicted += len(indices) * self.block_size
         self.counters.blocks_evicted += len(indices)
         self.counters.tokens_evicted += len(indices) * self.block_size
 
-    def observe(self, scheduled: Sequence[ScheduledRequest], mass: Sequence[Sequence[float]]) -> None:
-        """Add the attention that each block of each request got in a step. mass: as StepBatch has it."""
+    def observe(
+        self, steps: Iterable[tuple[CachedSequence, int, int]], scores: Sequence[Sequence[float]]
+    ) -> None:
+        """Add the attention that each block of each sequence got in a step.
+
+        Args:
+            steps: sequences, the tokens that each held before, and those that it computed.
+            scores: a row a sequence, a number a block.
+        """
         policy = self.layout.eviction
         assert policy is not None
-        for part, row in zip(scheduled, mass, strict=True):
-            request = part.request
-            self.counters.queries_observed += policy.observed(request.num_cached_tokens, part.num_tokens)
-            known = request.block_scores + [0.0] * (len(request.block_table) - len(request.block_scores))
-            request.block_scores = [old + new for old, new in zip(known, row, strict=False)]
+        for (sequence, held, count), row in zip(steps, scores, strict=True):
+            self.counters.queries_observed += policy.observed(held, count)
+            known = sequence.block_scores + [0.0] * (len(sequence.block_table) - len(sequence.block_scores))
+            sequence.block_scores = [old + new for old, new in zip(known, row, strict=False)]
 
-    def fork(self, parent: Request, child: Request, num_tokens: int | None = None) -> None:
-        """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` computed tokens (None:
-        all of them); whoever writes first gets a copy. Where what they share has been evicted in part, `child`
-        computes its own."""
-        computed = parent.num_computed_tokens
+    def fork(
+        self, parent: CachedSequence, computed: int, child: CachedSequence, num_tokens: int | None = None
+    ) -> int:
+        """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` of its `computed` tokens
+        (None: all of them); whoever writes first gets a copy. Where what they share has been evicted in part, `child`
+        computes its own.
+
+        Returns:
+            How many tokens of `child` are computed.
+        """
         if num_tokens is not None and num_tokens < computed:
-            computed = 0 if parent.num_evicted_tokens else num_tokens
+            computed = 0 if parent.num_evicted else num_tokens
         if not computed:
-            child.num_computed_tokens = 0
-            return
-        blocks = parent.block_table.blocks[: self.blocks_for(computed - parent.num_evicted_tokens)]
+            return 0
+        blocks = parent.block_table.blocks[: self.blocks_for(computed - parent.num_evicted)]
         for block in blocks:
             self.pool.share(block)
         child.block_table.extend(blocks)
-        child.num_computed_tokens = computed
-        child.num_evicted_tokens = parent.num_evicted_tokens
+        child.num_evicted = parent.num_evicted
         child.block_scores = list(parent.block_scores)
         child.prefix_nodes = parent.prefix_nodes[: computed // self.block_size]
         self.counters.blocks_shared += len(blocks)
+        return computed
 
-    def free(self, request: Request) -> None:
-        """Take back everything `request` holds."""
-        self.pool.release(request.block_table.truncate(0))
-        request.prefix_nodes = []
-        request.num_evicted_tokens = 0
-        request.block_scores = []
-        self._slots += request.host_slots
-        request.host_slots = []
+    def free(self, sequence: CachedSequence) -> None:
+        """Take back everything that a sequence holds."""
+        self.pool.release(sequence.block_table.truncate(0))
+        sequence.prefix_nodes = []
+        sequence.num_evicted = 0
+        sequence.block_scores = []
+        self._slots += sequence.host_slots
+        sequence.host_slots = []
 
-    def discard(self, request: Request) -> list[int]:
-        """Take back everything `request` holds, and forget it as a prefix: its keys and values may be no numbers.
+    def discard(self, sequence: CachedSequence) -> list[int]:
+        """Take back everything that a sequence holds, and forget it as a prefix: its keys and values may be no numbers.
 
         Returns:
             The blocks that nobody else holds; they are to be cleared.
         """
-        if request.prefix_nodes:
-            self._lose(request.prefix_nodes[0])
-        own = [block for block in request.block_table.blocks if self.pool.ref_counts[block] == 1]
-        self.free(request)
+        if sequence.prefix_nodes:
+            self._lose(sequence.prefix_nodes[0])
+        own = [block for block in sequence.block_table.blocks if self.pool.ref_counts[block] == 1]
+        self.free(sequence)
         return own
 
-    def swap_out(self, request: Request) -> bool:
-        """Move what `request` has computed to host memory; False, and nothing changed, if that is full."""
-        if request.host_slots:  # it had not come back yet
+    def swap_out(self, sequence: CachedSequence, computed: int) -> bool:
+        """Move what a sequence has computed to host memory; False, and nothing changed, if that is full."""
+        if sequence.host_slots:  # it had not come back yet
             return True
-        count = self.blocks_for(request.num_cached_tokens)
+        count = self.blocks_for(computed - sequence.num_evicted)
         if not 0 < count <= len(self._slots):
             return False
         slots = [self._slots.pop() for _ in range(count)]
-        self._moves.saves += zip(request.block_table.blocks[:count], slots, strict=True)
+        self._moves.saves += zip(sequence.block_table.blocks[:count], slots, strict=True)
         self.counters.blocks_swapped_out += count
-        self.pool.release(request.block_table.truncate(0))
-        request.prefix_nodes = []
-        request.host_slots = slots
+        self.pool.release(sequence.block_table.truncate(0))
+        sequence.prefix_nodes = []
+        sequence.host_slots = slots
         return True
 
     def take_transfers(self) -> Transfers:
@@ -320,15 +344,16 @@ class CacheManager:
         elif (slot := self.tiers.keep(node)) is not None:
             self._moves.saves.append((block, slot))
 
-    def waste(self, requests: Iterable[Request]) -> int:
+    def waste(self, sequences: Iterable[tuple[CachedSequence, int]]) -> int:
         """Slots of blocks in use that hold no token. A block that is shared counts once.
 
         Args:
-            requests: all that hold blocks.
+            sequences: all that hold blocks, each with how many tokens are computed.
         """
         empty: dict[int, int] = {}  # by last block: only a table's end is not full, and it may be shared
-        for request in requests:
-            blocks = request.block_table.blocks
+        for sequence, computed in sequences:
+            blocks = sequence.block_table.blocks
             if blocks:
-                empty[blocks[-1]] = max(0, len(blocks) * self.block_size - request.num_cached_tokens)
+                held = computed - sequence.num_evicted
+                empty[blocks[-1]] = max(0, len(blocks) * self.block_size - held)
         return sum(empty.values())

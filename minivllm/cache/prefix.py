@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator, Sequence
 
-if TYPE_CHECKING:
-    from minivllm.engine.request import Request
+# A list, or for simulation anything that has a length and slices.
+TokenSequence = Sequence[int]
 
 
 class PrefixNode:
@@ -43,16 +42,16 @@ class PrefixIndex:
         self.root = PrefixNode(None, ())
         self.by_block: dict[int, PrefixNode] = {}
 
-    def tokens(self, request: Request, index: int) -> Hashable:
+    def tokens(self, token_ids: TokenSequence, index: int) -> Hashable:
         """The tokens of one block. A list becomes a tuple; other sequences' slices are hashable as they are."""
-        part = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
+        part = token_ids[index * self.block_size : (index + 1) * self.block_size]
         return tuple(part) if isinstance(part, list) else part
 
-    def match(self, request: Request, most: int) -> Iterator[PrefixNode]:
-        """The nodes that hold the start of the request's tokens, at most `most`, in order."""
+    def match(self, token_ids: TokenSequence, most: int) -> Iterator[PrefixNode]:
+        """The nodes that hold the first tokens, at most `most`, in order."""
         node = self.root
         for index in range(most):
-            found = node.children.get(self.tokens(request, index))
+            found = node.children.get(self.tokens(token_ids, index))
             if found is None:
                 return
             yield found

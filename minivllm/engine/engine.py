@@ -231,7 +231,14 @@ class Engine:
         for request, sibling in flight.forks:
             self.scheduler.fork(request, sibling)
         # The cache is fullest now, before finished requests leave it.
-        blocks = (self.cache.pool.num_used, self.cache.waste(self.scheduler.running)) if timed else (0, 0)
+        blocks = (
+            (
+                self.cache.pool.num_used,
+                self.cache.waste((r.cache, r.num_computed_tokens) for r in self.scheduler.running),
+            )
+            if timed
+            else (0, 0)
+        )
         if now is None:
             self._flight = flight
             for row, request in enumerate(flight.sampling):
@@ -309,7 +316,7 @@ class Engine:
         """End a request for its `error`. Keys and values that may be no numbers are not left for others."""
         if isinstance(request.error, NonFiniteLogits):
             for one in request.fellows or (request,):
-                self.kv.clear(self.cache.discard(one))
+                self.kv.clear(self.cache.discard(one.cache))
         self._finish(request, "error")
         return TokenOutput(request, None, "", "error")
 
@@ -392,18 +399,18 @@ class Engine:
         pieces = []
         try:
             while (start := request.num_computed_tokens) < len(token_ids):
-                room = self.cache.room(request, start)
+                room = self.cache.room(request.cache, start)
                 count = min(step, len(token_ids) - start, len(token_ids) if room is None else room)
-                self.cache.grow(request, start + count)
+                self.cache.grow(request.cache, start, start + count)
                 self.kv.transfer(self.cache.take_transfers())  # of cached blocks that this takes
                 parts = [ScheduledRequest(request, start, count)]
                 batch = self.runner.prepare(parts, all_logits=True)
                 pieces.append(refuse_non_finite(self.launcher.forward(parts, batch).float(), start))
                 request.num_computed_tokens += count
-                self.cache.evict(request)
+                self.cache.evict(request.cache, request.num_computed_tokens, request.max_num_tokens)
             return torch.cat(pieces)
         finally:
-            self.cache.free(request)
+            self.cache.free(request.cache)
 
     def abort_all(self) -> None:
         """End every request; the cache is empty afterwards."""

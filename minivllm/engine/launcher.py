@@ -122,5 +122,6 @@ class Launcher:
         """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
         logits = self.runner.forward(batch)
         if batch.mass is not None:
-            self.cache.observe(scheduled, batch.mass.tolist())
+            steps = ((p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled)
+            self.cache.observe(steps, batch.mass.tolist())
         return logits

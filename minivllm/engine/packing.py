@@ -82,7 +82,7 @@ def pack(
     width = pad_to[1] or -(-(-(-max(seq_lens) // ROOM) * ROOM) // size)
     for row, part in enumerate(scheduled):
         request = part.request
-        blocks = request.block_table.blocks
+        blocks = request.cache.block_table.blocks
         if part.num_tokens == 1:  # decoding: by far the most frequent case
             position = part.start
             token_ids.append(request.token_ids[position])
@@ -111,7 +111,7 @@ def pack(
         array("i", starts + seq_lens),
     ]
     for part in scheduled:
-        own = part.request.block_table.blocks[:width]
+        own = part.request.cache.block_table.blocks[:width]
         pieces.append(array("i", own))
         if len(own) < width:
             pieces.append(bytes(INT_BYTES * (width - len(own))))

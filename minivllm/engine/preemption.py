@@ -48,7 +48,7 @@ class Recompute:
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
         """See Preemption."""
-        cache.free(request)
+        cache.free(request.cache)
         request.num_computed_tokens = 0
 
 
@@ -68,7 +68,7 @@ class Swap(Recompute):
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
         """See Preemption."""
-        if not cache.swap_out(request):
+        if not cache.swap_out(request.cache, request.num_computed_tokens):
             super().preempt(request, cache)
 
 
@@ -92,7 +92,10 @@ class Reserve(Recompute):
     def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
         """See Preemption."""
         promised = sum(
-            self._worst(other, cache) - len(other.block_table) + cache.must_copy(other) for other in running
+            self._worst(other, cache)
+            - len(other.cache.block_table)
+            + cache.must_copy(other.cache, other.num_computed_tokens)
+            for other in running
         )
         return promised + self._worst(request, cache) <= cache.pool.num_free
 

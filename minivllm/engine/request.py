@@ -6,16 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minivllm.cache.pool import BlockTable
+from minivllm.cache.prefix import TokenSequence
+from minivllm.cache.sequence import CachedSequence
 from minivllm.engine.params import SamplingParams
-
-if TYPE_CHECKING:
-    from minivllm.cache.prefix import PrefixNode
-
-# A list, or for simulation anything that has a length, slices and `append`.
-TokenSequence = Sequence[int]
 
 
 def placeholder(row: int) -> int:
@@ -61,23 +56,18 @@ class Request:
 
     __slots__ = (
         "arrival_s",
-        "block_scores",
-        "block_table",
-        "disk_ticket",
+        "cache",
         "error",
         "fellows",
         "finish_reason",
-        "host_slots",
         "hypotheses",
         "max_num_tokens",
         "num_computed_tokens",
-        "num_evicted_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_rotated_tokens",
         "params",
         "parent",
-        "prefix_nodes",
         "prompt_logprobs",
         "rank",
         "request_id",
@@ -86,7 +76,6 @@ class Request:
         "state",
         "stop_ids",
         "token_ids",
-        "was_looked_ahead",
     )
 
     def __init__(
@@ -107,7 +96,6 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_rotated_tokens = len(prompt_token_ids)  # the length that some rotary scalings go by
         self.num_computed_tokens = 0
-        self.num_evicted_tokens = 0  # of those computed, what the cache no longer holds
         self.max_num_tokens = max_num_tokens
         self.params = params
         self.seed = seed
@@ -122,12 +110,7 @@ class Request:
         # All beams of its search, this one too: they are preempted, resumed and ended together.
         self.fellows: Sequence[Request] = ()
         self.hypotheses: list[Hypothesis] = []  # of its beam search, at the end: the n best, the best first
-        self.block_table = BlockTable()
-        self.host_slots: list[int] = []  # where its keys and values lie while it is swapped out
-        self.was_looked_ahead = False  # what was on disk when it came near its turn is being read, or was
-        self.disk_ticket: int | None = None  # to wait for the disk with; None until it is its turn
-        self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
-        self.block_scores: list[float] = []  # attention that its blocks got, where eviction goes by it
+        self.cache = CachedSequence()
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # of its own mask, which ends it with the reason "error"
@@ -142,7 +125,7 @@ class Request:
     @property
     def num_cached_tokens(self) -> int:
         """Tokens that the cache holds."""
-        return self.num_computed_tokens - self.num_evicted_tokens
+        return self.num_computed_tokens - self.cache.num_evicted
 
     @property
     def num_output_tokens(self) -> int:
@@ -161,9 +144,11 @@ class Request:
         return math.inf if allowed is None else self.arrival_s + allowed / 1000
 
     @property
-    def may_reuse_prefix(self) -> bool:
-        """Whether keys and values that others computed do for its prompt: not where every logit is asked for."""
-        return self.params.prompt_logprobs is None
+    def reusable_token_ids(self) -> TokenSequence:
+        """The tokens whose keys and values others may have computed: none once it has computed some itself, or where every
+        logit is asked for."""
+        nothing = self.num_computed_tokens or self.params.prompt_logprobs is not None
+        return () if nothing else self.token_ids
 
     @property
     def may_stop(self) -> bool:

@@ -139,7 +139,7 @@ class Scheduler:
         self._shed_overdue(step, now)
         self._restart_rotated()
         if self.cache.tiers is not None:
-            self.cache.prefetch(self.waiting.front())
+            self.cache.prefetch((r.cache, r.reusable_token_ids) for r in self.waiting.front())
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
         decoding = (
             [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)
@@ -199,11 +199,25 @@ class Scheduler:
 
     def _place(self, request: Request, count: int) -> int:
         """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there is no room."""
-        if not request.block_table.blocks:  # it joined when the step had no tokens left, or nothing is kept
-            return self.cache.admit(request, count, whole=not self.chunks)
-        if (room := self.cache.room(request, request.num_computed_tokens)) is not None:
+        sequence, computed = request.cache, request.num_computed_tokens
+        if not sequence.block_table.blocks:  # it joined when the step had no tokens left, or nothing is kept
+            return self._join(request, count)
+        if (room := self.cache.room(sequence, computed)) is not None:
             count = min(count, room)
-        return count if self.cache.grow(request, request.num_computed_tokens + count) else 0
+        return count if self.cache.grow(sequence, computed, computed + count) else 0
+
+    def _join(self, request: Request, most: int, spare: int = 0) -> int:
+        """The first blocks of a request that has none, while `spare` stay free; see `_place`."""
+        count, request.num_computed_tokens = self.cache.admit(
+            request.cache,
+            request.num_tokens,
+            request.num_computed_tokens,
+            most,
+            spare=spare,
+            whole=not self.chunks,
+            reusable=request.reusable_token_ids,
+        )
+        return count
 
     def _cut(self, gap: int, step: _Step, sharing: int) -> int:
         """How many of `gap` tokens a prompt may compute in this step, if `sharing` prompts are still to be served."""
@@ -224,7 +238,9 @@ class Scheduler:
                 self.finish(request, "shed")
                 step.shed.append(request)
                 continue
-            if not cache.is_fetched(request):  # it keeps its place; those running go on
+            if not cache.is_fetched(
+                request.cache, request.reusable_token_ids
+            ):  # it keeps its place; those running go on
                 step.wake_at_s = now + DISK_POLL_S
                 return
             if not policy.on_full.may_admit(request, self.running, cache):
@@ -235,7 +251,7 @@ class Scheduler:
                 free = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
                 gap = request.num_tokens - request.num_computed_tokens
                 most = self._cut(gap, step, 0) if self.chunks else step.budget
-                count = cache.admit(request, most, free, whole=not self.chunks)
+                count = self._join(request, most, free)
             if count == 0 and not (policy.whole_batch and step.budget <= 0):
                 self.num_held += step.budget > 0
                 return
@@ -262,10 +278,11 @@ class Scheduler:
     def computed(self, part: ScheduledRequest) -> None:
         """Note that a part of a step was computed."""
         request = part.request
-        request.num_computed_tokens = part.end
         if request.state is RequestState.PREFILL and part.samples:
             self._changed(request, RequestState.DECODE)
-        self.cache.computed(request)
+        request.num_computed_tokens = self.cache.computed(
+            request.cache, request.token_ids, part.end, request.max_num_tokens
+        )
 
     def fork(self, parent: Request, child: Request, num_shared: int | None = None) -> None:
         """Let `child` run beside `parent`, on the same blocks; if it runs already, it gives up what it has.
@@ -277,12 +294,14 @@ class Scheduler:
         """
         self.num_forks += 1
         if child in self.running:
-            self.cache.free(child)
-            self.cache.fork(parent, child, num_shared)
+            self.cache.free(child.cache)
+        child.num_computed_tokens = self.cache.fork(
+            parent.cache, parent.num_computed_tokens, child.cache, num_shared
+        )
+        if child in self.running:
             return
         self._num_added += 1
         child.rank = (parent.rank[0], self._num_added)
-        self.cache.fork(parent, child, num_shared)
         self.running[child] = None
         parent.siblings.remove(child)  # its place was counted with the parent's
         child.parent = None
@@ -302,7 +321,7 @@ class Scheduler:
         self.num_shed += reason == "shed"
         for one in request.fellows or (request,):
             self._leave(one)
-            self.cache.free(one)
+            self.cache.free(one.cache)
             one.finish_reason = reason
             self._changed(one, RequestState.DONE)
 
@@ -338,7 +357,7 @@ class Scheduler:
         for beam in (request, *beams):
             self._leave(beam)
         for beam in beams:
-            self.cache.free(beam)
+            self.cache.free(beam.cache)
             beam.num_computed_tokens = 0
             beam.parent = request
             self._changed(beam, RequestState.PREEMPTED)

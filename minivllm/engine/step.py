@@ -27,7 +27,7 @@ class ScheduledRequest(NamedTuple):
     @property
     def seq_len(self) -> int:
         """Tokens that the request holds after the step: cached (not those evicted) plus new."""
-        return self.start + self.num_tokens - self.request.num_evicted_tokens
+        return self.start + self.num_tokens - self.request.cache.num_evicted
 
     @property
     def samples(self) -> bool:

@@ -85,7 +85,7 @@ def run_in_pieces(
             remaining = r.num_tokens - r.num_computed_tokens
             if remaining and rng.random() < 0.7:
                 count = rng.choice([1, rng.randint(1, remaining), remaining])
-                assert manager.grow(r, r.num_computed_tokens + count)
+                assert manager.grow(r.cache, r.num_computed_tokens, r.num_computed_tokens + count)
                 parts.append(ScheduledRequest(r, r.num_computed_tokens, count))
         if not parts:
             continue
@@ -218,7 +218,7 @@ def test_padding_block_is_never_written() -> None:
     manager = CacheManager(layout)
     runner = Runner(nn.Identity(), SDPABackend([spec], kv), 4, CPU)
     request = Request("a", [1] * 9, SamplingParams(), max_num_tokens=10, seed=0)
-    manager.grow(request, 9)
+    manager.grow(request.cache, 0, 9)
     batch = runner.prepare([ScheduledRequest(request, 0, 9)])
     assert int(batch.slot_mapping.min()) >= layout.block_size
     assert len(set(batch.slot_mapping.tolist())) == 9

@@ -38,7 +38,7 @@ def batch_of(backend: FlexBackend, query_lens: list[int], seq_lens: list[int]) -
         )
     for size in range(layout.block_size, max(seq_lens) + layout.block_size, layout.block_size):
         for request in requests:
-            assert manager.grow(request, min(size, request.num_tokens))
+            assert manager.grow(request.cache, request.num_computed_tokens, min(size, request.num_tokens))
     parts = [
         ScheduledRequest(request, length - count, count)
         for request, length, count in zip(requests, seq_lens, query_lens, strict=True)

@@ -78,13 +78,13 @@ def in_cuts(
     )
     outs, start = [], 0
     for step, count in enumerate(cuts):
-        manager.grow(request, start + count)
+        manager.grow(request.cache, start, start + count)
         parts, (q, k, v) = (
             [ScheduledRequest(request, start, count)],
             (x[start : start + count] for x in qkv),
         )
         if beside:
-            manager.grow(other, (step + 1) * beside)
+            manager.grow(other.cache, other.num_computed_tokens, (step + 1) * beside)
             parts.insert(0, ScheduledRequest(other, step * beside, beside))
             q, k, v = (torch.cat((torch.randn_like(x[:1]).expand(beside, -1, -1), x)) for x in (q, k, v))
         batch = runner.prepare(parts)

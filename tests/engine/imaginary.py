@@ -131,9 +131,9 @@ class Machine:
             self.host[slot] = [(-2, -2)] * size
             self.disk.jobs.append((record, slot, []))
         for part in plan.scheduled:
-            blocks = part.request.block_table.blocks
+            blocks = part.request.cache.block_table.blocks
             for position in range(part.start, part.end):
-                index = position - part.request.num_evicted_tokens
+                index = position - part.request.cache.num_evicted
                 block = blocks[index // size]
                 assert pool.ref_counts[block] == 1, "a block is written while it is shared"
                 self.blocks[block][index % size] = (position, part.request.token_ids[position])
@@ -145,17 +145,18 @@ class Machine:
             positions = [position for position, _ in held]
             assert positions == sorted(set(positions)), "a token would be read twice, or out of order"
             assert positions[-part.num_tokens :] == list(range(part.start, part.end))
-            assert len(positions) == part.end - part.request.num_evicted_tokens
+            assert len(positions) == part.end - part.request.cache.num_evicted
         eviction = self.scheduler.cache.layout.eviction
         if eviction is not None and eviction.scored:
             mass = [
                 [
                     float(sum(token for _, token in self.blocks[block]))
-                    for block in part.request.block_table.blocks
+                    for block in part.request.cache.block_table.blocks
                 ]
                 for part in plan.scheduled
             ]
-            self.scheduler.cache.observe(plan.scheduled, mass)
+            steps = [(p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in plan.scheduled]
+            self.scheduler.cache.observe(steps, mass)
         done = []
         sampling = [part.request for part in plan.scheduled if part.samples]
         for part in plan.scheduled:
@@ -182,9 +183,9 @@ class Machine:
 
     def held(self, part: ScheduledRequest) -> list[tuple[int, int]]:
         """(position, token) of all that a part of a step reads."""
-        blocks = part.request.block_table.blocks
+        blocks = part.request.cache.block_table.blocks
         held = [entry for block in blocks for entry in self.blocks[block]]
-        return held[: part.end - part.request.num_evicted_tokens]
+        return held[: part.end - part.request.cache.num_evicted]
 
     def step(self) -> list[Request]:
         """Plan a step and carry it out; time goes on, to where something can be done if nothing is now."""
@@ -217,8 +218,8 @@ class Machine:
     def check(self) -> None:
         """Nothing is lost, leaked or held twice."""
         cache = self.scheduler.cache
-        cache.pool.check_integrity(request.block_table for request in self.requests)
-        held = [slot for request in self.requests for slot in request.host_slots]
+        cache.pool.check_integrity(request.cache.block_table for request in self.requests)
+        held = [slot for request in self.requests for slot in request.cache.host_slots]
         assert len(held) == len(set(held))
         assert len(held) + cache.num_free_slots <= cache.layout.host_slots
         if cache.prefix is not None:

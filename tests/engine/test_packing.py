@@ -29,9 +29,11 @@ def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
         request = Request(str(index), tokens, params, max_num_tokens=length + 1, seed=0)
         start = draw(st.integers(0, length - 1))
         count = draw(st.sampled_from([1, length - start, draw(st.integers(1, length - start))]))
-        request.num_evicted_tokens = draw(st.integers(0, start // size)) * size
-        held = start + count - request.num_evicted_tokens
-        request.block_table.extend(next(free) for _ in range(-(-held // size) + draw(st.integers(0, 1))))
+        request.cache.num_evicted = draw(st.integers(0, start // size)) * size
+        held = start + count - request.cache.num_evicted
+        request.cache.block_table.extend(
+            next(free) for _ in range(-(-held // size) + draw(st.integers(0, 1)))
+        )
         parts.append(ScheduledRequest(request, start, count))
     return parts, size
 
@@ -45,8 +47,8 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     assert tensors["token_ids"].tolist() == [request.token_ids[at] for request, at in rows]
     assert tensors["positions"].tolist() == [at for _, at in rows]
     for slot, (request, at) in zip(tensors["slot_mapping"].tolist(), rows, strict=True):
-        index = at - request.num_evicted_tokens
-        assert slot == request.block_table.blocks[index // size] * size + index % size
+        index = at - request.cache.num_evicted
+        assert slot == request.cache.block_table.blocks[index // size] * size + index % size
     wanted = [
         row
         for row, (request, at) in enumerate(rows)
@@ -55,13 +57,13 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
     assert tensors["logit_rows"].tolist() == wanted
     counts = [part.num_tokens for part in parts]
     assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
-    lengths = [part.end - part.request.num_evicted_tokens for part in parts]
+    lengths = [part.end - part.request.cache.num_evicted for part in parts]
     assert tensors["seq_lens"].tolist() == list(shape.seq_lens) == lengths
     longest = max(lengths)
     width = -(-(longest + -longest % ROOM) // size)
     assert tensors["block_table"].shape[1] == width
     for row, part in zip(tensors["block_table"].tolist(), parts, strict=True):
-        blocks = part.request.block_table.blocks[:width]
+        blocks = part.request.cache.block_table.blocks[:width]
         assert row == blocks + [0] * (width - len(blocks))
     indices = ("token_ids", "positions", "slot_mapping", "logit_rows")
     assert all(tensor.dtype == torch.int64 for name, tensor in tensors.items() if name in indices)
@@ -86,7 +88,7 @@ def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
 ) -> None:
     inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
     monkeypatch.setattr(inputs, "_on_host", False)  # as on a GPU, whose tensors are no memory of the host
-    request.block_table.extend([1, 2])
+    request.cache.block_table.extend([1, 2])
     with torch.inference_mode():
         inputs.put(*pack([ScheduledRequest(request, 0, 1)], 4))
     request.token_ids.append(7)
@@ -97,7 +99,7 @@ def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
 def test_requests_that_decode_keep_their_tensors() -> None:
     size = 4
     inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
-    request.block_table.extend(range(1, 50))
+    request.cache.block_table.extend(range(1, 50))
     seen = []
     for position in range(150):
         ints, shape = pack([ScheduledRequest(request, position, 1)], size)

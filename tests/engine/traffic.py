@@ -40,7 +40,7 @@ class Asked:
 
 def check(engine: Engine) -> None:
     requests = [*engine.scheduler.running, *engine.scheduler.waiting]
-    engine.cache.pool.check_integrity(request.block_table for request in requests)
+    engine.cache.pool.check_integrity(request.cache.block_table for request in requests)
     for request in requests:
         assert all(token >= 0 for token in request.token_ids[:-1])
     if engine.cache.prefix is not None:

@@ -256,7 +256,7 @@ class SimulatedEngine(Adapter):
         for part in scheduled:
             request, first, count, is_prefill = part
             end = first + count
-            held = end - request.num_evicted_tokens  # see ScheduledRequest.seq_len
+            held = end - request.cache.num_evicted  # see ScheduledRequest.seq_len
             context += held
             if is_prefill:
                 prefill += count
@@ -300,7 +300,10 @@ class SimulatedEngine(Adapter):
     def _note(self, known: tuple[float, ...], milliseconds: float) -> None:
         """Keep a row of the step; the cache is fullest now, before finished requests leave it."""
         pool = self.cache.pool
-        slots = self.cache.waste(self.scheduler.running), pool.num_used * self.cache.block_size
+        slots = (
+            self.cache.waste((r.cache, r.num_computed_tokens) for r in self.scheduler.running),
+            pool.num_used * self.cache.block_size,
+        )
         self._rows.append((*known, pool.num_used, pool.num_usable, *slots, milliseconds))
         if len(self._rows) > self._step_rows:
             self._rows = self._rows[::2]

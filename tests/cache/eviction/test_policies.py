@@ -265,11 +265,11 @@ def test_no_request_ever_holds_more_than_its_budget(policy: str, step: int) -> N
     while machine.scheduler.has_unfinished:
         plan = machine.scheduler.plan()
         for request in machine.requests:
-            assert len(request.block_table) <= BUDGET // SIZE
+            assert len(request.cache.block_table) <= BUDGET // SIZE
         machine.carry_out(plan)
         machine.check()
         for request in machine.scheduler.running:
-            evicted |= request.num_evicted_tokens > 0
+            evicted |= request.cache.num_evicted > 0
             assert request.num_cached_tokens < BUDGET
     assert evicted
     assert machine.scheduler.cache.counters.tokens_evicted > 0
@@ -280,8 +280,8 @@ def test_an_evicted_table_has_a_new_version_and_frees_its_blocks() -> None:
     machine = make(blocks=6)
     request = machine.add([0] * 90, 3)
     machine.step()
-    assert request.block_table.version == 1
-    assert (request.num_computed_tokens, request.num_evicted_tokens) == (24, 12)
+    assert request.cache.block_table.version == 1
+    assert (request.num_computed_tokens, request.cache.num_evicted) == (24, 12)
     assert machine.scheduler.cache.pool.num_used == 3
     machine.run()
     counters = machine.scheduler.cache.counters
@@ -304,7 +304,9 @@ def test_waste_counts_a_shared_block_once_and_an_evicted_one_not() -> None:
     cache = machine.scheduler.cache
 
     def waste() -> tuple[int, int]:
-        return cache.waste(machine.scheduler.running), cache.pool.num_used
+        return cache.waste(
+            (r.cache, r.num_computed_tokens) for r in machine.scheduler.running
+        ), cache.pool.num_used
 
     machine.add([0] * 6, 10, n=3)
     machine.carry_out(machine.scheduler.plan())

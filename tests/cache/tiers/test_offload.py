@@ -300,14 +300,14 @@ def test_a_read_that_comes_late_finds_its_block_kept_already() -> None:
     machine.scheduler.finish(late, "abort")
     node = next(iter(machine.scheduler.cache.tiers.reading.values()))  # type: ignore[union-attr]
     other = machine.request([0] * 4, 1)
-    other.disk_ticket = 0  # does not wait
+    other.cache.disk_ticket = 0  # does not wait
     machine.scheduler.add(other)
     machine.requests.append(other)
     machine.carry_out(machine.scheduler.plan())
     assert node.block
     for token in (3, 4):  # and it leaves the device again
         blocker = machine.request([token] * 4, 1)
-        blocker.disk_ticket = 0
+        blocker.cache.disk_ticket = 0
         machine.scheduler.add(blocker)
         machine.requests.append(blocker)
         machine.carry_out(machine.scheduler.plan())
