@@ -10,8 +10,11 @@ import torch
 from minivllm.cache.kv import free_memory
 from minivllm.config.compose import OPTIONS, build, require_invariant, trims
 from minivllm.engine.engine import Engine
+from minivllm.engine.extension import Extensions
 from minivllm.engine.sampler import TORCH, TokenKernels
 from minivllm.errors import BadInput
+from minivllm.extras.bad_words import BadWords
+from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.capture import keep_graphs
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
@@ -167,6 +170,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
             seed=config["measure"]["seed"],
             batch_invariant=level == "batch",
             overlap=config["runtime"]["overlap"],
+            extensions=Extensions(BeamDecoding(), BadWords),
         )
         if config["runtime"]["native_layers"]:
             make_native(loaded.model.model.layers, engine.runner.attention)

@@ -17,6 +17,7 @@ from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest
+from minivllm.extras.beam import BeamSearch
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
 from minivllm.platform.loading_bar import LoadingBar
@@ -152,7 +153,7 @@ class LLM:
                 results.append(result)
                 first = self._submit(ids, one)
                 firsts.append(first)
-                streams = (first,) if first.fellows else (first, *first.siblings)
+                streams = (first,) if first.is_joint else (first, *first.unstarted)
                 for index, request in enumerate(streams):
                     completion = CompletionOutput(
                         index,
@@ -176,8 +177,8 @@ class LLM:
                 self._forget(request_id)
         for request, result in zip(firsts, results, strict=True):
             result.prompt_logprobs = request.prompt_logprobs
-            if request.hypotheses:
-                result.outputs = self._beams(request)
+            if isinstance(request.group, BeamSearch) and request.group.hypotheses:
+                result.outputs = self._beams(request, request.group)
         return results
 
     def chat(
@@ -229,10 +230,10 @@ class LLM:
                 stacklevel=3,
             )
 
-    def _beams(self, request: Request) -> list[CompletionOutput]:
+    def _beams(self, request: Request, search: BeamSearch) -> list[CompletionOutput]:
         """The outputs of a beam search, the best first."""
         outputs = []
-        for index, found in enumerate(request.hypotheses):
+        for index, found in enumerate(search.hypotheses):
             text, shown = None, found.token_ids
             if self.tokenizer is not None:
                 if found.finish_reason == "stop" and not request.params.include_stop_str_in_output:
@@ -349,7 +350,7 @@ class LLM:
     def _submit(self, ids: list[int], params: SamplingParams) -> Request:
         request = self._opened().add_request(str(self._counter), ids, params)
         self._counter += 1
-        for one in (request,) if request.fellows else (request, *request.siblings):
+        for one in (request,) if request.is_joint else (request, *request.unstarted):
             self._outputs[one.request_id] = []
         return request
 

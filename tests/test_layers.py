@@ -31,12 +31,11 @@ ROOMS = (
 )
 # Still to be taken out of circles.
 PENDING = (
-    "engine.engine",
-    "engine.intake",
     "engine.launcher",
     "models.load.loading",
     "extras.graphs",
     "engine.tokenizer",
+    "engine.engine",
 )
 INFERENCE = ROOMS[: ROOMS.index("options")]
 # What the inference engine does not know, and what costs seconds: libraries that a room must not import, not even in a function.

@@ -177,7 +177,7 @@ class Dynamic(Static):
         """When the first to come has waited long enough; None if the batch is full."""
         if len(waiting) >= self.max_num_seqs:  # so that a long line is not counted at every step
             return None
-        if not waiting or sum(1 + len(request.siblings) for request in waiting) >= self.max_num_seqs:
+        if not waiting or sum(1 + len(request.unstarted) for request in waiting) >= self.max_num_seqs:
             return None
         return min(request.arrival_s for request in waiting) + self.max_wait_ms / 1000
 
@@ -185,7 +185,7 @@ class Dynamic(Static):
 def _that_fit(requests: Iterable[Request], places: int) -> Iterator[Request]:
     """The first of the requests, as far as they and their further samples find a place."""
     for request in requests:
-        places -= 1 + len(request.siblings)
+        places -= 1 + len(request.unstarted)
         if places < 0:
             return
         yield request

@@ -17,6 +17,7 @@ from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CachePolicy
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
+from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.intake import Intake
 from minivllm.engine.launcher import Flight, Launcher
 from minivllm.engine.logprobs import refuse_non_finite
@@ -28,7 +29,6 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer, Tokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
-from minivllm.extras.beam import BeamSearch
 from minivllm.kernels.transfer import Download
 from minivllm.models.load.loading import LoadedModel
 
@@ -69,6 +69,7 @@ class Engine:
         seed: seeds of requests that bring none are derived from it.
         batch_invariant: sample each request by itself; model and attention must be invariant already.
         overlap: plan and launch the next step before the tokens of one are read.
+        extensions: for requests that need more than the core does.
 
     Raises:
         BadInput: an option cannot serve this model here.
@@ -86,6 +87,7 @@ class Engine:
         seed: int = 0,
         batch_invariant: bool = False,
         overlap: bool = False,
+        extensions: Extensions = CORE,
     ) -> None:
         self.loaded = loaded
         self.tokenizer = tokenizer
@@ -117,15 +119,15 @@ class Engine:
             tokenizer,
             seed,
             self.scheduler.now,
+            extensions,
         )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant)
+        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions.joint)
         self.overlap = Overlap(overlap)
         self._flight: Flight | None = None  # launched, and its tokens not read yet
         self._untold: tuple[StepTimed, Download] | None = None  # of that flight; its experts are counted
         self._requests: dict[str, Request] = {}
-        self._searches: dict[str, BeamSearch] = {}  # by the first beam
         self._detokenizers: dict[str, Detokenizer] = {}
         self._last_step_end: float | None = None
 
@@ -139,10 +141,9 @@ class Engine:
     ) -> Request:
         """Queue a request.
 
-        With `params.n` above 1 the further samples are requests of their own, `siblings` of the one returned, with
-        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks. The beams of a
-        beam search start in the same way, but only the request returned has outputs: the tokens of the best
-        hypothesis, all at the end, when its `hypotheses` are the n best.
+        With `params.n` above 1 the further samples are requests of their own, in the `group` of the one returned, with
+        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks. Members of a joint
+        group start in the same way, but only the request returned has outputs, all of them at the end.
 
         Args:
             request_id: unique among unfinished requests.
@@ -157,17 +158,17 @@ class Engine:
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
         request = self.intake.request(request_id, prompt_token_ids, params)
-        for sibling in request.siblings:
-            if sibling.request_id in self._requests:
+        for member in request.unstarted:
+            if member.request_id in self._requests:
                 raise BadInput(
-                    f"request {sibling.request_id} is being served, and a sample of {request_id} would have "
+                    f"request {member.request_id} is being served, and a sample of {request_id} would have "
                     "its id; choose another id"
                 )
         self.scheduler.add(request)
-        if request.fellows:
-            self._requests[request_id], self._searches[request_id] = request, BeamSearch([*request.fellows])
+        if request.is_joint:
+            self._requests[request_id] = request
             return request
-        for one in (request, *request.siblings):
+        for one in (request, *request.unstarted):
             self._requests[one.request_id] = one
             if self.tokenizer is not None and (detokenize or params.stop):
                 self._detokenizers[one.request_id] = Detokenizer(
@@ -183,8 +184,8 @@ class Engine:
         """End a request early, and samples of it that have not started; unknown and finished ones are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            for one in (*request.siblings, request):
-                if one.request_id in self._requests:  # beams end with the first of them
+            for one in (*request.unstarted, request):
+                if one.request_id in self._requests:  # joint members end with the first of them
                     self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
@@ -228,8 +229,8 @@ class Engine:
                 self.overlap.wasted_tokens += part.num_tokens  # its last token came while this was computed
             else:
                 self.scheduler.computed(part)
-        for request, sibling in flight.forks:
-            self.scheduler.fork(request, sibling)
+        for request, member in flight.forks:
+            self.scheduler.fork(request, member)
         # The cache is fullest now, before finished requests leave it.
         blocks = (
             (
@@ -246,8 +247,8 @@ class Engine:
                     request.token_ids.append(placeholder(row))
         else:
             outputs += self._land(flight, now)
-        if flight.beams:
-            outputs += self._advance(flight.beams, flight.continuations)
+        if flight.joint:
+            outputs += self._advance(flight)
         end = time.perf_counter()
         if timed:
             marks = (ended or begin, begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
@@ -268,28 +269,19 @@ class Engine:
                 outputs.append(self._accept(request, pick.token_id, pick.logprobs))
         return outputs
 
-    def _advance(
-        self, beams: list[Request], continuations: list[list[tuple[float, int]]]
-    ) -> list[TokenOutput]:
-        """Give beams the continuations found for them; what the searches that are over come to."""
-        searches = {beam.fellows[0]: self._searches[beam.fellows[0].request_id] for beam in beams}
-        for beam, found in zip(beams, continuations, strict=True):
-            searches[beam.fellows[0]].take(beam, found, self.scheduler)
+    def _advance(self, flight: Flight) -> list[TokenOutput]:
+        """Let the joint groups of a step go on; the outputs of those that are over."""
+        assert self.launcher.joint is not None
         outputs: list[TokenOutput] = []
-        for request, search in searches.items():
-            if (error := next((beam.error for beam in search.beams if beam.error), None)) is not None:
-                request.error = error
+        for request, token_ids, reason in self.launcher.joint.advance(
+            flight.joint, flight.choices, self.scheduler
+        ):
+            if request.error is not None:
                 outputs.append(self._fail(request))
                 continue
-            if not search.ready:
-                continue
-            self.launcher.counters.beam_rounds += 1
-            if not search.advance(self.scheduler):
-                request.hypotheses = search.hypotheses[: request.params.n]
-                best = request.hypotheses[0]
-                self._finish(request, best.finish_reason)
-                outputs += [TokenOutput(request, token, "", None) for token in best.token_ids[:-1]]
-                outputs.append(TokenOutput(request, best.token_ids[-1], "", best.finish_reason))
+            self._finish(request, reason)
+            outputs += [TokenOutput(request, token, "", None) for token in token_ids[:-1]]
+            outputs.append(TokenOutput(request, token_ids[-1], "", reason))
         return outputs
 
     def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
@@ -315,7 +307,7 @@ class Engine:
     def _fail(self, request: Request) -> TokenOutput:
         """End a request for its `error`. Keys and values that may be no numbers are not left for others."""
         if isinstance(request.error, NonFiniteLogits):
-            for one in request.fellows or (request,):
+            for one in request.joint_members:
                 self.kv.clear(self.cache.discard(one.cache))
         self._finish(request, "error")
         return TokenOutput(request, None, "", "error")
@@ -326,16 +318,15 @@ class Engine:
 
     def _forget(self, request: Request) -> list[TokenOutput]:
         """Drop a request that has ended, with samples that will never start; what their owners are told."""
-        family = (request, *request.siblings)
-        for one in family:
+        ended = (request,) if request.is_joint else (request, *request.unstarted)
+        for one in ended:
             del self._requests[one.request_id]
             if one.token_ids[-1] < 0:
                 one.token_ids.pop()  # nobody will ask for it
             self._detokenizers.pop(one.request_id, None)
-            self._searches.pop(one.request_id, None)
         if not self._requests:
             self._last_step_end = None  # what follows is idleness, no gap between steps
-        return [TokenOutput(one, None, "", request.finish_reason) for one in family]
+        return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
     def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: int) -> None:
         ended, begin, planned, prepared, computed, chosen, end = marks

@@ -1,4 +1,4 @@
-"""What becomes of a prompt before it is served: checked, and made a request, with all its samples or beams."""
+"""What becomes of a prompt before it is served: checked, and made a request, with all members of its group."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 
+from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.request import Request
+from minivllm.engine.request import Group, Request
 from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
-from minivllm.extras.bad_words import BadWords
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -29,6 +29,7 @@ class Intake:
         tokenizer: None where prompts are token ids only.
         seed: seeds of requests that bring none are derived from it.
         now: the scheduler's clock, seconds.
+        extensions: make joint groups, and masks of bad words.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Intake:
         tokenizer: Tokenizer | None,
         seed: int,
         now: Callable[[], float],
+        extensions: Extensions = CORE,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -47,11 +49,11 @@ class Intake:
         self.tokenizer = tokenizer
         self.seed = seed
         self.now = now
+        self.extensions = extensions
         self._num_made = 0
 
     def request(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
-        """A request with its `siblings`: the further samples of `params.n`, or the further beams of a search (all of
-        them are then `fellows`).
+        """A request; where `params` ask for several samples or beams it is the first of a group of them.
 
         Raises:
             BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a tokenizer.
@@ -60,17 +62,16 @@ class Intake:
         if params.stop or params.bad_words:
             params = self._with_token_ids(params)
         request = self._make(request_id, prompt, params)
+        members = [request]
         for index in range(1, max(params.n, params.beam_width)):
             seed = None if params.seed is None else sample_seed(params.seed, index)
-            sibling = self._make(
-                f"{request_id}.{index}", prompt, replace(params, seed=seed, prompt_logprobs=None)
-            )
-            sibling.parent = request
-            request.siblings.append(sibling)
+            own = replace(params, seed=seed, prompt_logprobs=None)
+            members.append(self._make(f"{request_id}.{index}", prompt, own))
         if params.beam_width > 1:
-            beams = [request, *request.siblings]
-            for beam in beams:
-                beam.fellows = beams
+            assert self.extensions.joint is not None, "this engine has no joint decoding"
+            self.extensions.joint.group(members)
+        elif len(members) > 1:
+            Group(members)
         return request
 
     def stop_reason(self, params: SamplingParams, token_id: int) -> int | str | None:
@@ -115,7 +116,8 @@ class Intake:
         special = (self.tokenizer.token_id(text) for text in params.stop)
         mask = params.token_mask
         if params.bad_words:
-            mask = BadWords(params.bad_words, self.tokenizer, self.vocab_size, mask)
+            assert self.extensions.bad_words is not None, "this engine has no masks of bad words"
+            mask = self.extensions.bad_words(params.bad_words, self.tokenizer, self.vocab_size, mask)
         ends = (*params.stop_token_ids, *(token for token in special if token is not None))
         return replace(params, stop_token_ids=ends, token_mask=mask)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
 from minivllm.cache.manager import CacheManager
+from minivllm.engine.extension import JointDecoding
 from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, best_continuations, sample
+from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, sample
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.graphs import GraphKeeper
 from minivllm.kernels.transfer import Download
@@ -30,8 +32,8 @@ class Flight:
     sampling: list[Request] = field(default_factory=list)  # each gets one of the picks
     forks: list[tuple[Request, Request]] = field(default_factory=list)  # parent, and child that starts here
     picks: Picks | None = None
-    beams: list[Request] = field(default_factory=list)
-    continuations: list[list[tuple[float, int]]] = field(default_factory=list)  # of each beam
+    joint: list[Request] = field(default_factory=list)  # members of joint groups
+    choices: Any = None  # of these, see JointDecoding
     experts: int | Download = 0  # that it computed, if somebody asks
 
 
@@ -43,14 +45,20 @@ class Launcher:
         cache: is told where attention went, if it asks.
         kernels: to choose tokens with.
         one_by_one: sample each request by itself.
+        joint: chooses for members of joint groups, if there can be any.
     """
 
     def __init__(
-        self, runner: Runner, cache: CacheManager, kernels: TokenKernels, one_by_one: bool = False
+        self,
+        runner: Runner,
+        cache: CacheManager,
+        kernels: TokenKernels,
+        one_by_one: bool = False,
+        joint: JointDecoding | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
-        self.kernels, self.one_by_one = kernels, one_by_one
+        self.kernels, self.one_by_one, self.joint = kernels, one_by_one, joint
         self.counters = SamplerCounters()
         self.graphs: GraphKeeper | None = None  # of steps that only decode, where they can be recorded
 
@@ -81,23 +89,31 @@ class Launcher:
         logits = result
         if len(logits) != len(sampling):
             logits = take_prompt_logprobs(plan, logits)
-        flight.beams = [request for request in sampling if request.fellows]
-        if flight.beams:
-            rows = [row for row, request in enumerate(sampling) if request.fellows]
-            flight.continuations = best_continuations(
-                logits[rows], flight.beams, self.counters, self.one_by_one
-            )
-            rows = [row for row, request in enumerate(sampling) if not request.fellows]
-            logits, sampling = logits[rows], [sampling[row] for row in rows]
-        flight.forks = [(request, sibling) for request in sampling for sibling in request.siblings]
-        if flight.forks:
-            rows = [sampling.index(request) for request, _ in flight.forks]
-            logits = logits[[*range(len(sampling)), *rows]]
-            sampling += [sibling for _, sibling in flight.forks]
+        if any(request.group is not None for request in sampling):
+            logits, sampling = self._of_groups(flight, logits, sampling)
         flight.sampling = sampling
         if sampling:
             flight.picks = sample(logits, sampling, self.counters, self.one_by_one, self.kernels)
         return flight
+
+    def _of_groups(
+        self, flight: Flight, logits: Tensor, sampling: list[Request]
+    ) -> tuple[Tensor, list[Request]]:
+        """Let joint members choose from their rows; the rows and requests that are left to sample, where each member that
+        starts now has a copy of its leader's row."""
+        joint = [row for row, request in enumerate(sampling) if request.is_joint]
+        if joint:
+            assert self.joint is not None
+            flight.joint = [sampling[row] for row in joint]
+            flight.choices = self.joint.choose(logits[joint], flight.joint, self.counters, self.one_by_one)
+            rows = [row for row, request in enumerate(sampling) if not request.is_joint]
+            logits, sampling = logits[rows], [sampling[row] for row in rows]
+        flight.forks = [(request, member) for request in sampling for member in request.unstarted]
+        if flight.forks:
+            rows = [sampling.index(request) for request, _ in flight.forks]
+            logits = logits[[*range(len(sampling)), *rows]]
+            sampling = sampling + [member for _, member in flight.forks]
+        return logits, sampling
 
     def may_wait(self, flight: Flight) -> bool:
         """Whether the next step can be planned and launched before the tokens of this one are known.
@@ -105,13 +121,16 @@ class Launcher:
         Not where the host has to find out something first: penalties go by the tokens themselves, and stop tokens that
         may not come yet are masked row by row, each of which is a wait.
         """
-        return self.runner.eviction is None and not any(
-            r.params.adjusts_logits
-            or r.params.logprobs is not None
-            or r.fellows
-            or r.siblings
-            or (r.stop_ids and not r.may_stop)
-            for r in [*flight.sampling, *flight.beams]
+        return (
+            self.runner.eviction is None
+            and not flight.joint
+            and not any(
+                r.params.adjusts_logits
+                or r.params.logprobs is not None
+                or (r.group is not None and r.unstarted)
+                or (r.stop_ids and not r.may_stop)
+                for r in flight.sampling
+            )
         )
 
     def read(self, flight: Flight) -> list[Sampled]:

@@ -85,7 +85,7 @@ class Reserve(Recompute):
         if self._worst(request, cache) > cache.pool.num_usable:
             raise BadInput(
                 f"request {request.request_id} may need {self._worst(request, cache)} cache blocks for its "
-                f"{1 + len(request.siblings)} samples, and there are {cache.pool.num_usable}: lower n, beam_width or max_tokens, "
+                f"{1 + len(request.unstarted)} samples, and there are {cache.pool.num_usable}: lower n, beam_width or max_tokens, "
                 "raise cache.num_blocks, or use batching.preemption=recompute"
             )
 
@@ -102,7 +102,7 @@ class Reserve(Recompute):
     @staticmethod
     def _worst(request: Request, cache: CacheManager) -> int:
         """Blocks that a request and its further samples hold at their ends, if they share none."""
-        return (1 + len(request.siblings)) * cache.blocks_for(cache.footprint(request.max_num_tokens - 1))
+        return (1 + len(request.unstarted)) * cache.blocks_for(cache.footprint(request.max_num_tokens - 1))
 
 
 STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}

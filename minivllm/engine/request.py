@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.sequence import CachedSequence
 from minivllm.engine.params import SamplingParams
@@ -26,16 +26,6 @@ class RequestState(StrEnum):
     DECODE = "decode"
     PREEMPTED = "preempted"
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One output of a beam search."""
-
-    token_ids: list[int]
-    cumulative_logprob: float  # natural log
-    score: float  # cumulative_logprob / (tokens ** length_penalty): what beams are compared by
-    finish_reason: str
 
 
 class Request:
@@ -58,21 +48,18 @@ class Request:
         "arrival_s",
         "cache",
         "error",
-        "fellows",
         "finish_reason",
-        "hypotheses",
+        "group",
         "max_num_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_rotated_tokens",
         "params",
-        "parent",
         "prompt_logprobs",
         "rank",
         "request_id",
         "seed",
-        "siblings",
         "state",
         "stop_ids",
         "token_ids",
@@ -105,11 +92,7 @@ class Request:
         self.state = RequestState.WAITING
         self.arrival_s = arrival_s
         self.rank = (0.0, 0)  # urgency and number of its coming: lower is served first; set by the scheduler
-        self.siblings: list[Request] = []  # further samples of the prompt, which start once it is computed
-        self.parent: Request | None = None  # of a sibling that has not started
-        # All beams of its search, this one too: they are preempted, resumed and ended together.
-        self.fellows: Sequence[Request] = ()
-        self.hypotheses: list[Hypothesis] = []  # of its beam search, at the end: the n best, the best first
+        self.group: Group | None = None  # of requests that grow from the same prompt
         self.cache = CachedSequence()
         self.num_preemptions = 0
         self.finish_reason: str | None = None
@@ -136,6 +119,21 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The generated tokens."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def unstarted(self) -> Sequence[Request]:
+        """Further members of its group, which start once its prompt is computed."""
+        return self.group.unstarted if self.group is not None and self.group.leader is self else ()
+
+    @property
+    def joint_members(self) -> Sequence[Request]:
+        """Those that are preempted, resumed and ended together with it, and itself."""
+        return self.group.members if self.is_joint and self.group is not None else (self,)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the members of its group choose their tokens together."""
+        return self.group is not None and self.group.joint
 
     @property
     def deadline_s(self) -> float:
@@ -166,3 +164,25 @@ class Request:
         reason = self.ends(token_id)
         self.token_ids.append(token_id)
         return reason
+
+
+class Group:
+    """Requests that grow from one prompt, such as the samples of `n`. One member computes the prompt, and the others start on
+    its blocks.
+
+    Args:
+        members: the first is the one that was asked for.
+    """
+
+    knobs = "n or beam_width"  # that ask for several members
+    joint = False  # whether the members choose their tokens together: they are preempted, resumed and ended as one
+
+    def __init__(self, members: Sequence[Request]) -> None:
+        self.members = members
+        self.leader = members[0]  # for whom the unstarted members wait
+        self.unstarted = list(members[1:])
+        for member in members:
+            member.group = self
+
+    def check(self, cache: CacheManager) -> None:
+        """Raises BadInput if the members can never run together; samples can run one after another."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from minivllm.engine.logprobs import top_logprobs
 from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
-from minivllm.errors import BadInput, NonFiniteLogits
+from minivllm.errors import BadInput
 from minivllm.kernels.transfer import Download, upload
 from minivllm.platform.given import FLOAT32
 
@@ -31,7 +31,6 @@ class SamplerCounters:
     drawn_fused: int = 0  # of these, in a kernel of its own (runtime.fused_kernels)
     rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
     tokens_changed: int = 0  # by any of these: not what the model finds likeliest
-    beam_rounds: int = 0
 
 
 class Sampled(NamedTuple):
@@ -304,33 +303,3 @@ def _reach(requests: Sequence[Request]) -> int | None:
     where nothing is filtered."""
     params = [request.params for request in requests]
     return max(p.top_k or sys.maxsize for p in params) if any(p.filters for p in params) else None
-
-
-@torch.inference_mode()
-def best_continuations(
-    logits: Tensor, beams: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
-) -> list[list[tuple[float, int]]]:
-    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best first.
-
-    They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties and masks act on
-    the log-probabilities, as in transformers. A beam whose logits are not finite has its `error` set.
-
-    Args:
-        logits: [R, vocab], any float dtype; row i belongs to beams[i].
-        counters: are told what was done.
-        one_by_one: for each beam by itself, so that no shape depends on the others.
-    """
-    if one_by_one and len(beams) > 1:
-        return [
-            best_continuations(row[None], [beam], counters)[0]
-            for row, beam in zip(logits, beams, strict=True)
-        ]
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    counters.rows_adjusted += adjust(logprobs, beams)
-    most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
-    values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    found = [[*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)]
-    for beam, pairs in zip(beams, found, strict=True):
-        if math.isnan(pairs[0][0]):
-            beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)
-    return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in found]

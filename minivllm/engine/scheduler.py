@@ -106,22 +106,14 @@ class Scheduler:
                 f"request {request.request_id} may grow to {longest} tokens, beyond cache.eviction_budget (it holds "
                 f"{held}), and what exceeds it cannot be computed in one step: use batching.chunked_prefill=true"
             )
-        samples = 1 + len(request.siblings)
-        if samples > self.policy.max_num_samples:
+        samples = 1 + len(request.unstarted)
+        if request.group is not None and samples > self.policy.max_num_samples:
             raise BadInput(
                 f"request {request.request_id} wants {samples} samples at once, and "
-                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower n or beam_width, or raise it"
+                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower {request.group.knobs}, or raise it"
             )
-        if request.fellows and self.cache.layout.keeps:
-            # Beams share the prompt's full blocks at least, even if they are computed again, unless some are evicted.
-            shared = request.num_prompt_tokens // self.cache.block_size if held == longest else 0
-            blocks = shared + samples * (self.cache.blocks_for(held) - shared)
-            if blocks > self.cache.pool.num_usable:
-                raise BadInput(
-                    f"request {request.request_id} may need {blocks} cache blocks for its {samples} beams, and there "
-                    f"are {self.cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
-                    "(with cache=contiguous, cache.num_sequences)"
-                )
+        if request.group is not None:
+            request.group.check(self.cache)
         self.policy.on_full.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
@@ -181,14 +173,14 @@ class Scheduler:
                 count = self._cut(gap, step, len(requests) - index)
             else:
                 count = gap
-            # It waits for its fellows, was preempted for one of them, or only its last token is still to be read.
+            # It waits for its group, was preempted for one of them, or only its last token is still to be read.
             if count <= 0 or request not in running or len(request.token_ids) >= request.max_num_tokens:
                 continue
             while not (placed := self._place(request, count)):
-                # The least urgent without a part in this step goes; that may be the request itself. Beams go
+                # The least urgent without a part in this step goes; that may be the request itself. Joint members go
                 # together, and not where one of them has a part: then the request waits for the next step.
                 served = {part.request for part in step.scheduled}
-                others = [r for r in running if r not in served and served.isdisjoint(r.fellows)]
+                others = [r for r in running if r not in served and served.isdisjoint(r.joint_members)]
                 if not others:
                     break
                 step.preempted.append(self._preempt(max(others, key=_rank)))
@@ -259,7 +251,7 @@ class Scheduler:
             self.num_overtaken += request.rank[1] < self._latest and not request.num_preemptions
             self._latest = max(self._latest, request.rank[1])
             self.running[request] = None
-            self._num_seqs += 1 + len(request.siblings)
+            self._num_seqs += 1 + len(request.unstarted)
             if count:
                 self._schedule(request, count, step)
 
@@ -289,7 +281,7 @@ class Scheduler:
 
         Args:
             parent: runs.
-            child: one of its siblings, or a beam of the same search.
+            child: an unstarted member of its group, or a joint one.
             num_shared: how many of their first tokens are the same; None: all that `parent` has computed.
         """
         self.num_forks += 1
@@ -303,9 +295,9 @@ class Scheduler:
         self._num_added += 1
         child.rank = (parent.rank[0], self._num_added)
         self.running[child] = None
-        parent.siblings.remove(child)  # its place was counted with the parent's
-        child.parent = None
-        if not child.fellows:  # beams end with the first of them
+        assert child.group is not None
+        child.group.unstarted.remove(child)  # its place was counted with the parent's
+        if not child.is_joint:  # joint members end with the first of them
             self._watch(child)
         self._changed(child, RequestState.DECODE)
 
@@ -315,23 +307,24 @@ class Scheduler:
             heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request, wherever it is, and take its blocks back; all beams of a search end with any of them."""
+        """End a request, wherever it is, and take its blocks back; joint members end with any of them."""
         if request.state is RequestState.DONE:
             return
         self.num_shed += reason == "shed"
-        for one in request.fellows or (request,):
+        for one in request.joint_members:
             self._leave(one)
             self.cache.free(one.cache)
             one.finish_reason = reason
             self._changed(one, RequestState.DONE)
 
     def _leave(self, request: Request) -> None:
-        if request.parent is not None:
-            request.parent.siblings.remove(request)
-            self._num_seqs -= request.parent in self.running
-        elif request in self.running:
+        group = request.group
+        if request in self.running:
             del self.running[request]
-            self._num_seqs -= 1 + len(request.siblings)
+            self._num_seqs -= 1 + len(request.unstarted)
+        elif group is not None and request in group.unstarted:
+            group.unstarted.remove(request)
+            self._num_seqs -= group.leader in self.running
         else:
             self.waiting.remove(request)
 
@@ -341,28 +334,28 @@ class Scheduler:
             return
         for request in list(self.running):
             is_there = request.num_rotated_tokens < length <= request.num_tokens < request.max_num_tokens
-            if is_there and request in self.running:  # beams go together
-                for one in request.fellows or (request,):
+            if is_there and request in self.running:  # joint members go together
+                for one in request.joint_members:
                     one.num_rotated_tokens = length
                 self._preempt(request, Recompute())
 
     def _preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
         """Take a request's blocks; it waits, in the place that it had.
 
-        Of beams the first one waits, with the others as siblings: they start again once it is computed, on those of
-        its blocks that hold the same tokens.
+        Of joint members the first one waits, and the others start again once it is computed, on those of its blocks that
+        hold the same tokens.
         """
-        beams = [beam for beam in request.fellows if beam in self.running]
-        request = beams.pop(0) if beams else request
-        for beam in (request, *beams):
-            self._leave(beam)
-        for beam in beams:
-            self.cache.free(beam.cache)
-            beam.num_computed_tokens = 0
-            beam.parent = request
-            self._changed(beam, RequestState.PREEMPTED)
-        request.siblings += beams
-        # Where it waits for its fellows nothing is left to compute; then the last token is computed again.
+        request, *others = [one for one in request.joint_members if one in self.running]
+        for one in (request, *others):
+            self._leave(one)
+        for one in others:
+            self.cache.free(one.cache)
+            one.num_computed_tokens = 0
+            self._changed(one, RequestState.PREEMPTED)
+        if request.group is not None and others:
+            request.group.leader = request
+            request.group.unstarted += others
+        # Where it waits for its group nothing is left to compute; then the last token is computed again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         (strategy or self.policy.on_full).preempt(request, self.cache)
         request.num_preemptions += 1

@@ -1,15 +1,34 @@
-"""Beam search: the likeliest outputs as a whole, kept `beam_width` at a time. Pure Python, no tensors."""
+"""Beam search: the likeliest outputs as a whole, kept `beam_width` at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from minivllm.engine.request import Hypothesis, Request
+import torch
+from torch import Tensor
+
+from minivllm.cache.manager import CacheManager
+from minivllm.engine.request import Group, Request
+from minivllm.engine.sampler import SamplerCounters, adjust
 from minivllm.engine.scheduler import Scheduler
+from minivllm.errors import BadInput, NonFiniteLogits
+
+Continuations = Sequence[tuple[float, int]]  # (natural log of the probability, token id), the best first
 
 
-class BeamSearch:
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One output of a beam search."""
+
+    token_ids: list[int]
+    cumulative_logprob: float  # natural log
+    score: float  # cumulative_logprob / (tokens ** length_penalty): what beams are compared by
+    finish_reason: str
+
+
+class BeamSearch(Group):
     """One beam search: rounds in which every beam gets one token, as transformers' `generate(num_beams=k)` has them.
 
     The beams are requests that the scheduler serves like any others, in any order and any number a step. A beam whose
@@ -21,24 +40,42 @@ class BeamSearch:
     hypotheses with the best scores are kept.
 
     Args:
-        beams: the first one computes the prompt; the others are its siblings, `k` in all.
+        beams: `k` requests; the first one computes the prompt.
     """
 
-    def __init__(self, beams: list[Request]) -> None:
+    joint = True
+
+    def __init__(self, beams: Sequence[Request]) -> None:
+        super().__init__(beams)
         self.beams = beams
         self.params = beams[0].params
         # A beam at -inf is the copy of another one and counts for nothing, as all but one do at first.
         self.scores = [0.0] + [-math.inf] * (len(beams) - 1)
-        self.found: dict[Request, Sequence[tuple[float, int]]] = {}
+        self.found: dict[Request, Continuations] = {}
         self.hypotheses: list[Hypothesis] = []
 
-    def take(self, beam: Request, continuations: Sequence[tuple[float, int]], scheduler: Scheduler) -> None:
+    def check(self, cache: CacheManager) -> None:
+        """See Group. Beams share the prompt's full blocks at least, even if they are computed again, unless some are
+        evicted."""
+        first, width = self.beams[0], len(self.beams)
+        longest = first.max_num_tokens - 1  # the last token is never computed
+        held = cache.footprint(longest)
+        shared = first.num_prompt_tokens // cache.block_size if held == longest else 0
+        blocks = shared + width * (cache.blocks_for(held) - shared)
+        if cache.layout.keeps and blocks > cache.pool.num_usable:
+            raise BadInput(
+                f"request {first.request_id} may need {blocks} cache blocks for its {width} beams, and there "
+                f"are {cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
+                "(with cache=contiguous, cache.num_sequences)"
+            )
+
+    def take(self, beam: Request, continuations: Continuations, scheduler: Scheduler) -> None:
         """Note a beam's likeliest continuations, (natural log of the probability, token id), and let beams that
         waited for it start: at the beginning, and after a preemption."""
-        for sibling in tuple(beam.siblings):
+        for other in tuple(beam.unstarted):
             known = range(beam.num_prompt_tokens, beam.num_tokens)
-            same = (i for i in known if beam.token_ids[i] != sibling.token_ids[i])
-            scheduler.fork(beam, sibling, next(same, beam.num_tokens))
+            same = (i for i in known if beam.token_ids[i] != other.token_ids[i])
+            scheduler.fork(beam, other, next(same, beam.num_tokens))
         beam.num_computed_tokens = beam.num_tokens  # also where nothing is kept: it waits
         self.found[beam] = continuations
 
@@ -117,3 +154,76 @@ class BeamSearch:
 
     def _score(self, total: float, length: int) -> float:
         return total / length**self.params.length_penalty
+
+
+class BeamDecoding:
+    """Beam search for the engine; see `JointDecoding`."""
+
+    def __init__(self) -> None:
+        self.counters = {"beam_rounds": 0}
+
+    def group(self, members: Sequence[Request]) -> BeamSearch:
+        """A search whose beams are `members`."""
+        return BeamSearch(members)
+
+    def choose(
+        self, logits: Tensor, members: Sequence[Request], counters: SamplerCounters, one_by_one: bool
+    ) -> Sequence[Continuations]:
+        """The likeliest continuations of each beam; see `best_continuations`."""
+        return best_continuations(logits, members, counters, one_by_one)
+
+    def advance(
+        self, members: Sequence[Request], choices: Sequence[Continuations], scheduler: Scheduler
+    ) -> Iterator[tuple[Request, list[int], str]]:
+        """Give beams the continuations found for them, and end the rounds that are complete.
+
+        Yields:
+            Of each search that is over its first beam, the tokens of its best hypothesis, and why that one ended; of one that
+            failed no tokens, when the first beam has the `error`.
+        """
+        searches: dict[BeamSearch, None] = {}
+        for beam, found in zip(members, choices, strict=True):
+            assert isinstance(beam.group, BeamSearch)
+            beam.group.take(beam, found, scheduler)
+            searches[beam.group] = None
+        for search in searches:
+            first = search.beams[0]
+            first.error = next((beam.error for beam in search.beams if beam.error), None)
+            if first.error is not None:
+                yield first, [], "error"
+            elif search.ready:
+                self.counters["beam_rounds"] += 1
+                if not search.advance(scheduler):
+                    del search.hypotheses[first.params.n :]
+                    best = search.hypotheses[0]
+                    yield first, best.token_ids, best.finish_reason
+
+
+@torch.inference_mode()
+def best_continuations(
+    logits: Tensor, beams: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
+) -> list[list[tuple[float, int]]]:
+    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best first.
+
+    They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties and masks act on
+    the log-probabilities, as in transformers. A beam whose logits are not finite has its `error` set.
+
+    Args:
+        logits: [R, vocab], any float dtype; row i belongs to beams[i].
+        counters: are told what was done.
+        one_by_one: for each beam by itself, so that no shape depends on the others.
+    """
+    if one_by_one and len(beams) > 1:
+        return [
+            best_continuations(row[None], [beam], counters)[0]
+            for row, beam in zip(logits, beams, strict=True)
+        ]
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    counters.rows_adjusted += adjust(logprobs, beams)
+    most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
+    values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
+    found = [[*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)]
+    for beam, pairs in zip(beams, found, strict=True):
+        if math.isnan(pairs[0][0]):
+            beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)
+    return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in found]

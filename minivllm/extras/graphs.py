@@ -125,7 +125,9 @@ class GraphKeeper:
             return None
         longest = 0
         for part in scheduled:
-            if part.num_tokens != 1 or not part.samples or part.request.siblings:
+            if part.num_tokens != 1 or not part.samples:
+                return None
+            if part.request.group is not None and part.request.unstarted:
                 return None
             longest = max(longest, part.seq_len)
         blocks = -(-longest // self.runner.block_size)
@@ -133,7 +135,7 @@ class GraphKeeper:
         key = GraphKey(
             next(size for size in self.sizes if size >= len(scheduled)),
             next(width for width in self.widths if width >= blocks),
-            self._kind([r.params for r in requests], any(r.fellows or not r.may_stop for r in requests)),
+            self._kind([r.params for r in requests], any(r.is_joint or not r.may_stop for r in requests)),
         )
         if key not in self.graphs and key.kind not in self.failed and len(self.graphs) < MOST_GRAPHS:
             try:

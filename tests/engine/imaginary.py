@@ -11,10 +11,10 @@ from minivllm.cache.tiers.offload import Finished
 from minivllm.engine.batching import BatchingPolicy, Sequential
 from minivllm.engine.events import EventBus
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.request import Hypothesis, Request, RequestState
+from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.extras.beam import BeamSearch
+from minivllm.extras.beam import BeamSearch, Hypothesis
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:
@@ -64,6 +64,12 @@ class SlowDisk:
         return finished
 
 
+def hypotheses(first: Request) -> list[Hypothesis]:
+    """What a beam search came to, by its first beam."""
+    assert isinstance(first.group, BeamSearch)
+    return first.group.hypotheses
+
+
 class Machine:
     """Carries plans out on positions and token ids in place of keys and values, and samples (position mod 5); beams
     by `continuations`."""
@@ -76,7 +82,6 @@ class Machine:
         self.disk = SlowDisk(self.host)
         self.scheduler = Scheduler(policy, CacheManager(layout, self.disk), EventBus(), self.clock)
         self.requests: list[Request] = []
-        self.searches: dict[Request, BeamSearch] = {}
 
     def request(
         self, prompt: list[int], output: int, n: int = 1, arrival_s: float | None = None, **params: object
@@ -93,21 +98,17 @@ class Machine:
             )
             for index in range(n)
         ]
-        made[0].siblings = made[1:]
-        for sibling in made[1:]:
-            sibling.parent = made[0]
         if made[0].params.beam_width > 1:
-            for beam in made:
-                beam.fellows = made
+            BeamSearch(made)
+        elif n > 1:
+            Group(made)
         return made[0]
 
     def add(self, prompt: list[int], output: int, n: int = 1, **params: object) -> Request:
         """Add a request; raises as the scheduler does."""
         first = self.request(prompt, output, n, **params)  # type: ignore[arg-type]
         self.scheduler.add(first)
-        self.requests += [first, *first.siblings]
-        if first.fellows:
-            self.searches[first] = BeamSearch(list(first.fellows))
+        self.requests += [first, *first.unstarted]
         return first
 
     def add_beams(self, prompt: list[int], output: int, width: int, **params: object) -> Request:
@@ -161,21 +162,22 @@ class Machine:
         sampling = [part.request for part in plan.scheduled if part.samples]
         for part in plan.scheduled:
             self.scheduler.computed(part)
-        for beam in (request for request in sampling if request.fellows):
-            self.searches[beam.fellows[0]].take(beam, continuations(beam), self.scheduler)
-        for first in dict.fromkeys(request.fellows[0] for request in sampling if request.fellows):
-            search = self.searches[first]
+        searches: dict[BeamSearch, None] = {}
+        for beam in sampling:
+            if isinstance(beam.group, BeamSearch):
+                beam.group.take(beam, continuations(beam), self.scheduler)
+                searches[beam.group] = None
+        for search in searches:
             if search.ready and not search.advance(self.scheduler):
-                first.hypotheses = search.hypotheses
-                self.scheduler.finish(first, "stop")
-                done.append(first)
+                self.scheduler.finish(search.beams[0], "stop")
+                done.append(search.beams[0])
         for request in sampling:
-            if request.fellows:
+            if request.is_joint:
                 continue
-            siblings = list(request.siblings)
-            for sibling in siblings:
-                self.scheduler.fork(request, sibling)
-            for one in (request, *siblings):
+            others = list(request.unstarted)
+            for other in others:
+                self.scheduler.fork(request, other)
+            for one in (request, *others):
                 if one.append((one.num_tokens + one.seed) % 5) is not None:
                     self.scheduler.finish(one, "length")
                     done.append(one)
@@ -210,10 +212,9 @@ class Machine:
         """What a beam search comes to, one round after the other and without any cache."""
         first = self.request(prompt, output, width, beam_width=width, stop_token_ids=(0,))
         machine = Machine(Sequential(), CacheLayout(len(prompt) + output, width + 1))
-        machine.searches[first] = BeamSearch(list(first.fellows))
         machine.scheduler.add(first)
         machine.run()
-        return first.hypotheses
+        return hypotheses(first)
 
     def check(self) -> None:
         """Nothing is lost, leaked or held twice."""
@@ -225,9 +226,10 @@ class Machine:
         if cache.prefix is not None:
             self.check_tiers()
         known = sorted(r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running))
-        pending = [r.request_id for r in self.requests if r.parent is not None and r.parent.state != "done"]
+        unstarted = [r for r in self.requests if r.group is not None and r in r.group.unstarted]
+        pending = [r.request_id for r in unstarted if r.group is not None and r.group.leader.state != "done"]
         open_ = sorted(
-            r.request_id for r in self.requests if r.state is not RequestState.DONE and r.parent is None
+            r.request_id for r in self.requests if r.state is not RequestState.DONE and r not in unstarted
         )
         assert known == open_, (known, open_, pending)
 

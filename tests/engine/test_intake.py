@@ -17,7 +17,7 @@ def test_samples_of_neighbouring_seeds_share_no_seed() -> None:
 
     def seeds(seed: int, n: int) -> list[int]:
         first = intake.request("0", [1], SamplingParams(seed=seed, n=n))
-        return [one.seed for one in (first, *first.siblings)]
+        return [one.seed for one in (first, *first.unstarted)]
 
     assert seeds(7, 3)[0] == 7 and seeds(7, 3) == seeds(7, 5)[:3]
     every = [one for seed in range(50) for one in seeds(seed, 8)]

@@ -20,6 +20,7 @@ from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, TokenKernels
 from minivllm.errors import BadInput, NonFiniteLogits
+from minivllm.extras.beam import best_continuations
 from minivllm.platform.given import FLOAT32
 from tests.engine.traffic import Asked, serve
 from tests.extras.test_graphs import keep, run_again
@@ -113,8 +114,7 @@ def test_it_is_named_and_leaves_nothing_for_others(llm: LLM) -> None:
     if engine.cache.layout.keeps:
         assert all(part[1:].isfinite().all() for parts in engine.kv.parts for part in parts)
     if engine.cache.prefix is not None:
-        again = Request("again", [20, 21, 22, 23, 24], GREEDY, max_num_tokens=9, seed=0)
-        assert not [*engine.cache.prefix.match(again, 1)]
+        assert not [*engine.cache.prefix.match([20, 21, 22, 23, 24], 1)]
 
 
 def test_the_logits_of_a_position_are_refused(llm: LLM) -> None:
@@ -180,7 +180,7 @@ def test_beams_of_no_number_have_an_error_and_the_others_none() -> None:
     logits = torch.randn(4, 20)
     logits[1, 3], logits[2, 4], logits[3] = torch.nan, torch.inf, -torch.inf
     beams = [request(replace(GREEDY, beam_width=2, allowed_token_ids=(5, 6))) for _ in range(4)]
-    found = sampler.best_continuations(logits, beams, SamplerCounters())
+    found = best_continuations(logits, beams, SamplerCounters())
     assert [isinstance(beam.error, NonFiniteLogits) for beam in beams] == [False, True, True, True]
     assert {token for _, token in found[0]} == {5, 6}
 

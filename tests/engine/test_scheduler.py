@@ -13,7 +13,7 @@ from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequen
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
-from tests.engine.imaginary import Machine
+from tests.engine.imaginary import Machine, hypotheses
 
 
 def make(policy: BatchingPolicy, blocks: int = 8, block_size: int = 4, **layout: object) -> Machine:
@@ -144,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.open()))
-        for one in (*request.siblings, request):
+        for one in (*request.unstarted, request):
             self.machine.scheduler.finish(one, "abort")
 
     @rule(count=st.integers(1, 3), broken=st.sampled_from([False, False, False, True]))
@@ -195,13 +195,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         # Every admitted request ends, and the cache is empty again.
         self.machine.run()
-        for first in self.machine.searches:
+        for first in (r for r in self.machine.requests if r.is_joint and r is r.joint_members[0]):
             if first.finish_reason == "stop":
                 output = first.max_num_tokens - first.num_prompt_tokens
                 alone = self.machine.run_alone(
-                    first.token_ids[: first.num_prompt_tokens], output, len(first.fellows)
+                    first.token_ids[: first.num_prompt_tokens], output, len(first.joint_members)
                 )
-                assert first.hypotheses == alone
+                assert hypotheses(first) == alone
         cache = self.machine.scheduler.cache
         assert cache.pool.num_used == 0
         assert cache.num_free_slots == cache.layout.host_slots
@@ -368,7 +368,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_shed() -> None:
 def test_every_sample_is_shed_at_its_deadline() -> None:
     machine = make(Continuous(max_num_seqs=4, shed=True), blocks=32)
     first = machine.add([0], 20, n=3, deadline_ms=5.5)
-    samples = [first, *first.siblings]
+    samples = [first, *first.unstarted]
     machine.run()
     assert [one.finish_reason for one in samples] == ["shed"] * 3
     assert all(0 < one.num_output_tokens < 20 for one in samples)

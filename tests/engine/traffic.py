@@ -59,7 +59,7 @@ def serve(engine: Engine, asked: list[Asked]) -> list[list[tuple[list[int], str 
                 # Noise goes by the seed, which must not depend on the order of coming.
                 params = replace(one.params, seed=index)
                 first = engine.add_request(f"{index}", one.prompt, params, detokenize=False)
-                made[index] = [first] if first.fellows else [first, *first.siblings]
+                made[index] = [first] if first.is_joint else [first, *first.unstarted]
                 got.update((request, ([], [])) for request in made[index])
         for output in engine.step():
             tokens, reasons = got[output.request]

@@ -16,8 +16,15 @@ from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous, Static
 from minivllm.engine.events import StepTimed
 from minivllm.llm import RequestOutput
-from tests.engine.imaginary import Machine
+from tests.engine.imaginary import Machine, hypotheses
 from tests.reference import VARIANTS, make_checkpoint
+
+
+def rounds(llm: LLM) -> int:
+    """Rounds of beam search so far."""
+    assert llm.engine.launcher.joint is not None
+    return llm.engine.launcher.joint.counters["beam_rounds"]
+
 
 PROMPTS = [[5, 17, 3, 99, 42, 8], [7], [9, 4, 30] * 6]
 ENDS = tuple(range(2, 128, 3))  # many, since a random model hardly ever says one of few
@@ -114,9 +121,9 @@ def test_the_knobs_of_the_search_change_its_outcome(plain: LLM) -> None:
 
     def search(**knobs: Any) -> tuple[list[list[int]], int]:
         params = SamplingParams(max_tokens=14, beam_width=4, n=4, stop_token_ids=ENDS, **knobs)
-        before = plain.engine.launcher.counters.beam_rounds
+        before = rounds(plain)
         outputs = plain.generate([PROMPTS[2]], params)[0].outputs
-        return [output.token_ids for output in outputs], plain.engine.launcher.counters.beam_rounds - before
+        return [output.token_ids for output in outputs], rounds(plain) - before
 
     some = [
         search(),
@@ -226,7 +233,7 @@ def test_an_abort_ends_all_beams(plain: LLM) -> None:
             engine.step()
         engine.abort("x")
         assert not engine.has_unfinished and engine.cache.pool.num_used == 0
-        assert not engine._requests and not engine._searches
+        assert not engine._requests
     engine.add_request("x", PROMPTS[0], SamplingParams(max_tokens=12, beam_width=4))
     engine.step()
     engine.abort_all()
@@ -238,7 +245,7 @@ def test_a_missed_deadline_ends_all_beams() -> None:
     late = machine.add([1, 2], 8, 3, beam_width=3, deadline_ms=2.5)
     other = machine.add([1, 2], 8)
     machine.run()
-    assert {beam.finish_reason for beam in late.fellows} == {"shed"}
+    assert {beam.finish_reason for beam in late.joint_members} == {"shed"}
     assert machine.scheduler.num_shed == 1 and other.finish_reason == "length"
     assert machine.scheduler._num_seqs == 0
     machine.check()
@@ -252,12 +259,12 @@ def test_a_group_of_beams_is_preempted_and_comes_back_as_one() -> None:
     groups = []
     while machine.scheduler.has_unfinished:
         plan = machine.scheduler.plan()
-        groups += [request for request in plan.preempted if request.fellows]
+        groups += [request for request in plan.preempted if request.is_joint]
         machine.carry_out(plan)
         machine.check()
     assert groups and set(groups) == {search}
     assert urgent.num_preemptions == 0
-    assert search.hypotheses == machine.run_alone([2] * 7, 5, 3)
+    assert hypotheses(search) == machine.run_alone([2] * 7, 5, 3)
 
 
 def test_a_batch_reserves_blocks_for_those_that_have_to_wait_for_tokens() -> None:

@@ -1,0 +1,50 @@
+"""What is handed to an engine for requests that need more than the core does; see extras/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from minivllm.engine.params import TokenMask
+from minivllm.engine.request import Group, Request
+from minivllm.engine.sampler import SamplerCounters
+from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.tokenizer import Tokenizer
+
+
+class JointDecoding(Protocol):
+    """How the members of a joint group choose their tokens together."""
+
+    counters: dict[str, int]  # of its own work
+
+    def group(self, members: Sequence[Request]) -> Group:
+        """A joint group of these requests; the first one is the one that was asked for."""
+
+    def choose(
+        self, logits: Tensor, members: Sequence[Request], counters: SamplerCounters, one_by_one: bool
+    ) -> Any:
+        """What a step's logits say: [R, vocab], row i belongs to members[i], of any number of groups."""
+
+    def advance(
+        self, members: Sequence[Request], choices: Any, scheduler: Scheduler
+    ) -> Iterable[tuple[Request, list[int], str]]:
+        """Give members their tokens; of each group that is over its first member, its output and the finish reason.
+
+        Args:
+            members: as given to `choose`.
+            choices: what that returned.
+            scheduler: forks members.
+        """
+
+
+class Extensions(NamedTuple):
+    """The extras that an engine has."""
+
+    joint: JointDecoding | None = None
+    # (words, tokenizer, vocab_size, the request's own mask): a mask that forbids the words
+    bad_words: Callable[[Sequence[str], Tokenizer, int, TokenMask | None], TokenMask] | None = None
+
+
+CORE = Extensions()  # none
