@@ -27,10 +27,11 @@ from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import TORCH, Sampled, TokenKernels
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
-from minivllm.engine.tokenizer import Detokenizer, Tokenizer
+from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.kernels.transfer import Download
 from minivllm.models.load.loading import LoadedModel
+from minivllm.models.load.tokenizer import Tokenizer
 
 AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 

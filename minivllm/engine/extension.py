@@ -11,7 +11,7 @@ from minivllm.engine.params import TokenMask
 from minivllm.engine.request import Group, Request
 from minivllm.engine.sampler import SamplerCounters
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.tokenizer import Tokenizer
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 class JointDecoding(Protocol):

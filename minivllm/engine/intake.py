@@ -9,8 +9,8 @@ from numbers import Integral
 from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Group, Request
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 def sample_seed(seed: int, index: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, sample
 from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.extras.graphs import GraphKeeper
 from minivllm.kernels.transfer import Download
 
 
@@ -35,6 +34,26 @@ class Flight:
     joint: list[Request] = field(default_factory=list)  # members of joint groups
     choices: Any = None  # of these, see JointDecoding
     experts: int | Download = 0  # that it computed, if somebody asks
+
+
+class StepGraphs(Protocol):
+    """Steps that were recorded, to be replayed as a whole; see extras/graphs.py."""
+
+    counters: dict[str, int]
+    capture_s: float  # what recording has taken
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of all recordings."""
+
+    def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> Any:
+        """The key of the recording that a step can be replayed with, or None."""
+
+    def fill(self, key: Any, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> None:
+        """Put the step into the recording's input."""
+
+    def replay(self, key: Any, count: int, counters: SamplerCounters) -> Tensor | Picks:
+        """Compute it: the tokens of its `count` requests, or their logits."""
 
 
 class Launcher:
@@ -60,7 +79,7 @@ class Launcher:
         self.cache = cache
         self.kernels, self.one_by_one, self.joint = kernels, one_by_one, joint
         self.counters = SamplerCounters()
-        self.graphs: GraphKeeper | None = None  # of steps that only decode, where they can be recorded
+        self.graphs: StepGraphs | None = None  # of steps that only decode, where they can be recorded
 
     def launch(self, plan: StepPlan, pending: Tensor | None = None) -> Flight:
         """Compute and sample a step.

@@ -1,93 +1,11 @@
-"""Text to token ids and back, incrementally; no transformers needed."""
+"""Token ids to text, incrementally."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from minivllm.errors import BadInput
-from minivllm.models.load.tokenizer_files import guarded, has_tokenizer, read_tokenizer
-
-
-class Tokenizer:
-    """A checkpoint's tokenizer and chat template.
-
-    Args:
-        folder: the checkpoint, with tokenizer.json, or vocab.json and merges.txt; and perhaps tokenizer_config.json,
-            special_tokens_map.json and chat_template.jinja.
-
-    Raises:
-        BadInput: one of these files cannot be read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        files = read_tokenizer(folder)
-        self.fast, self.special_tokens, self.chat_template = (
-            *(files.fast, files.special_tokens),
-            files.chat_template,
-        )
-
-    @classmethod
-    def load(cls, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer of a checkpoint folder, or None if it has none."""
-        return None if folder is None or not has_tokenizer(folder) else cls(folder)
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, with whatever special tokens the tokenizer itself adds unless told not to.
-
-        Raises:
-            BadInput: half of a surrogate pair, which is no character.
-        """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadInput(
-                f"the text {text[:40]!r} holds what is no character: it cannot be encoded"
-            ) from None
-        what = f"the tokenizer cannot encode the text {text[:40]!r}"
-        return guarded(what, self.fast.encode, text, add_special_tokens=add_special_tokens).ids
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text, without special tokens unless they are asked for; bytes that form no character become U+FFFD."""
-        what = "the tokenizer cannot decode its own tokens"
-        return guarded(what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens)
-
-    def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
-        """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
-        return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
-
-    def chat_text(
-        self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
-        """A conversation as the chat template writes it, special tokens included.
-
-        Args:
-            messages: {"role": ..., "content": ...} in order.
-            add_generation_prompt: end where the assistant speaks.
-            variables: passed to the template, e.g. enable_thinking.
-
-        Raises:
-            BadInput: the checkpoint has no chat template, or the template refuses the messages, takes too long or too
-                much memory.
-        """
-        if self.chat_template is None:
-            raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
-        from minivllm.models.load.chat_template import render  # not needed without one
-
-        known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
-        return render(self.chat_template, messages, known)
-
-    def special_id(self, name: str) -> int | None:
-        """Token id of "bos_token", "eos_token", ...; None where the checkpoint names none."""
-        return self.fast.token_to_id(self.special_tokens.get(name, ""))
-
-    def token_id(self, text: str) -> int | None:
-        """The id of the special token that reads so; None where it is none."""
-        token_id = self.fast.token_to_id(text)
-        added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
-        return token_id if added is not None and added.special else None
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 class Detokenizer:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from minivllm.engine.params import TokenMask
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 class BadWords:

@@ -11,8 +11,8 @@ import pytest
 
 from minivllm.bench.making import DATE, WorkloadMaker, chat_renderer
 from minivllm.bench.workloads.synthetic import Smoke
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 TINY = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from minivllm.engine.tokenizer import Detokenizer, Tokenizer
+from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

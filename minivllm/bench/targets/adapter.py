@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 
 from minivllm.bench.targets.base import EngineInfo
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 
 
 class Adapter:

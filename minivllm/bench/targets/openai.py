@@ -19,10 +19,10 @@ from minivllm.bench.targets.installed import INSTALL
 from minivllm.bench.targets.stream import ServerError, Tokens, read_stream, served_models, server_words
 from minivllm.bench.targets.support_matrix import OPENAI, OPENAI_WITH_COMMAND
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve
+from minivllm.models.load.tokenizer import Tokenizer
 
 PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
 LOOK_S = 0.5  # between two looks at whether a server has started

@@ -21,11 +21,11 @@ from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 from minivllm.models.load.source import resolve
+from minivllm.models.load.tokenizer import Tokenizer
 
 IDLE_S = 1e-3  # how far time goes on where there is nothing to do and nobody says for how long
 UNLIMITED = 1 << 60

@@ -16,7 +16,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.support_matrix import TRANSFORMERS
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.tokenizer import Tokenizer
+from minivllm.models.load.tokenizer import Tokenizer
 
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
 STEP_NOTE = (

@@ -18,8 +18,8 @@ from minivllm.bench.targets.installed import INSTALL
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.support_matrix import TRANSFORMERS_CONTINUOUS
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
 
 NO_EOS = -1
 PAGED = "paged|"

@@ -17,11 +17,11 @@ from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.support_matrix import VLLM
 from minivllm.engine.params import SamplingParams
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 from minivllm.models.load.source import Source, resolve
+from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import thread_count
 
 WORKER = Path(__file__).with_name("vllm_worker.py")

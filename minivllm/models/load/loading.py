@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minivllm.engine.tokenizer import Tokenizer
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels, active
 from minivllm.kernels.cpu.linear import PanelLinear
@@ -23,6 +22,7 @@ from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import resolve
+from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.models.registry import model_class
 from minivllm.quant.base import QuantMethod, Shapes

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from minivllm.engine.tokenizer import Detokenizer, Tokenizer
+from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput
 from minivllm.models.load import tokenizer_files
 from minivllm.models.load.generation import read_generation
+from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.tokenizer_files import named_token_id, read_tokenizer
 from tests.damage import damaged
 
