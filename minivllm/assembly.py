@@ -139,48 +139,48 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     }
     fused = takes_triton("runtime.fused_kernels", kernels["fused_kernels"], "off", device)
     streams = takes_triton("runtime.linear_kernel", config["runtime"]["linear_kernel"], "torch", device)
-    with library.using(kernels["cpu_kernels"], device) as missing:
-        offered = {"progress": progress, "moe": config["runtime"]["moe"]}
-        loaded = build(config["model"], offered, quant=quant, device=device)
-        if missing is not None:
-            loaded.warnings.append(missing)
-        if streams:
-            from minivllm.quant.kernels.streamed import stream  # imports Triton
+    cpu, missing = library.choose(kernels["cpu_kernels"], device)
+    offered = {"progress": progress, "moe": config["runtime"]["moe"], "kernels": cpu}
+    loaded = build(config["model"], offered, quant=quant, device=device)
+    if missing is not None:
+        loaded.warnings.append(missing)
+    if streams:
+        from minivllm.quant.kernels.streamed import stream  # imports Triton
 
-            stream(loaded.model)
-        if level != "off":
-            keep_deterministic(loaded.model)
-        if level == "batch":
-            make_batch_invariant(loaded, device)
-        if trims(config["runtime"]):
-            loaded.model.trim()
-        if fused:
-            from minivllm.passes.fuse import fuse  # imports Triton
+        stream(loaded.model)
+    if level != "off":
+        keep_deterministic(loaded.model)
+    if level == "batch":
+        make_batch_invariant(loaded, device)
+    if trims(config["runtime"]):
+        loaded.model.trim()
+    if fused:
+        from minivllm.passes.fuse import fuse  # imports Triton
 
-            fuse(loaded.model)
-        group_experts(loaded.model, config["runtime"]["moe"], device)
-        engine = Engine(
-            loaded,
-            loaded.tokenizer,
-            policy,
-            cache,
-            lambda specs, kv: build(attention, specs=specs, kv=kv),
-            device,
-            token_kernels(loaded.kernels, fused),
-            seed=config["measure"]["seed"],
-            batch_invariant=level == "batch",
-            overlap=config["runtime"]["overlap"],
-            extensions=Extensions(BeamDecoding(), BadWords),
-        )
-        if config["runtime"]["native_layers"]:
-            make_native(loaded.model.model.layers, engine.runner.attention)
-        if compiles:
-            compile_layers(engine)
-            left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
-            left_out += [knob for knob in ("native_layers", "trim_last_layer") if config["runtime"][knob]]
-            if left_out:
-                loaded.warnings.append(
-                    f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"
-                )
-        keep_graphs(engine, config["runtime"]["cuda_graphs"], build(config["decoding"]))
-        return engine
+        fuse(loaded.model)
+    group_experts(loaded.model, config["runtime"]["moe"], device)
+    engine = Engine(
+        loaded,
+        loaded.tokenizer,
+        policy,
+        cache,
+        lambda specs, kv: build(attention, {"kernels": cpu}, specs=specs, kv=kv),
+        device,
+        token_kernels(loaded.kernels, fused),
+        seed=config["measure"]["seed"],
+        batch_invariant=level == "batch",
+        overlap=config["runtime"]["overlap"],
+        extensions=Extensions(BeamDecoding(), BadWords),
+    )
+    if config["runtime"]["native_layers"]:
+        make_native(loaded.model.model.layers, engine.runner.attention, loaded.kernels)
+    if compiles:
+        compile_layers(engine)
+        left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
+        left_out += [knob for knob in ("native_layers", "trim_last_layer") if config["runtime"][knob]]
+        if left_out:
+            loaded.warnings.append(
+                f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"
+            )
+    keep_graphs(engine, config["runtime"]["cuda_graphs"], build(config["decoding"]))
+    return engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.attention.eager import EagerBackend
@@ -14,12 +15,13 @@ from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels
 
 
-def select(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
+def select(specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None) -> AttentionBackend:
     """The first backend whose constraints hold, fastest first of those that are proven; its name goes into the record."""
     on_gpu = (TritonBackend, SDPABackend, FlashBackend)
-    on_cpu = (CPUBackend, SDPABackend)
+    on_cpu = (partial(CPUBackend, kernels=kernels), SDPABackend)
     for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:
         with contextlib.suppress(BadInput):
             return backend(specs, kv)

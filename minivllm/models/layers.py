@@ -3,7 +3,7 @@
 Modules are built on the meta device and describe, as data, which tensors of the checkpoint they take
 (`Linear.parts`, `HeadNorm.parts`); the loader fills them. At batch 1 on a CPU an operation costs about
 10 us, so a layer does as few as it can: fused projections, and norm and rotation of queries and keys
-in one go.
+in one go. Some compute with the C++ kernels where they are given some (`kernels`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.cpu.library import active
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.config import ModelConfig
 from minivllm.models.rope import rotate
 
@@ -60,10 +60,13 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Token ids [tokens] to [tokens, hidden]."""
 
+    takes_kernels = True
+    kernels: Kernels | None = None
+
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = weight(vocab_size, hidden_size)
-        self.kernels, self.is_packed = active(), False
+        self.is_packed = False
 
     def share(self, packed: nn.Parameter) -> None:
         """Look rows up in the panels of the head, which holds the same weight."""
@@ -85,11 +88,13 @@ class RMSNorm(nn.Module):
     results are the same to the bit.
     """
 
+    kernels: Kernels | None = None
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = weight(size)
         self.shape, self.eps = (size,), eps
-        self.kernels = active() if size % 16 == 0 else None
+        self.takes_kernels = size % 16 == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
@@ -137,6 +142,8 @@ class Attention(nn.Module):
         qk_norm: norm of queries and keys before the rotation, if the family has one.
     """
 
+    kernels: Kernels | None = None
+
     def __init__(self, config: ModelConfig, layer: int, qk_norm: HeadNorm | None = None) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -151,10 +158,9 @@ class Attention(nn.Module):
         self.qk_norm = qk_norm
         self.trims = False  # whether the output is that of tokens alone whose logits are wanted
         # The kernel turns sixteen pairs of dimensions at a time.
-        fits = dim % 16 == 0 and all(
+        self.takes_kernels = dim % 16 == 0 and all(
             rope.rotary_dim(dim) % 32 == 0 for rope in (config.rope, config.local_rope) if rope is not None
         )
-        self.kernels = active() if fits else None
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
@@ -187,12 +193,14 @@ class MLP(nn.Module):
         bias: whether the projections have biases.
     """
 
+    kernels: Kernels | None = None
+
     def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
         self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
-        self.kernels = active() if activation == "silu" and inner % 16 == 0 else None
+        self.takes_kernels = activation == "silu" and inner % 16 == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from minivllm.attention.kernels.cpu import CPUBackend
-from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.layers import MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
 
@@ -74,9 +74,8 @@ def is_native(layer: nn.Module) -> bool:
     )
 
 
-def make_native(layers: nn.ModuleList, attention: AttentionBackend) -> None:
+def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> None:
     """Replace the layers that can be, where the C++ kernels are in use for attention, too."""
-    kernels = active()
     if kernels is None or type(attention) is not CPUBackend:
         return
     for number, layer in enumerate(layers):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels
 
 SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -27,6 +28,7 @@ class QuantMethod(Protocol):
     name: str
     dtype: torch.dtype  # of activations, and of every weight that is not quantised
     skip: tuple[str, ...]
+    kernels: Kernels | None  # in C++, which layers may compute with; set before the first one is packed
 
     def quantizes(self, layer_name: str) -> bool:
         """Whether the weight of this layer, or of "lm_head", goes through pack(); others become plain ones."""
@@ -83,6 +85,7 @@ class Quantizer:
     """
 
     name = "none"
+    kernels: Kernels | None = None
 
     def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
         self.dtype = parse_dtype(dtype)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import SLICE, Quantizer
 from minivllm.quant.kernels.int4 import ROWS, Int4Linear
@@ -55,9 +56,8 @@ class Int4(Quantizer):
         chunk = _CHUNK if weight.device.type == "cpu" else SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         pieces = (quantize(part, self.group_size) for part in weight.split(step))
-        return int4_linear(
-            pieces, (weight.shape[0], weight.shape[1]), self.group_size, bias, kernel=self.kernel
-        )
+        shape = (weight.shape[0], weight.shape[1])
+        return int4_linear(pieces, shape, self.group_size, bias, None, self.kernel, self.kernels)
 
 
 def int4_linear(
@@ -67,13 +67,13 @@ def int4_linear(
     bias: Tensor | None,
     order: Tensor | None = None,
     kernel: str = "auto",
+    kernels: Kernels | None = None,
 ) -> nn.Module:
-    """The layer for what Int4Linear takes: on panels if these kernels are in use and the weight needs no filling up."""
+    """The layer for what Int4Linear takes: on panels where the C++ kernels take it and it needs no filling up."""
     pieces = iter(pieces)
     first = next(pieces)
-    kernels = (
-        panels_for(first[0].device, first[1].dtype, shape[1], group_size, kernel) if order is None else None
-    )
+    device, dtype = first[0].device, first[1].dtype
+    kernels = panels_for(kernels, device, dtype, shape[1], group_size, kernel) if order is None else None
     pieces = itertools.chain([first], pieces)
     if kernels is None:
         return Int4Linear(pieces, shape, group_size, bias, order, kernel)

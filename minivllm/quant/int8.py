@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.kernels.choice import takes_triton
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
 
@@ -45,12 +46,18 @@ class Int8(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return int8_linear(*quantize(weight), bias, self.kernel)
+        return int8_linear(*quantize(weight), bias, self.kernel, self.kernels)
 
 
-def int8_linear(weight: Tensor, scale: Tensor, bias: Tensor | None, kernel: str = "auto") -> nn.Module:
-    """The layer for what Int8Linear takes: on panels if these kernels are in use."""
-    if kernels := panels_for(weight.device, scale.dtype, weight.shape[1], kernel=kernel):
+def int8_linear(
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    kernel: str = "auto",
+    kernels: Kernels | None = None,
+) -> nn.Module:
+    """The layer for what Int8Linear takes: on panels where the C++ kernels take it."""
+    if kernels := panels_for(kernels, weight.device, scale.dtype, weight.shape[1], kernel=kernel):
         packed = kernels.pack(weight, Format.INT8)
         return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
     triton = takes_triton("quant.kernel", kernel, "torch", weight.device)

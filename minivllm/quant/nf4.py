@@ -67,7 +67,9 @@ class NF4(Quantizer):
         """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as `quantize` gives them."""
         rows, columns = state.shape
         functional = self.library.functional
-        if kernels := panels_for(codes.device, self.dtype, columns, state.blocksize, self.kernel):
+        if kernels := panels_for(
+            self.kernels, codes.device, self.dtype, columns, state.blocksize, self.kernel
+        ):
             scales = single_scales(functional, state).view(rows, -1).t()
             step = max(PANEL, SLICE // columns // PANEL * PANEL)
             packed = [kernels.pack(_nibbles(part), Format.NF4) for part in codes.view(rows, -1).split(step)]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.quant.base import Quantizer, frozen
 
@@ -27,7 +28,7 @@ class Plain(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return plain_linear(weight, bias)
+        return plain_linear(weight, bias, self.kernels)
 
 
 class PlainLinear(nn.Module):
@@ -67,9 +68,9 @@ class PackedLinear(nn.Module):
         return out
 
 
-def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+def plain_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None = None) -> nn.Module:
     """The fastest plain linear layer for the weight's device, whose memory it may take over."""
-    if kernels := panels_for(weight.device, weight.dtype, weight.shape[1]):
+    if kernels := panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         packed = kernels.pack(weight.contiguous(), Format.BFLOAT16)
         return PanelLinear(kernels, Format.BFLOAT16, [packed], weight.shape, bias)
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
@@ -77,10 +78,10 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     return PlainLinear(weight, bias)
 
 
-def tied_linear(weight: nn.Parameter) -> nn.Module:
+def tied_linear(weight: nn.Parameter, kernels: Kernels | None = None) -> nn.Module:
     """A head on the embedding's weight. A PanelLinear has taken its memory over, and the embedding is to share it."""
-    if panels_for(weight.device, weight.dtype, weight.shape[1]):
-        return plain_linear(weight.data, None)
+    if panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
+        return plain_linear(weight.data, None, kernels)
     return PlainLinear(weight, None)
 
 

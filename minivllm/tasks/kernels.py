@@ -139,8 +139,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
                 "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto and triton, a CPU "
                 "runtime.cpu_kernels=auto"
             )
-        with library.using("on", device):  # says why they cannot be had
-            pass
+        library.choose("on", device)  # says why they cannot be had
     if device.type == "cuda":
         cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
         synchronise: Callable[[], object] = torch.cuda.synchronize

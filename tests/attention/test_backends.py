@@ -110,8 +110,7 @@ def cpu(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
         library.load()
     except (RuntimeError, OSError) as error:
         pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    with library.using("on", CPU):
-        return CPUBackend(specs, kv)
+    return CPUBackend(specs, kv, library.load())
 
 
 MAKERS: dict[str, Callable[..., AttentionBackend]] = {
@@ -235,12 +234,9 @@ def test_cpu_refuses_what_it_cannot_serve_and_auto_goes_on() -> None:
     compressed = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU, "int8")
     with pytest.raises(BadInput, match="no compressed cache"):
         cpu([spec], compressed)
-    with library.using("on", CPU):
-        assert [select([spec], kv).name, select([odd], kv).name, select([spec], compressed).name] == [
-            "cpu",
-            "sdpa",
-            "sdpa",
-        ]
+    kernels = library.load()
+    chosen = [select([spec], kv, kernels), select([odd], kv, kernels), select([spec], compressed, kernels)]
+    assert [backend.name for backend in chosen] == ["cpu", "sdpa", "sdpa"]
 
 
 def test_cpu_gives_a_query_the_same_bits_however_the_prompt_is_cut() -> None:

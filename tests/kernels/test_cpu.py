@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear
 from minivllm.models.layers import RMSNorm
 from minivllm.models.rope import rotate
-from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
@@ -32,14 +30,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture
-def kernels() -> Iterator[Kernels]:
-    """In use for what a test builds."""
+def kernels() -> Kernels:
+    """The library."""
     try:
         library.load()
     except (RuntimeError, OSError) as error:
         pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    with library.using("on", CPU):
-        yield library.load()
+    return library.load()
 
 
 @pytest.fixture
@@ -47,6 +44,12 @@ def panels(kernels: Kernels) -> Kernels:
     if not kernels.has_linear:
         pytest.skip("this processor has no AVX2")
     return kernels
+
+
+def on(kernels: Kernels, method: Any) -> Any:
+    """A method that packs for the kernels."""
+    method.kernels = kernels
+    return method
 
 
 def largest_error(out: Tensor, exact: Tensor) -> float:
@@ -81,7 +84,7 @@ def dense(layer: nn.Module, inputs: int) -> Tensor:
     ],
 )
 def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, outputs: int, inputs: int) -> None:
-    method: QuantMethod = METHODS[name]
+    method = on(panels, METHODS[name])
     torch.manual_seed(0)
     weight = torch.randn(outputs, inputs).bfloat16()
     ours = method.pack(weight.clone(), None)
@@ -117,7 +120,7 @@ def test_every_int8_is_itself(panels: Kernels) -> None:
 )
 def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str, inputs: int) -> None:
     torch.manual_seed(1)
-    ours = METHODS[name].pack(torch.randn(96, inputs).bfloat16(), torch.randn(96).bfloat16())
+    ours = on(panels, METHODS[name]).pack(torch.randn(96, inputs).bfloat16(), torch.randn(96).bfloat16())
     x = torch.randn(300, inputs).bfloat16()
     with torch.inference_mode():
         whole = ours(x)
@@ -131,14 +134,14 @@ def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str, inputs
 @pytest.mark.parametrize(
     "method", [Int8(kernel="torch"), Int4(kernel="torch"), NF4(kernel="bitsandbytes")], ids=lambda m: m.name
 )
-def test_a_library_named_by_quant_kernel_multiplies_instead(panels: Kernels, method: QuantMethod) -> None:
-    assert not isinstance(method.pack(torch.randn(64, 128).bfloat16(), None), PanelLinear)
+def test_a_library_named_by_quant_kernel_multiplies_instead(panels: Kernels, method: Any) -> None:
+    assert not isinstance(on(panels, method).pack(torch.randn(64, 128).bfloat16(), None), PanelLinear)
 
 
 def test_strided_rows_and_bias(panels: Kernels) -> None:
     torch.manual_seed(2)
     weight, bias = torch.randn(70, 64).bfloat16(), torch.randn(70).bfloat16()
-    ours = Plain().pack(weight.clone(), bias)
+    ours = on(panels, Plain()).pack(weight.clone(), bias)
     x = torch.randn(9, 200).bfloat16()[:, 10:74]
     torch.testing.assert_close(ours(x), F.linear(x, weight, bias), atol=0.1, rtol=0.02)
 
@@ -203,7 +206,7 @@ def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new
 
 
 def test_products_refuse_tensors_that_do_not_fit(panels: Kernels) -> None:
-    layer = Int4(group_size=64).pack(torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16())
+    layer = on(panels, Int4(group_size=64)).pack(torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16())
     assert isinstance(layer, PanelLinear)
     x = torch.randn(2, 128).bfloat16()
     right = (layer.weight, layer.scales, layer.zeros, layer.bias, layer.form, layer.outputs, layer.group)
@@ -232,6 +235,7 @@ def test_norm(kernels: Kernels, dtype: torch.dtype) -> None:
     for rows, size in ((1, 16), (5, 48), (40, 1024)):
         x, weight = 3 * torch.randn(rows, size, dtype=dtype), torch.randn(size, dtype=dtype)
         norm = RMSNorm(size, 1e-6)
+        library.use_kernels(norm, kernels)
         norm.weight.data = weight
         assert norm.kernels is not None
         exact = F.rms_norm(x.double(), (size,), None, 1e-6) * weight.double()
@@ -332,13 +336,11 @@ def test_without_a_compiler_auto_does_without_and_on_says_why(
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     library.load.cache_clear()
     try:
-        with library.using("auto", CPU) as reason:
-            assert library.active() is None
-            assert reason is not None and "not used" in reason
-        with pytest.raises(BadInput, match=r"runtime\.cpu_kernels=on"), library.using("on", CPU):
-            pass
-        with library.using("off", CPU) as reason:
-            assert reason is None
+        chosen, reason = library.choose("auto", CPU)
+        assert chosen is None and reason is not None and "not used" in reason
+        with pytest.raises(BadInput, match=r"runtime\.cpu_kernels=on"):
+            library.choose("on", CPU)
+        assert library.choose("off", CPU) == (None, None)
         assert not list(tmp_path.glob("minivllm/*"))  # nothing half-written
     finally:
         library.load.cache_clear()

@@ -11,7 +11,7 @@ from minivllm.attention.base import refuse_scores
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import active
+from minivllm.kernels.cpu.library import Kernels
 
 if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
@@ -31,8 +31,7 @@ class CPUBackend:
     name = "cpu"
     supports_graphs = True  # there are none on a CPU; but the host's lengths are not used
 
-    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
-        kernels = active()
+    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None) -> None:
         if kernels is None:
             raise BadInput(
                 "attention=cpu needs the C++ kernels: runtime.cpu_kernels=on says why they cannot be had; "

@@ -50,10 +50,7 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
         (c.num_heads, c.num_kv_heads, c.num_kv_heads), 2
     )
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # as the C++ kernel wants them
-    with setting.own():
-        ours: AttentionBackend = (
-            TritonBackend(specs, kv) if setting.triton else _on_own_cache(setting, specs, kv)
-        )
+    ours: AttentionBackend = TritonBackend(specs, kv) if setting.triton else _on_own_cache(setting, specs, kv)
     theirs: AttentionBackend = (SDPABackend if spec.soft_cap is None else EagerBackend)(specs, kv)
     pairs = sequences * (queries * context - queries * (queries - 1) / 2)
     return Case(
@@ -70,7 +67,8 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
 
 def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> CPUBackend:
     """The C++ kernel with the keys and values of `kv`, in the order within a block that it likes best."""
-    backend = CPUBackend(specs, KVCache(specs, kv.layout, DTYPE, torch.device("cpu")))
+    own = KVCache(specs, kv.layout, DTYPE, torch.device("cpu"))
+    backend = CPUBackend(specs, own, setting.kernels)
     for slots in torch.arange(kv.layout.num_blocks * BLOCK).split(_PIECE):
         # Each token is a sequence that consists of it, whatever its slot; what they attend to is of no interest.
         nowhere = torch.zeros(len(slots), 1, dtype=torch.int32)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minivllm.kernels.cpu import library
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.config import ModelConfig
 
 DTYPE = torch.bfloat16
@@ -78,11 +78,10 @@ class Setting:
     contexts: tuple[int, ...]
     formats: tuple[str, ...]
 
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """What is built inside is on this project's kernels."""
-        with library.using("off" if self.triton else "on", self.device):
-            yield
+    @property
+    def kernels(self) -> Kernels | None:
+        """The C++ kernels, where these are measured."""
+        return library.choose("off" if self.triton else "on", self.device)[0]
 
     def copies(self, size: float) -> int:
         """How many inputs of `size` bytes are twice the cache: when a copy's turn comes it has left the cache."""

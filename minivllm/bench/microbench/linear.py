@@ -75,15 +75,19 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
     bits = {"bf16": 16, "int8": 8}.get(form, 4)
     copies = min(MOST_COPIES, setting.copies(weight.numel() * bits / 8))
 
+    kernels = setting.kernels if own else None
+
     def make(method: QuantMethod | None) -> nn.Module:
-        return plain_linear(weight.clone(), None) if method is None else method.pack(weight.clone(), None)
+        if method is None:
+            return plain_linear(weight.clone(), None, kernels)
+        method.kernels = kernels
+        return method.pack(weight.clone(), None)
 
     if not own:
         method = METHODS[form](kernel=LIBRARIES[form]) if form in METHODS else None
         return [make(method) for _ in range(copies)]
     method = METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
-    with setting.own():
-        layers = nn.ModuleList(make(method) for _ in range(copies))
+    layers = nn.ModuleList(make(method) for _ in range(copies))
     if setting.triton:
         from minivllm.quant.kernels.streamed import stream  # imports Triton
 

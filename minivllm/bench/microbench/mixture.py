@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minivllm.bench.microbench.case import DTYPE, ITEM, Case, Setting, Side
+from minivllm.kernels.cpu.library import Kernels, use_kernels
 from minivllm.models.layers import Linear
 from minivllm.models.moe import MoE
 from minivllm.passes.grouped import GroupedMoE
@@ -20,9 +21,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     """For each number of rows; none of a dense model."""
     if not setting.model.num_experts:
         return
-    theirs = _mixture(setting)
-    with setting.own():
-        ours = _mixture(setting)
+    theirs, ours = _mixture(setting), _mixture(setting, setting.kernels)
     if setting.triton:
         ours = GroupedMoE(ours)
     c = setting.model
@@ -54,7 +53,7 @@ def _caller(moe: MoE, x: Tensor) -> Callable[[int], Tensor]:
     return call
 
 
-def _mixture(setting: Setting) -> MoE:
+def _mixture(setting: Setting, kernels: Kernels | None = None) -> MoE:
     """The same weights at every call."""
     with torch.device("meta"):
         moe = MoE(setting.model, setting.model.norm_topk_prob)
@@ -63,5 +62,6 @@ def _mixture(setting: Setting) -> MoE:
         if isinstance(module, Linear):
             shape = (sum(module.parts.values()), module.in_features)
             weight = torch.randn(shape, device=setting.device, generator=generator) / shape[1] ** 0.5
-            moe.set_submodule(name, plain_linear(weight.to(DTYPE), None))
+            moe.set_submodule(name, plain_linear(weight.to(DTYPE), None, kernels))
+    use_kernels(moe, kernels)
     return moe

@@ -15,7 +15,6 @@ from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, draw, exponential_noise, filter_probs, sample
-from minivllm.kernels.cpu.library import active
 from minivllm.kernels.transfer import upload
 
 TOP_K, TOP_P = 20, 0.9
@@ -49,8 +48,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     logits = _logits(setting, copies, rows)
     requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
     counters = SamplerCounters()
-    with setting.own():
-        kernels = token_kernels(active(), setting.triton)
+    kernels = token_kernels(setting.kernels, setting.triton)
 
     name, plain = "argmax", partial(torch.argmax, dim=-1)
     if params.top_k:

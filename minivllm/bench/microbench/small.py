@@ -11,7 +11,7 @@ from torch import Tensor
 from minivllm.bench.microbench.case import DTYPE, ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
-from minivllm.kernels.cpu.library import active
+from minivllm.kernels.cpu.library import use_kernels
 from minivllm.models.layers import MLP, HeadNorm, RMSNorm
 from minivllm.models.rope import rotate
 
@@ -71,8 +71,8 @@ def _norm(setting: Setting, rows: int) -> Case:
             return out
 
         return _case(setting, "sum + RMSNorm", str(size), rows, numbers, (fused, added))
-    with setting.own():
-        own = layer()
+    own = layer()
+    use_kernels(own, setting.kernels)
     own.weight = plain.weight
     sides = (lambda i: own(x[i % copies]), lambda i: plain(x[i % copies]))
     return _case(setting, "RMSNorm", str(size), rows, numbers, sides)
@@ -105,8 +105,7 @@ def _norm_and_rotation(setting: Setting, rows: int) -> Case:
             return write.rotate(qk[i % copies], cos, sin, (norm.weight, EPS, "plain"))
 
     else:
-        with setting.own():
-            kernels = active()
+        kernels = setting.kernels
         assert kernels is not None
         turned, in_place = qk.clone(), kernels.norm_and_rotate_
 
@@ -168,8 +167,8 @@ def _gated(setting: Setting, rows: int) -> Case:
             return small.gated(both[i % copies], "silu")
 
     else:
-        with setting.own():
-            own = MLP(c.hidden_size, inner, "silu")
+        own = MLP(c.hidden_size, inner, "silu")
+        use_kernels(own, setting.kernels)
 
         def ours(i: int) -> Tensor:
             return own.gated(both[i % copies])

@@ -13,13 +13,13 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from minivllm.errors import BadInput, first_line
 
@@ -47,43 +47,34 @@ class Kernels:
     decoder_layer: Callable[..., Any]  # the class of layer.cpp
 
 
-_active: Kernels | None = None
-
-
-def active() -> Kernels | None:
-    """The kernels that what is built now is to use, if any."""
-    return _active
-
-
-@contextmanager
-def using(wanted: str, device: torch.device) -> Iterator[str | None]:
-    """Models and backends built inside use the kernels, and keep them.
+def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | None]:
+    """The kernels for what is built for a device, and why there are none although they were asked for.
 
     Args:
         wanted: "off"; "auto" uses them where they can be had; "on" insists.
         device: where the model runs.
 
-    Yields:
-        Why they are not used although that was asked for, or None.
-
     Raises:
         BadInput: "on", and they cannot be had.
     """
-    global _active
-    reason = None
-    if wanted != "off" and (device.type == "cpu" or wanted == "on"):
-        try:
-            if device.type != "cpu":
-                raise RuntimeError(f"the device is {device.type}")
-            _active = load()
-        except (RuntimeError, OSError, ImportError) as error:
-            reason = f"the C++ kernels for CPUs are not used: {first_line(error)}"
-            if wanted == "on":
-                raise BadInput(f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto") from None
+    if wanted == "off" or (device.type != "cpu" and wanted == "auto"):
+        return None, None
     try:
-        yield reason
-    finally:
-        _active = None
+        if device.type != "cpu":
+            raise RuntimeError(f"the device is {device.type}")
+        return load(), None
+    except (RuntimeError, OSError, ImportError) as error:
+        reason = f"the C++ kernels for CPUs are not used: {first_line(error)}"
+        if wanted == "on":
+            raise BadInput(f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto") from None
+        return None, reason
+
+
+def use_kernels(model: nn.Module, kernels: Kernels | None) -> None:
+    """Let the modules of a model that say so (`takes_kernels`) compute with the kernels."""
+    for module in model.modules():
+        if getattr(module, "takes_kernels", False):
+            module.kernels = kernels  # type: ignore[assignment]  # which a module may be told
 
 
 @functools.cache

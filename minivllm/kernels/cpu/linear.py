@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.library import Kernels
 
 PANEL = 64  # outputs
 MOST_IN_GROUP = 256  # inputs of a group that are converted at a time
@@ -25,15 +25,19 @@ class Format(IntEnum):
 
 
 def panels_for(
-    device: torch.device, dtype: torch.dtype, inputs: int, group: int = 2, kernel: str = "auto"
+    kernels: Kernels | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    inputs: int,
+    group: int = 2,
+    kernel: str = "auto",
 ) -> Kernels | None:
-    """The kernels, if they are in use and take such a weight, whose scales go by `group` inputs.
+    """The kernels, if there are any and they take such a weight, whose scales go by `group` inputs.
 
     `kernel` is the knob quant.kernel: a value that names another one is obeyed.
     """
-    kernels = active() if kernel == "auto" else None
     fits = dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
-    return kernels if kernels is not None and kernels.has_linear and fits else None
+    return kernels if kernels is not None and kernels.has_linear and fits and kernel == "auto" else None
 
 
 class PanelLinear(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import Kernels, active
+from minivllm.kernels.cpu.library import Kernels, use_kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.config import ModelConfig, require_experts
 from minivllm.models.families.llama import LlamaForCausalLM
@@ -63,6 +63,7 @@ def load_model(
     device: torch.device,
     progress: Progress | None = None,
     moe: str = "auto",
+    kernels: Kernels | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or build its architecture with random weights.
 
@@ -77,6 +78,7 @@ def load_model(
         device: where the model runs.
         progress: told how far the weights are, as (done, total).
         moe: how experts are to be multiplied; "grouped" insists that there are some.
+        kernels: in C++, to build the layers on.
 
     Raises:
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the checkpoint is
@@ -90,6 +92,7 @@ def load_model(
     config = ModelConfig.from_dict(source.config)
     length = config.context(max_model_len)
     require_experts(moe, config.num_experts)
+    quant.kernels = kernels
     # Before the weights: a mistake in these files is told at once.
     tokenizer, decoding = Tokenizer.load(source.folder), decoding_defaults(source.folder)
     with torch.device("meta"):
@@ -112,6 +115,7 @@ def load_model(
     del reader
     _return_freed_memory()
     model.make_rotary(length, device)
+    use_kernels(model, kernels)
     return LoadedModel(
         model=model.eval(),
         config=config,
@@ -121,7 +125,7 @@ def load_model(
         fingerprint=source.fingerprint,
         decoding_defaults=decoding,
         linear_inputs=widths,
-        kernels=active(),
+        kernels=kernels,
         warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],
         **sizes,
     )
@@ -192,7 +196,7 @@ def _fill(
             quantized = path in held or wanted
             shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
             if shared is not None and not quantized:
-                model.lm_head = tied_linear(shared)
+                model.lm_head = tied_linear(shared, quant.kernels)
                 if isinstance(model.lm_head, PanelLinear):
                     model.model.embed_tokens.share(model.lm_head.weight)
                 sizes["lookup_bytes"] = 0
@@ -245,7 +249,7 @@ def _load_linear(
     if before is not None and path in before.layers:
         return before.load(path, bias, device)
     weight = assemble("weight", module.in_features)
-    return quant.pack(weight, bias) if quantized else plain_linear(weight, bias)
+    return quant.pack(weight, bias) if quantized else plain_linear(weight, bias, quant.kernels)
 
 
 def _fill_rows(path: str, module: nn.Module, reader: WeightSource, out: Tensor) -> None:

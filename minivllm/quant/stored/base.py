@@ -75,7 +75,7 @@ def stored_format(settings: Mapping[str, Any], quant: QuantMethod) -> StoredForm
                 f"the checkpoint is quantised as {kind}, which no option computes with as it is stored: "
                 f"choose quant={', quant='.join(PLAIN)} (not {quant.name}), to which it is converted while it is read"
             )
-        return Converted(reader(settings, quant), quant.dtype)
+        return Converted(reader(settings, quant), quant)
     if quant.name != option:
         raise BadInput(
             f"the checkpoint is quantised as {kind}: choose quant={option} (not {quant.name}), "
@@ -89,11 +89,11 @@ class Converted:
 
     Args:
         stored: says how, with `weight`: the float32 [rows, columns] of one part's tensors.
-        dtype: to compute in.
+        quant: how they are computed.
     """
 
-    def __init__(self, stored: Any, dtype: torch.dtype) -> None:
-        self.stored, self.dtype = stored, dtype
+    def __init__(self, stored: Any, quant: QuantMethod) -> None:
+        self.stored, self.quant = stored, quant
         self.marker: str = stored.marker
         self.names: tuple[str, ...] = stored.names
 
@@ -107,7 +107,8 @@ class Converted:
     ) -> nn.Module:
         """See StoredFormat."""
         weights = (self.stored.weight(part, count, columns) for part, count in zip(parts, rows, strict=True))
-        return plain_linear(torch.cat([weight.to(self.dtype) for weight in weights]), bias)
+        whole = torch.cat([weight.to(self.quant.dtype) for weight in weights])
+        return plain_linear(whole, bias, self.quant.kernels)
 
 
 class StoredFP4:

@@ -66,7 +66,9 @@ def as_int4(
     shifted = (8.0 - zeros) * scales
     scales, shifted = (t.repeat_interleave(group // size, 0).to(quant.dtype) for t in (scales, shifted))
     codes = F.pad(codes, (0, len(scales) * size - columns))
-    return int4_linear([(codes, scales, shifted)], (len(codes), columns), size, bias, order, quant.kernel)
+    return int4_linear(
+        [(codes, scales, shifted)], (len(codes), columns), size, bias, order, quant.kernel, quant.kernels
+    )
 
 
 class StoredInt4:

@@ -37,7 +37,13 @@ class StoredGPTQ8(StoredInt4):
                 raise BadInput("gptq of 8 bits has zero points, which quant=int8 does not compute with")
             codes.append((self.codes(part["qweight"]).short() - 128).to(torch.int8))
             scales.append(part["scales"][0])
-        return int8_linear(torch.cat(codes), torch.cat(scales).to(self.quant.dtype), bias, self.quant.kernel)
+        return int8_linear(
+            torch.cat(codes),
+            torch.cat(scales).to(self.quant.dtype),
+            bias,
+            self.quant.kernel,
+            self.quant.kernels,
+        )
 
 
 class StoredCompressed:
@@ -107,7 +113,9 @@ class StoredCompressed:
         if scales.shape[0] > 1 or not (zeros == 128).all():
             raise BadInput("int8 weights have groups or zero points, which quant=int8 does not compute with")
         integers = (codes.short() - 128).to(torch.int8)
-        return int8_linear(integers, scales[0].to(self.quant.dtype), bias, self.quant.kernel)
+        return int8_linear(
+            integers, scales[0].to(self.quant.dtype), bias, self.quant.kernel, self.quant.kernels
+        )
 
 
 def compressed_scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
