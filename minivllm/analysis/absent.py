@@ -8,10 +8,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 from minivllm.bench.records.identity import UNASKED
-from minivllm.options import OPTIONS, MeasureOptions, RuntimeOptions
+from minivllm.config.groups import OPTIONS, TARGETLESS
 
 Row = dict[str, Any]
-TARGETLESS: dict[str, type] = {"runtime": RuntimeOptions, "measure": MeasureOptions}
 OFF = ("none", "off")
 
 

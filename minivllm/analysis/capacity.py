@@ -19,8 +19,8 @@ from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.schema import checker
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.bench.records.tables import read_table
+from minivllm.config.groups import OPTIONS
 from minivllm.errors import BadInput
-from minivllm.options.tasks import CapacityOptions
 
 TASK = "minivllm.tasks.capacity.run"
 # Knobs of arrival processes in which a rate can be searched for, and what they count.
@@ -342,11 +342,11 @@ def _whole(config: Mapping[str, Any], knob: str) -> bool:
     """Whether a recorded configuration says what was searched for."""
     task = {name: value for name, value in config["task"].items() if name != "_target_"}
     try:
-        CapacityOptions(**task)
+        OPTIONS[TASK](**task)
     except (BadInput, TypeError):
         return False
     rate = config["arrival"][knob]
-    if checker(CapacityOptions)(task) is not None:
+    if checker(OPTIONS[TASK])(task) is not None:
         return False
     return bool((config.get("measure") or {}).get("slo")) and checker(float)(rate) is None and rate > 0
 

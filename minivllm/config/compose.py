@@ -26,20 +26,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minivllm import redaction
 from minivllm.attention.base import refuse_scores
-from minivllm.cache.eviction.policies import POLICIES
+from minivllm.cache.eviction.policies import Eviction, make_eviction
 from minivllm.config import interpolation
 from minivllm.config.explain import explain, is_config_error, omegaconf_line
+from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
+from minivllm.config.options import RootOptions
 from minivllm.errors import BadInput, nearest
-from minivllm.options import (
-    GROUPS,
-    OPTIONS,
-    AblationOptions,
-    MeasureOptions,
-    RootOptions,
-    RuntimeOptions,
-    option,
-)
 from minivllm.platform.untrusted import place
 
 __all__ = [
@@ -54,7 +47,6 @@ __all__ = [
     "load",
     "locate",
     "nearest",
-    "option",
     "validate",
 ]
 
@@ -65,14 +57,6 @@ ANSWERING = ("minivllm.tasks.chat.run", "minivllm.tasks.generate.run")
 AUTO = "minivllm.attention.auto.select"
 INVARIANT = (AUTO, "minivllm.attention.invariant.InvariantBackend", "minivllm.attention.triton.TritonBackend")
 SCORING = (AUTO, "minivllm.attention.eager.EagerBackend")
-# Groups whose options are plain settings and name no class.
-TARGETLESS: dict[str, type] = {
-    "runtime": RuntimeOptions,
-    "measure": MeasureOptions,
-    "ablation": AblationOptions,  # there only where it is added
-}
-
-
 _composing = threading.RLock()  # Hydra's state
 
 
@@ -202,9 +186,9 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     """
     config = with_targets(config, present)
     groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
-    apart = ("choices", redaction.AS_WRITTEN)
+    apart = ("choices", redaction.AS_WRITTEN, *SECTIONS)
     rest = {key: value for key, value in config.items() if key not in groups and key not in apart}
-    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions))]
+    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions)), *SECTIONS]
     checked: dict[str, Any] = {}
     for group in GROUPS:
         if not isinstance(groups.get(group), dict):
@@ -219,18 +203,30 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             f"runtime.profile=true is for task=bench, whose measurement it traces: leave it out with "
             f"task={choices.get('task')}"
         )
-    attention, policy = str(checked["attention"]["_target_"]), str(checked["cache"].get("eviction"))
+    attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
+    eviction = _eviction(checked["cache"])
     if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
-        refuse_scores(str(choices.get("attention")), POLICIES.get(policy))
+        refuse_scores(str(choices.get("attention")), eviction)
     root = _check(RootOptions, rest, "", None, known)
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
         folder = place(root[key] or ".", f"{key}={root[key]}")
         if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
-    written = {name: config[name] for name in apart[1:] if name in config}
-    return {**checked, **root, "choices": dict(choices), **written}
+    sections = {name: _check(TARGETLESS[name], config.get(name, {}), name, name) for name in SECTIONS}
+    written = {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]} if redaction.AS_WRITTEN in config else {}
+    return {**checked, **root, **sections, "choices": dict(choices), **written}
+
+
+def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
+    """What a cache evicts by, where it is one of ours that can. Raises BadInput, see `make_eviction`."""
+    if cache["_target_"] not in OPTIONS or "eviction" not in cache:
+        return None
+    budget, sinks, window = (cache[f"eviction_{name}"] for name in ("budget", "sinks", "window"))
+    return make_eviction(
+        cache["eviction"], cache["block_size"], budget, sinks, window, cache["prefix_caching"]
+    )
 
 
 def _check_group(group: str, node: Any, choice: str | None) -> Any:

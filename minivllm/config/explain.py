@@ -20,9 +20,9 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
+from minivllm.config.groups import GROUPS
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput, nearest
-from minivllm.options import GROUPS
 
 # What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
 VLLM = {

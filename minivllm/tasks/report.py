@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.bench.records.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
-from minivllm.options.base import KEPT_FOLDERS
+from minivllm.platform.options import KEPT_FOLDERS
 from minivllm.platform.untrusted import place
 
 MAX_NAME = 80

@@ -12,8 +12,8 @@ import pytest
 from minivllm.analysis.cells import gather, show
 from minivllm.analysis.liveness import DECISIVE, LIVE_GROUPS, UNCOUNTED, liveness
 from minivllm.analysis.rows import read_rows
+from minivllm.config.options import RuntimeOptions
 from minivllm.engine.params import SamplingParams
-from minivllm.options.measure import RuntimeOptions
 from tests.report.synthetic import make_record, write
 
 

@@ -18,6 +18,7 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels import paged, write
+from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression import compress
 from minivllm.cache.kv import KVCache
@@ -30,7 +31,6 @@ from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.models.rope import rotate
-from minivllm.options.serving import TritonAttentionOptions
 from tests.attention.test_backends import CPU, SPECS, reference, run_in_pieces
 from tests.reference import make_checkpoint
 

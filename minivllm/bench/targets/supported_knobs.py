@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from minivllm.config.compose import compose
+from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput
-from minivllm.options import GROUPS, OPTIONS
 
 ALL = ("*",)
 # These say what is asked of the engine and how it is measured; every engine is given them.

@@ -1,4 +1,4 @@
-"""What a class's knobs must be, and what fits a context; built-in options are checked by minivllm.options first."""
+"""What a class's knobs must be, and what fits a context; built-in options are checked by options.py first."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import numpy as np
 from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits, not_negative, one_of
 from minivllm.bench.workloads.generator import Drawn, Reader
 from minivllm.bench.workloads.lengths import Lengths
+from minivllm.bench.workloads.options import TURN_INPUT_LEN, TURN_OUTPUT_LEN
 from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM, Length
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.options.workload import TURN_INPUT_LEN, TURN_OUTPUT_LEN
 
 TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
 

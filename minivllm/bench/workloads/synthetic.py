@@ -9,9 +9,7 @@ import numpy as np
 
 from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
-from minivllm.bench.workloads.prompts import draw_prompts
-from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.options.workload import (
+from minivllm.bench.workloads.options import (
     CHAT_INPUT_LEN,
     CHAT_OUTPUT_LEN,
     CODE_INPUT_LEN,
@@ -21,6 +19,8 @@ from minivllm.options.workload import (
     SUMMARIZE_INPUT_LEN,
     SUMMARIZE_OUTPUT_LEN,
 )
+from minivllm.bench.workloads.prompts import draw_prompts
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
 WORKLOAD_STREAM = 0x30AD  # keeps workload noise apart from arrival noise drawn with the same seed
 LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"

@@ -25,8 +25,8 @@ from minivllm.bench.workloads.arrivals import (
     Ramp,
     check_span,
 )
+from minivllm.bench.workloads.options import GammaOptions, RampOptions, RateOptions, ReplayOptions
 from minivllm.errors import BadInput
-from minivllm.options.arrival import GammaOptions, RampOptions, RateOptions, ReplayOptions
 
 
 def test_offline_is_all_at_once() -> None:

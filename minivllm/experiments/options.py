@@ -1,13 +1,38 @@
-"""The knobs of `ablation`: which optimisations are measured, and in which design."""
+"""The knobs of `sweep` and `ablation`: which cells are measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minivllm.options.base import Options, knob
+from minivllm.platform.options import Options, knob, option, require_folder_name
 
 
+@option("sweep")
+@dataclass(frozen=True)
+class SweepOptions(Options):
+    """sweep."""
+
+    group = "sweep"
+    name: str | None = None
+    fresh: bool = False
+    retry: Literal["failed"] | None = None
+    dry_run: bool = False
+    skip_absent: bool = False
+    objective: str | None = None
+    direction: Literal["maximize", "minimize"] = "maximize"
+    limits: dict[str, float] = field(default_factory=dict)
+    params: list[dict[str, Any]] = field(default_factory=list)
+    plan: str | None = None
+    job: int | None = knob(None, at_least=0)
+    cwd: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_folder_name(self, "name")
+
+
+@option("ablation")
 @dataclass(frozen=True)
 class AblationOptions(Options):
     """ablation."""

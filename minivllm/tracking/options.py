@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minivllm.options.base import Options, option
+from minivllm.platform.options import Options, option
 
 
 @option("minivllm.tracking.base.Tracker")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minivllm.options.base import Options, knob, option
+from minivllm.platform.options import Options, knob, option
 
 
 @option("minivllm.tasks.bench.run", "minivllm.tasks.quality.run", "minivllm.tasks.report.run")

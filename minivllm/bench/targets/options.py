@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from minivllm.options.base import Options, knob, option
+from minivllm.platform.options import Options, knob, option
 
 
 @option("minivllm.bench.targets.minivllm.MinivllmEngine")

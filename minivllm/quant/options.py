@@ -1,26 +1,11 @@
-"""The knobs of `model` and `quant`: what is computed, and how its weights are stored."""
+"""The knobs of `quant`: how weights are stored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from minivllm.options.base import Options, knob, option
-
-
-@option("minivllm.models.load.loading.load_model")
-@dataclass(frozen=True)
-class ModelOptions(Options):
-    """Every option of model; `architecture` is the published config.json, checked by the model, as is `rope_scaling`."""
-
-    group = "model"
-    path: str
-    weights: str = "auto"
-    max_model_len: int | None = knob(None, at_least=1)
-    seed: int = knob(0, at_least=0)
-    rope_scaling: dict[str, Any] | None = None
-    architecture: dict[str, Any] | None = None
-
+from minivllm.platform.options import Options, knob, option
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 

@@ -1,53 +1,13 @@
-"""The knobs of `runtime` and `measure`: on what is measured, and how."""
+"""The knobs of `measure` and `quality`: how it is measured."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minivllm.options.base import Options, knob
-from minivllm.platform.threads import wanted_cores
+from minivllm.platform.options import Options, knob, option
 
 MAX_REPEATS = 10_000  # each is a record of its own
-
-
-@dataclass(frozen=True)
-class RuntimeOptions(Options):
-    """runtime."""
-
-    group = "runtime"
-    device: str = "auto"
-    threads: int | None = knob(None, at_least=1, at_most=1024)
-    cores: str | int | None = None
-    determinism: Literal["off", "run", "batch"] = "off"
-    cpu_kernels: Literal["auto", "on", "off"] = "auto"
-    fused_kernels: Literal["auto", "triton", "off"] = "auto"
-    linear_kernel: Literal["torch", "triton"] = "torch"
-    moe: Literal["auto", "grouped", "loop"] = "auto"
-    native_layers: bool = True
-    trim_last_layer: bool = True
-    overlap: bool = False
-    cuda_graphs: bool | Literal["auto"] = "auto"
-    compile: bool = False
-    profile: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
-        wanted_cores({"cores": self.cores})
-        if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
-            knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
-            raise self.bad(
-                "compile",
-                f"cannot look into the kernels of runtime.{knob}: use auto or off there, or compile=false",
-            )
-        if self.compile and self.determinism == "batch":
-            raise self.bad(
-                "compile",
-                "makes kernels that may differ between one token and several: use determinism=run or compile=false",
-            )
 
 
 @dataclass(frozen=True)
@@ -70,6 +30,7 @@ class PriceOptions(Options):
     currency: str = "USD"
 
 
+@option("measure")
 @dataclass(frozen=True)
 class MeasureOptions(Options):
     """measure."""
@@ -96,6 +57,7 @@ class MeasureOptions(Options):
             raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
 
 
+@option("quality")
 @dataclass(frozen=True)
 class QualityOptions(Options):
     """quality: what `measure.quality` and `task=quality` measure, on which text, against which precision."""

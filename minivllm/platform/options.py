@@ -1,4 +1,4 @@
-"""What the option dataclasses are made of: ranges, and the register of `_target_`s."""
+"""What the option dataclasses in every `options.py` are made of. They import only `errors` and `platform`, never torch."""
 
 from __future__ import annotations
 
@@ -7,36 +7,19 @@ from collections.abc import Callable
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, TypeVar
 
-from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 
-T = TypeVar("T")
-GROUPS: dict[str, str] = {
-    "task": "what to do",
-    "model": "which model; model=hf model.path=... takes any checkpoint folder or hub id",
-    "quant": "how weights are stored",
-    "attention": "attention kernel",
-    "batching": "which requests share a step",
-    "cache": "where keys and values are kept",
-    "decoding": "how tokens are chosen",
-    "workload": "what is asked",
-    "arrival": "when it is asked",
-    "engine": "what is measured",
-    "runtime": "device and threads",
-    "measure": "repeats, seeds, timeouts, SLOs, prices",
-    "tracker": "who else is told of a record",
-}
-OPTIONS: dict[str, type] = {"minivllm.engine.params.SamplingParams": SamplingParams}
+T = TypeVar("T", bound="type[Options]")
 
 
-def option(*targets: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator: these `_target_`s take the knobs of the decorated dataclass."""
+def option(*names: str) -> Callable[[T], T]:
+    """Class decorator: the dataclass holds the knobs of these `_target_`s, or of a group or section without one."""
 
-    def register(cls: type[T]) -> type[T]:
-        OPTIONS.update(dict.fromkeys(targets, cls))
+    def named(cls: T) -> T:
+        cls.names = names
         return cls
 
-    return register
+    return named
 
 
 def knob(
@@ -62,6 +45,7 @@ class Options:
     """
 
     group: ClassVar[str] = ""
+    names: ClassVar[tuple[str, ...]] = ()  # see `option`
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass

@@ -1,0 +1,63 @@
+"""The knobs of `runtime`, on which everything runs, and the settings outside every group."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minivllm.platform.options import Options, knob, option, require_folder_name
+from minivllm.platform.threads import wanted_cores
+
+
+@option("runtime")
+@dataclass(frozen=True)
+class RuntimeOptions(Options):
+    """runtime."""
+
+    group = "runtime"
+    device: str = "auto"
+    threads: int | None = knob(None, at_least=1, at_most=1024)
+    cores: str | int | None = None
+    determinism: Literal["off", "run", "batch"] = "off"
+    cpu_kernels: Literal["auto", "on", "off"] = "auto"
+    fused_kernels: Literal["auto", "triton", "off"] = "auto"
+    linear_kernel: Literal["torch", "triton"] = "torch"
+    moe: Literal["auto", "grouped", "loop"] = "auto"
+    native_layers: bool = True
+    trim_last_layer: bool = True
+    overlap: bool = False
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    compile: bool = False
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
+        wanted_cores({"cores": self.cores})
+        if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
+            knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
+            raise self.bad(
+                "compile",
+                f"cannot look into the kernels of runtime.{knob}: use auto or off there, or compile=false",
+            )
+        if self.compile and self.determinism == "batch":
+            raise self.bad(
+                "compile",
+                "makes kernels that may differ between one token and several: use determinism=run or compile=false",
+            )
+
+
+@dataclass(frozen=True)
+class RootOptions(Options):
+    """Settings outside every group and section."""
+
+    name: str | None = None
+    runs_dir: str = "runs"
+    reports_dir: str = "reports"
+    runs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_folder_name(self, "name")

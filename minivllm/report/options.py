@@ -1,0 +1,25 @@
+"""The knobs of `report`: how results are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minivllm.platform.options import Options, option
+
+MAX_PERCENTILES = 5  # of each of four latencies
+
+
+@option("report")
+@dataclass(frozen=True)
+class ReportOptions(Options):
+    """report."""
+
+    group = "report"
+    percentiles: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < p < 100 and round(p, 3) == p for p in self.percentiles):
+            raise self.bad("percentiles", "must be numbers above 0 and below 100, such as [50,90,99.9]")
+        if len(self.percentiles) != len(set(self.percentiles)) or len(self.percentiles) > MAX_PERCENTILES:
+            raise self.bad("percentiles", f"must be at most {MAX_PERCENTILES} different ones")
