@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields
 from functools import cache, lru_cache
 from typing import Any
 
-from minivllm.bench.records.identity import UNASKED
 from minivllm.config.groups import OPTIONS, TARGETLESS
+from minivllm.platform.options import default_of
 
 Row = dict[str, Any]
 OFF = ("none", "off")
@@ -50,11 +50,7 @@ def _defaults(group: str, target: str) -> tuple[tuple[str, Any], ...]:
     option = TARGETLESS.get(group) or OPTIONS.get(target)
     found = {}
     for item in fields(option) if option else ():
-        default = item.default if item.default_factory is MISSING else item.default_factory()
-        default = list(default) if isinstance(default, tuple) else default
-        unasked = UNASKED.get(group, {})
-        if default is not MISSING and (
-            default in OFF or not default or (item.name in unasked and unasked[item.name] == default)
-        ):
+        default = default_of(item)
+        if default is not MISSING and (default in OFF or not default or item.metadata.get("unasked")):
             found[f"config.{group}.{item.name}"] = default
     return tuple(found.items())

@@ -18,7 +18,7 @@ class RuntimeOptions(Options):
     group = "runtime"
     device: str = "auto"
     threads: int | None = knob(None, at_least=1, at_most=1024)
-    cores: str | int | None = None
+    cores: str | int | None = knob(None, unasked=True)
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
     fused_kernels: Literal["auto", "triton", "off"] = "auto"

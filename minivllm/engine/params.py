@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from minivllm.errors import BadInput
 from minivllm.platform.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
+from minivllm.platform.options import knob
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
 # or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
@@ -103,11 +104,11 @@ class SamplingParams:
     beam_width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    bad_words: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = knob((), unasked=True)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = knob(False, unasked=True)
+    skip_special_tokens: bool = knob(True, unasked=True)
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None

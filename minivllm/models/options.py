@@ -18,5 +18,5 @@ class ModelOptions(Options):
     weights: str = "auto"
     max_model_len: int | None = knob(None, at_least=1)
     seed: int = knob(0, at_least=0)
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = knob(None, unasked=True)
     architecture: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from minivllm.errors import BadInput
@@ -30,11 +30,34 @@ def knob(
     above: float | None = None,
     at_most: float | None = None,
     infinite: str = "",
+    unasked: bool = False,
+    null_means: Any = None,
 ) -> Any:
-    """A dataclass field whose value, where it is a number, must lie in a range; `infinite` says what to do instead of an
-    infinite one."""
-    rules = {"at_least": at_least, "above": above, "at_most": at_most, "infinite": infinite}
+    """A field of an option dataclass.
+
+    Args:
+        default, factory: as of `dataclasses.field`.
+        at_least, above, at_most: the range of the value, where that is a number.
+        infinite: what to do instead of giving an infinite number.
+        unasked: the default is what was done before there was this knob, so at its default the knob is no part of
+            `cell_id`.
+        null_means: the number that null stands for in `cell_id`, where older records have that number.
+    """
+    rules = {
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "infinite": infinite,
+        "unasked": unasked,
+        "null_means": null_means,
+    }
     return field(default=default, default_factory=factory, metadata=rules)
+
+
+def default_of(item: Field[Any]) -> Any:
+    """The default of a field as a configuration holds it, or MISSING."""
+    default = item.default if item.default_factory is MISSING else item.default_factory()
+    return list(default) if isinstance(default, tuple) else default
 
 
 class Options:

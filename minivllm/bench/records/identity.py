@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import environment
 from minivllm.bench.records.reading import record_files
 from minivllm.bench.records.storage import STEPS
-from minivllm.config.moved import first, with_targets
+from minivllm.config.groups import OPTIONS, TARGETLESS
+from minivllm.config.moved import first, present, with_targets
 from minivllm.errors import BadInput
 from minivllm.platform.given import whole
+from minivllm.platform.options import default_of
 from minivllm.redaction import anonymous
 
 ENGINE_GROUPS = (
@@ -47,14 +50,6 @@ NEUTRAL_MEASURE = frozenset(
     )
 )
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
-# Knobs that older records lack: at the value that asks for nothing they are as if they were not there.
-UNASKED: dict[str, dict[str, Any]] = {
-    "decoding": {"bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True},
-    "runtime": {"cores": None},
-    "model": {"rope_scaling": None},
-}
-# Knobs whose null stands for what older records have as a number.
-MEANT: dict[str, dict[str, Any]] = {"workload": {"block_tokens": 512}}
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -119,13 +114,22 @@ def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """A group's knobs without those of `UNASKED` that ask for nothing, and with what null means in `MEANT`."""
-    unasked, meant = UNASKED.get(group, {}), MEANT.get(group, {})
+    """A group's knobs without the unasked ones at their defaults, and with what null means: see `knob`."""
+    unasked, null_means = _declared(group, present(str(knobs.get("_target_"))))
     return {
-        key: meant.get(key) if value is None else value
+        key: null_means.get(key) if value is None else value
         for key, value in knobs.items()
         if key not in unasked or value != unasked[key]
     }
+
+
+@cache
+def _declared(group: str, target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The defaults of an option's unasked knobs, and what its nulls mean."""
+    cls = TARGETLESS.get(group) or OPTIONS.get(target)
+    items = fields(cls) if cls else ()
+    unasked = {item.name: default_of(item) for item in items if item.metadata.get("unasked")}
+    return unasked, {item.name: item.metadata.get("null_means") for item in items}
 
 
 def cell_id(config: dict[str, Any], fingerprint: str) -> str:

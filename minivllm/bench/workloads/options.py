@@ -141,7 +141,7 @@ class TraceOptions(FromFileOptions):
     length_scale: float = knob(1.0, above=0)
     start_s: float = knob(0.0, at_least=0)
     duration_s: float | None = knob(None, above=0)
-    block_tokens: int | None = knob(None, at_least=1)
+    block_tokens: int | None = knob(None, at_least=1, null_means=512)
     ignore_eos: bool = True
 
 

@@ -53,14 +53,23 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return config
 
 
+TRACE = "minivllm.bench.workloads.trace.Trace"
+
+
 def test_a_null_that_means_what_older_records_say_is_no_other_cell() -> None:
-    older = changed("workload", {"_target_": "w", "block_tokens": 512})
-    assert identity.cell_id(
-        changed("workload", {"_target_": "w", "block_tokens": None}), "f"
-    ) == identity.cell_id(older, "f")
-    assert identity.cell_id(
-        changed("workload", {"_target_": "w", "block_tokens": 16}), "f"
-    ) != identity.cell_id(older, "f")
+    ids = [
+        identity.cell_id(changed("workload", {"_target_": TRACE, "block_tokens": tokens}), "f")
+        for tokens in (512, None, 256)
+    ]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_an_unasked_knob_counts_only_away_from_its_default() -> None:
+    ids = [
+        identity.cell_id(changed("runtime", {"device": "cpu", **more}), "f")
+        for more in ({}, {"cores": None}, {"cores": 1})
+    ]
+    assert ids[0] == ids[1] != ids[2]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,7 @@ def test_a_knob_that_asks_for_nothing_leaves_older_records_comparable() -> None:
     ],
 )
 def test_new_knobs_change_no_identity(overrides: list[str], known: str) -> None:
-    """Records that exist stay comparable: a knob that is added counts only where it asks for something (`UNASKED`)."""
+    """Records that exist stay comparable: a knob that is added counts only where it asks for something (`unasked`)."""
     assert identity.cell_id(compose(overrides), "f") == known
 
 
