@@ -9,9 +9,12 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import lzma
 import os
+import posixpath
 import re
 import stat
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,9 @@ MAX_JSON = 64 * MIB  # a configuration, an index, a record
 MAX_TOKENIZER = 256 * MIB  # the largest known tokenizer.json has 33 MiB
 MAX_TEXT = 1 << 30  # a file of prompts
 MAX_LINE = 16 * MIB  # of a file that is read line by line, or value by value
+MAX_ARCHIVE = 512 * MIB  # of an archive, and of all files in it
+MAX_ARCHIVE_FILES = 1 << 17
+UNPACKING_MEMORY = 128 * MIB  # which the largest dictionary of `xz -9` is half of
 CHUNK = 1 << 18  # characters that a list is read by
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors begin UTF-8 with
 _ESCAPES = re.compile(
@@ -286,6 +292,58 @@ def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) 
     if not isinstance(value, dict):
         raise BadInput(_line(f"{what} is not a JSON object", advice))
     return value
+
+
+def read_archive(path: Path, what: str, advice: str = "") -> dict[str, bytes]:
+    """The files of a tar archive that xz has packed, by their names in it, such as "folder/file"; nothing is written.
+
+    Args:
+        path: the archive.
+        what, advice: as for `open_file`.
+
+    Raises:
+        BadInput: as `read_bytes`; it is damaged or too large once unpacked; or it holds something else than files
+            and folders below it, such as links, devices, an absolute name, or a name twice.
+    """
+    packed = read_bytes(path, MAX_ARCHIVE, what, advice)
+    try:
+        unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
+        content = unpacking.decompress(packed, max_length=MAX_ARCHIVE + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise BadInput(
+            _line(f"{what} is no archive that xz has packed, or damaged ({error})", advice)
+        ) from None
+    if len(content) > MAX_ARCHIVE:
+        raise BadInput(_line(f"{what} holds more than {size(MAX_ARCHIVE)}", advice))
+    if not unpacking.eof or unpacking.unused_data:
+        raise BadInput(_line(f"{what} is cut off, or goes on after its end", advice))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            return _archived(archive, what, advice)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError) as error:
+        raise BadInput(_line(f"{what} is no tar archive, or damaged ({error})", advice)) from None
+
+
+def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, bytes]:
+    """See `read_archive`."""
+    found: dict[str, bytes] = {}
+    for number, member in enumerate(archive):
+        name = posixpath.normpath(member.name)
+        shown = f"{what}: {printable(member.name):.80}"
+        if number == MAX_ARCHIVE_FILES:
+            raise BadInput(_line(f"{what} holds more than {MAX_ARCHIVE_FILES:,} files", advice))
+        if name.startswith(("/", "../")) or name == ".." or "\0" in name:
+            raise BadInput(_line(f"{shown} lies outside the archive", advice))
+        if member.isdir():
+            continue
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+            raise BadInput(_line(f"{shown} is a link or a device, not a file", advice))
+        if name in found:
+            raise BadInput(_line(f"{shown} is in the archive twice", advice))
+        file = archive.extractfile(member)
+        assert file is not None  # of a regular file
+        found[name] = file.read()
+    return found
 
 
 def printable(text: str) -> str:

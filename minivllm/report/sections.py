@@ -22,6 +22,7 @@ from minivllm.analysis.cells import (
 from minivllm.analysis.format import MISSING, count, listing, sig
 from minivllm.analysis.rows import Row, below, distinct, fields, number, record_folder, status_of, strings
 from minivllm.analysis.tables import frame
+from minivllm.bench.records import archive
 from minivllm.bench.records.storage import OPERATIONS, REQUESTS
 from minivllm.report.spreadsheet import csv_table
 from minivllm.report.tables import COLUMNS
@@ -37,14 +38,14 @@ MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
 def link(row: Row, out_dir: Path, file: str = "record.json") -> str | None:
-    """Relative URL of a file of the record; None where it is not there."""
+    """Relative URL of a file of the record, or of the archive that holds it; None where it is not there."""
     folder = record_folder(row)
-    if folder is None or not (folder / file).is_file():
+    if folder is None or (held := archive.holder(folder / file)) is None:
         return None
     try:
-        return quote(Path(os.path.relpath(folder / file, out_dir)).as_posix())
+        return quote(Path(os.path.relpath(held, out_dir)).as_posix())
     except ValueError:  # another drive on Windows
-        return (folder / file).resolve().as_uri()
+        return held.resolve().as_uri()
 
 
 def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:

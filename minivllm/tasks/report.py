@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.records import archive
 from minivllm.bench.records.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
@@ -20,7 +21,7 @@ def run(config: dict[str, Any]) -> int:
     """Build the report of `runs` and print its path; a run of task=kernels has one of its own.
 
     Args:
-        config: the resolved configuration; uses `runs` (folders or globs, also relative to `runs_dir`),
+        config: the resolved configuration; uses `runs` (folders, archives or globs, also relative to `runs_dir`),
             `runs_dir`, `reports_dir`, `report` and `name`.
 
     Returns:
@@ -58,7 +59,7 @@ def run(config: dict[str, Any]) -> int:
 
 
 def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
-    """Folders that the patterns name, each once; a pattern is tried as it is, then below `runs_dir`."""
+    """Folders and archives that the patterns name, each once; a pattern is tried as it is, then below `runs_dir`."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns:
         raise BadInput(
@@ -77,8 +78,8 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
 
 
 def _matches(folder: Path, pattern: str) -> list[Path]:
-    """Folders of a name, or of a pattern, in `folder` that hold records, so that `*` means runs and not whatever else
-    lies there."""
+    """Folders and archives of a name, or of a pattern, in `folder` that hold records, so that `*` means runs and not
+    whatever else lies there."""
     if _holds_records(folder / pattern):
         return [folder / pattern]
     names = glob.glob(str(Path(glob.escape(str(folder))) / pattern))
@@ -86,7 +87,9 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 
 def _holds_records(folder: Path) -> bool:
-    return any(next(folder.glob(name), None) for name in (KERNELS, *(d + RECORD for d in ("", "*/", "*/*/"))))
+    return archive.is_archive(folder) or any(
+        next(folder.glob(name), None) for name in (KERNELS, *(d + RECORD for d in ("", "*/", "*/*/")))
+    )
 
 
 def _available(runs_dir: Path) -> str:
@@ -100,6 +103,7 @@ def _available(runs_dir: Path) -> str:
 
 
 def joined_name(folders: list[Path]) -> str:
-    """A name for the report: the folder's, or those of several joined."""
-    name = "+".join(folder.resolve().name for folder in folders)
-    return name if len(name) <= MAX_NAME else f"{folders[0].resolve().name}+{len(folders) - 1}-more"
+    """A name for the report: that of the folder or the archive, or those of several joined."""
+    names = [folder.resolve().name.removesuffix(archive.SUFFIX) for folder in folders]
+    name = "+".join(names)
+    return name if len(name) <= MAX_NAME else f"{names[0]}+{len(folders) - 1}-more"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
 from minivllm.platform import untrusted
+from tests.damage import damaged
 
 
 def link(folder: Path) -> Path:
@@ -188,3 +192,96 @@ def test_what_is_printable_stays_so(text: str) -> None:
     once = untrusted.printable(text)
     assert untrusted.printable(once) == once
     assert not {"\x1b", "\r", "\x9b", "\x07"} & set(once)
+
+
+# ---- archives
+
+
+def tarred(*members: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
+    """A tar archive of members without content, and of files."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for member in members:
+            if isinstance(member, tuple):
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                tar.addfile(info, io.BytesIO(member[1]))
+            else:
+                tar.addfile(member)
+    return raw.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def test_the_files_of_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(
+        lzma.compress(tarred(special("cell", tarfile.DIRTYPE), ("cell/a", b"1"), ("./cell/b", b"")))
+    )
+    assert untrusted.read_archive(path, "a") == {"cell/a": b"1", "cell/b": b""}
+
+
+A = ("cell/a", b"12345")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is cut off"),
+        (b"no xz at all", "is no archive that xz has packed, or damaged"),
+        (lzma.compress(tarred(A))[:-30], "is cut off"),
+        (lzma.compress(tarred(A)) + b"more", "goes on after its end"),
+        (lzma.compress(b"no tar" * 200), "is no tar archive, or damaged"),
+        (lzma.compress(tarred(A)[:514]), "is no tar archive, or damaged"),
+        (lzma.compress(tarred(A, A)), "cell/a is in the archive twice"),
+        (lzma.compress(tarred(A, ("./cell//a", b""))), "is in the archive twice"),
+        (lzma.compress(tarred(("/etc/passwd", b""))), "/etc/passwd lies outside the archive"),
+        (lzma.compress(tarred(("cell/../../x", b""))), "lies outside the archive"),
+        (lzma.compress(tarred(special("..", tarfile.DIRTYPE))), "lies outside the archive"),
+        (lzma.compress(tarred(special("l", tarfile.SYMTYPE, "/etc"))), "l is a link or a device"),
+        (lzma.compress(tarred(A, special("l", tarfile.LNKTYPE, "cell/a"))), "l is a link or a device"),
+        (lzma.compress(tarred(special("p", tarfile.FIFOTYPE))), "p is a link or a device"),
+        (lzma.compress(tarred(special("s", tarfile.GNUTYPE_SPARSE))), "s is a link or a device"),
+    ],
+)
+def test_an_archive_that_cannot_be_taken_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as error:
+        untrusted.read_archive(path, "a.tar.xz")
+    assert "\n" not in str(error.value) and str(error.value).startswith("a.tar.xz")
+
+
+def test_an_archive_is_bounded_in_size_files_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(lzma.compress(tarred(("zeros", bytes(3 << 20)))))  # some hundred bytes
+    monkeypatch.setattr(untrusted, "MAX_ARCHIVE", 2 << 20)
+    with pytest.raises(BadInput, match="holds more than 2 MiB"):
+        untrusted.read_archive(path, "a")
+    monkeypatch.setattr(untrusted, "UNPACKING_MEMORY", 1 << 20)
+    with pytest.raises(BadInput, match="Memory usage limit"):
+        untrusted.read_archive(path, "a")
+    monkeypatch.undo()
+    path.write_bytes(lzma.compress(tarred(*((str(number), b"") for number in range(4)))))
+    monkeypatch.setattr(untrusted, "MAX_ARCHIVE_FILES", 3)
+    with pytest.raises(BadInput, match="holds more than 3 files"):
+        untrusted.read_archive(path, "a")
+
+
+@pytest.mark.fuzz("records")
+@given(damaged(tarred(A, ("cell/long" * 40, b"x" * 600), special("cell", tarfile.DIRTYPE))))
+def test_a_damaged_archive_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tar: bytes) -> None:
+    path = tmp_path_factory.mktemp("archive") / "a.tar.xz"
+    path.write_bytes(lzma.compress(tar, preset=0))
+    try:
+        found = untrusted.read_archive(path, "a")
+    except BadInput as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(isinstance(content, bytes) for content in found.values())

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.records import archive
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import environment
 from minivllm.bench.records.reading import record_files
@@ -105,7 +106,15 @@ def _steps_content(place: str) -> Any:
         records = record_files(place)
     except BadInput:  # the engine will say so
         return place
-    return sorted({_content(str(record.parent / STEPS)) for record in records})
+    return sorted({_steps_digest(record.parent / STEPS) for record in records})
+
+
+def _steps_digest(path: Path) -> str:
+    """The hash of a table of steps, be it in an archive; the path where there is none."""
+    if archive.holder(path) is None:
+        return str(path)
+    with archive.open_file(path, str(path)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm import redaction
+from minivllm.bench.records import archive
+from minivllm.bench.records.archive import read_json
 from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
 from minivllm.errors import BadInput
-from minivllm.platform.untrusted import read_json
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +36,7 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """Every record.json below the given places, sorted, each once.
 
     Args:
-        paths: a record directory, a sweep's folder, the root of all records, a record.json, a glob
+        paths: a record directory, a sweep's folder or archive, the root of all records, a record.json, a glob
             pattern of any of these, or a list of such.
 
     Raises:
@@ -44,7 +45,7 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     found: set[str] = set()
     for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
         path = os.path.expanduser(place)
-        matches = [path] if os.path.exists(path) else glob.glob(path)
+        matches = [path] if archive.exists(path) else glob.glob(path)
         if not matches:
             raise BadInput(f"no such file or folder: {place}; give a folder of records, such as runs/<name>")
         for match in matches:
@@ -53,18 +54,32 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
 
 
 def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
-    """Each record.json of a folder, or of the folders in it; in a record's own folder are no others."""
+    """Each record.json of a folder or an archive, or of those in it; in a record's own folder are no others."""
     record = os.path.join(place, RECORD)
-    if os.path.lexists(record):
+    if archive.is_archive(place):
+        yield from _archived(place)
+    elif os.path.lexists(record) or archive.exists(record):
         yield os.path.normpath(record)
-    elif os.path.isfile(place):
+    elif archive.exists(place) and not os.path.isdir(place):
         yield os.path.normpath(place)
     elif depth:
         folders: list[str] = []
         with suppress(OSError), os.scandir(place) as entries:  # hidden ones are being written, or replaced
-            folders = [entry.path for entry in entries if entry.name[0] != "." and entry.is_dir()]
+            folders = [
+                entry.path
+                for entry in entries
+                if entry.name[0] != "." and (entry.is_dir() or archive.is_archive(entry.path))
+            ]
         for folder in folders:
             yield from _below(folder, depth - 1)
+
+
+def _archived(place: str) -> list[str]:
+    """Each record.json of an archive; the archive itself where it cannot be read, so that whoever reads it is told why."""
+    try:
+        return archive.names(os.path.normpath(place), RECORD)
+    except BadInput:
+        return [os.path.normpath(place)]
 
 
 # ---- reading
@@ -281,7 +296,7 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
     rows, unreadable = flat_rows(paths)
     _warn(unreadable)
     frame = pandas.DataFrame(rows)
-    damaged = [table for row in rows for table in damaged_tables(row) if os.path.exists(table)]
+    damaged = [table for row in rows for table in damaged_tables(row) if archive.exists(table)]
     if damaged:
         warnings.warn(f"{len(damaged)} table(s) damaged: {damaged[0]} {damaged[0].reason} ...", stacklevel=2)
     frame.attrs |= {"unreadable": unreadable, "damaged": damaged}

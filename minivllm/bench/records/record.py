@@ -232,6 +232,7 @@ class Record:
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)
     digests: dict[str, str] | None = None  # SHA-256 of each table beside it, by file name
+    slimmed: list[str] | None = None  # tables that an archive has left out
 
     def __post_init__(self) -> None:
         self.config = portable(self.config)

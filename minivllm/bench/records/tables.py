@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm.bench.records import archive
 from minivllm.bench.records.schema import Damaged
 from minivllm.bench.records.storage import REQUESTS, STEPS, TABLES
 from minivllm.errors import BadInput
-from minivllm.platform.untrusted import open_file, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -38,9 +38,9 @@ def read_table(
     import pyarrow.parquet
 
     path = directory / name
-    if not path.exists():
+    if not archive.exists(path):
         raise BadInput("is missing")
-    content = read_bytes(path, LARGEST, str(path))
+    content = archive.read_bytes(path, LARGEST, str(path))
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise BadInput("is not the table that was recorded: its digest is another")
     try:
@@ -64,18 +64,18 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     directory, found = Path(row["directory"]), []
     for name in TABLES:
         path, digest = directory / name, row.get(f"digests.{name}")
-        # Of a simulated engine there is no telemetry.
-        wanted = name in (REQUESTS, STEPS) or digest is not None
-        if (reason := _damage(path, digest)) is not None and (wanted or path.exists()):
+        # Of a simulated engine there is no telemetry; an archive may leave some tables out.
+        wanted = (name in (REQUESTS, STEPS) or digest is not None) and name not in (row.get("slimmed") or ())
+        if (reason := _damage(path, digest)) is not None and (wanted or archive.exists(path)):
             found.append(Damaged(path, reason))
     return found
 
 
 def _damage(path: Path, digest: str | None) -> str | None:
-    if not os.path.exists(path):
+    if not archive.exists(path):
         return "is missing"
     try:
-        with open_file(path, str(path)) as file:
+        with archive.open_file(path, str(path)) as file:
             if digest is not None:
                 same = hashlib.file_digest(file, "sha256").hexdigest() == digest
                 return None if same else "is not the table that was recorded: its digest is another"

@@ -1,0 +1,108 @@
+"""A sweep's records in one file, in place of its folder: a path goes on inside, as in `name.tar.xz/cell/record.json`."""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.records.schema import PathLike
+from minivllm.errors import BadInput
+from minivllm.platform import untrusted
+
+SUFFIX = ".tar.xz"
+KEPT_OPEN = 2  # archives whose files stay in memory: the one that is read, and the one it is compared with
+
+
+def is_archive(place: PathLike) -> bool:
+    """Whether this is an archive, by its name."""
+    return os.fspath(place).endswith(SUFFIX) and os.path.isfile(place)
+
+
+def split(path: PathLike) -> tuple[str, str] | None:
+    """The archive that a path leads into and the name in it, "" of the archive itself; None for a path on the disk."""
+    head, found, name = os.fspath(path).partition(SUFFIX)
+    if not found or (name and name[0] not in (os.sep, "/")) or not os.path.isfile(head + SUFFIX):
+        return None
+    return head + SUFFIX, name[1:].replace(os.sep, "/")
+
+
+def _files(archive: str) -> dict[str, bytes]:
+    """The files of an archive by their names in it. Raises BadInput as `untrusted.read_archive`."""
+    try:
+        status = os.stat(archive)
+    except OSError as error:
+        raise BadInput(f"{archive} cannot be read: {error.strerror or error}") from None
+    return _unpacked(archive, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(KEPT_OPEN)
+def _unpacked(archive: str, changed_ns: int, size: int) -> dict[str, bytes]:
+    return untrusted.read_archive(Path(archive), archive)
+
+
+def names(archive: PathLike, file: str) -> list[str]:
+    """The paths of all files of a name in an archive, those in hidden folders left out.
+
+    Raises:
+        BadInput: the archive cannot be read.
+    """
+    found = (name.split("/") for name in _files(os.fspath(archive)))
+    return [
+        os.path.join(archive, *parts)
+        for parts in sorted(found)
+        if parts[-1] == file and not any(part.startswith(".") for part in parts)
+    ]
+
+
+def exists(path: PathLike) -> bool:
+    """Whether there is a file or a folder, be it in an archive; in one that cannot be read is none."""
+    if (inside := split(path)) is None:
+        return os.path.exists(path)
+    archive, name = inside
+    try:
+        return not name or any(f"{file}/".startswith(f"{name}/") for file in _files(archive))
+    except BadInput:
+        return False
+
+
+def holder(path: Path) -> Path | None:
+    """The file on the disk that has the content of a file: itself, or its archive; None where there is none."""
+    inside = split(path)
+    if inside is None:
+        return path if path.is_file() else None
+    archive, name = inside
+    return Path(archive) if name in _files(archive) else None
+
+
+def open_file(path: Path, what: str) -> io.BufferedReader | io.BytesIO:
+    """Open a file for reading, be it in an archive.
+
+    Raises:
+        BadInput: as `untrusted.open_file` and `untrusted.read_archive`.
+    """
+    if (inside := split(path)) is None:
+        return untrusted.open_file(path, what)
+    archive, name = inside
+    content = _files(archive).get(name)
+    if content is None:
+        raise BadInput(f"{what}: there is no such file in the archive")
+    return io.BytesIO(content)
+
+
+def read_bytes(path: Path, limit: int, what: str) -> bytes:
+    """A file's whole content, be it in an archive. Raises BadInput as `open_file`; or the file is larger than the limit."""
+    if split(path) is None:
+        return untrusted.read_bytes(path, limit, what)
+    with open_file(path, what) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise BadInput(f"{what} is larger than {untrusted.size(limit)}")
+    return content
+
+
+def read_json(path: Path, what: str) -> Any:
+    """A JSON file's value, be it in an archive. Raises BadInput as `read_bytes` and `untrusted.parse_json`."""
+    return untrusted.parse_json(read_bytes(path, untrusted.MAX_JSON, what), what)

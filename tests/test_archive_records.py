@@ -1,0 +1,76 @@
+"""scripts/archive_records.py: what it leaves out, and that the rest is as it was recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench.records.reading import load_records, read_records
+from minivllm.bench.records.tables import read_table
+from minivllm.report.material import read
+from tests.report.synthetic import make_record, make_sweep, write
+from tests.scripts import load_script
+
+script = load_script("archive_records")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["archive_records.py", *map(str, words)])
+    script.main()
+
+
+def test_records_and_tables_are_those_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "runs", make_sweep(blocks=2))
+    target = folder.with_name(f"{folder.name}.tar.xz")
+    run(monkeypatch, folder)
+    assert f"{target}: 12 records, {target.stat().st_size:,} bytes" in capsys.readouterr().out
+    before = {record["run_id"]: record for record in read_records(folder)}
+    own = {"directory", "digests", "slimmed"}
+    for record in read_records(target):
+        recorded = before[record["run_id"]]
+        assert {k: v for k, v in record.items() if k not in own} == {
+            k: v for k, v in recorded.items() if k not in own
+        }
+        there = set(recorded["digests"])
+        first = record["block"] == 0
+        assert set(record["digests"]) == (there if first else set())
+        assert record["slimmed"] == (None if first or not there else sorted(there))
+        for name, digest in record["digests"].items():
+            table = read_table(Path(record["directory"]), name, digest)
+            assert table.equals(read_table(Path(recorded["directory"]), name, recorded["digests"][name]))
+    names = {Path(table).name for table in read(target).damaged}
+    assert names == {Path(table).name for table in read(folder).damaged}  # of none that was left out
+    assert load_records(target)["run_id"].tolist() == load_records(folder)["run_id"].tolist()
+
+
+def test_every_block_is_kept_where_asked_and_bytes_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "runs", make_sweep(blocks=2))
+    run(monkeypatch, folder, "--all-steps", "--output", tmp_path / "all")
+    whole = tmp_path / "all" / f"{folder.name}.tar.xz"
+    ok = [record for record in read_records(whole) if record["status"] == "ok"]
+    assert all(record["slimmed"] is None and len(record["digests"]) == 2 for record in ok)
+    for source, place in ((folder, "a"), (whole, "b"), (tmp_path / "a" / whole.name, "c")):
+        run(monkeypatch, source, "--output", tmp_path / place)
+    contents = {(tmp_path / place / whole.name).read_bytes() for place in "abc"}
+    assert len(contents) == 1
+
+
+def test_what_is_damaged_is_not_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "runs", [make_record("nf4"), make_record("int8")])
+    next(folder.glob("nf4*/steps.parquet")).write_bytes(b"PAR1")
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, folder)
+    assert stop.value.code == 2 and "its digest is another" in capsys.readouterr().err
+    next(folder.glob("nf4*/record.json")).write_text("{")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, folder)
+    assert "not valid JSON" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.tar.xz")) == []
