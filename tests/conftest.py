@@ -35,7 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A machine that is busy with something else is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fuzz", settings.get_profile("calm"), max_examples=2000)
+inputs = int(os.environ.get("FUZZ_INPUTS", "2000"))  # of each test
+settings.register_profile("fuzz", settings.get_profile("calm"), max_examples=inputs)
 settings.load_profile("calm")
 
 

@@ -1,6 +1,6 @@
 """Limits for a long run of the property tests of what comes from outside, and counts of what they were given.
 
-python -m pytest -m fuzz --hypothesis-profile=fuzz
+FUZZ_INPUTS=2000 python -m pytest -m fuzz --hypothesis-profile=fuzz
 """
 
 from __future__ import annotations

@@ -301,6 +301,8 @@ def met(
         rows = read_table(directory, REQUESTS, digest, ["status", *limits]).to_pylist()
     except BadInput:
         return None
+    if any(name not in row for row in rows[:1] for name in ("status", *limits)):
+        return None
     return [
         row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
         for row in rows

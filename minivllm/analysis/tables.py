@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from minivllm.analysis.rows import Row, record_folder
@@ -15,25 +15,28 @@ if TYPE_CHECKING:
     from minivllm.analysis.cells import Cell
 
 
-def frames(cell: Cell, file: str, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
+def frames(
+    cell: Cell, file: str, columns: Sequence[str], needed: Sequence[str] = ()
+) -> Iterator[pd.DataFrame]:
     """A parquet file of each ok block that has it, in the blocks' order; torn and missing ones are passed over.
 
     Args:
         cell: whose records.
         file: name beside record.json.
-        columns: to read, those that are there; None reads all.
+        columns: to read, those that are there.
+        needed: those of them that must be there, with a number in each row.
     """
     for row in cell.ok:
-        if (found := frame(row, file, columns)) is not None:
+        if (found := frame(row, file, columns, needed)) is not None:
             yield found
 
 
-def frame(row: Row, file: str, columns: list[str] | None = None) -> pd.DataFrame | None:
+def frame(row: Row, file: str, columns: Sequence[str], needed: Sequence[str] = ()) -> pd.DataFrame | None:
     """The same of one record; None where it is missing, torn, or not the table that was recorded."""
     folder = record_folder(row)
     if folder is None:
         return None
     try:
-        return read_table(folder, file, row.get(f"digests.{file}"), columns).to_pandas()
+        return read_table(folder, file, row.get(f"digests.{file}"), columns, needed).to_pandas()
     except BadInput:  # `Material.damaged` says so
         return None

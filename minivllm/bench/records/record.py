@@ -187,13 +187,22 @@ class Config(TypedDict, total=False):
     task: dict[str, Any]
 
 
+class Device(TypedDict, total=False):
+    """Those facts about the device whose types the readers go by."""
+
+    name: str | None
+    kind: str | None
+
+
 class Provenance(TypedDict, total=False):
     """Those facts about code and machine whose types the readers go by; see provenance.py."""
 
     code_hash: str | None
+    git_sha: str | None
+    dirty_hash: str | None
     packages: dict[str, str | None]
     peer_packages: dict[str, str | None] | None
-    device: dict[str, Any]
+    device: Device
     driver: str | None
     clocks: dict[str, float | None]
     cpu: dict[str, Any]

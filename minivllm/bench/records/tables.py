@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 MAGIC = b"PAR1"  # with which a whole table begins and ends
 LARGEST = 4 << 30  # bytes of a table
+# Columns that hold no numbers.
+TEXTS = frozenset({"request_id", "finish_reason", "status", "error", "phase"})
+LISTS = frozenset({"token_ids", "token_times_s"})
 
 
 def read_table(
-    directory: Path, name: str, digest: str | None, columns: Sequence[str] | None = None
+    directory: Path,
+    name: str,
+    digest: str | None,
+    columns: Sequence[str] | None = None,
+    needed: Sequence[str] = (),
 ) -> pyarrow.Table:
     """Those of the given columns that a table has.
 
@@ -29,12 +36,14 @@ def read_table(
         directory: of the record.
         name: of the table's file.
         digest: that the record has of it; None: none.
-        columns: names; None reads all.
+        columns: names; None reads all, whatever they hold.
+        needed: those of them that must be there, with a number in each row.
 
     Raises:
         BadInput: it is missing, torn, or not the table that the record was written with; the line says which.
     """
     import pyarrow
+    import pyarrow.compute as pc
     import pyarrow.parquet
 
     path = directory / name
@@ -46,9 +55,36 @@ def read_table(
     try:
         with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as table:
             there = [name for name in columns or () if name in table.schema_arrow.names]
-            return table.read(None if columns is None else there)
+            found = table.read(None if columns is None else there)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise BadInput(f"is torn ({error})") from None
+    for column in there:
+        _check_kind(column, found.schema.field(column).type)
+    for column in needed:
+        if column not in there or pc.any(found[column].is_null(nan_is_null=True)).as_py():
+            raise BadInput(f"has rows without {column}")
+    return found
+
+
+def _check_kind(column: str, kind: pyarrow.DataType) -> None:
+    """Raise BadInput for a column that holds another kind of values than is written into it."""
+    import pyarrow.types
+
+    def numbers(of: pyarrow.DataType) -> bool:
+        return bool(
+            pyarrow.types.is_integer(of) or pyarrow.types.is_floating(of) or pyarrow.types.is_boolean(of)
+        )
+
+    if column in TEXTS:
+        right = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    elif column in LISTS:
+        right = pyarrow.types.is_list(kind) and (
+            numbers(kind.value_type) or pyarrow.types.is_null(kind.value_type)
+        )
+    else:
+        right = numbers(kind)
+    if not right and not pyarrow.types.is_null(kind):
+        raise BadInput(f"holds {kind} in the column {column}")
 
 
 def damaged_tables(row: dict[str, Any]) -> list[Damaged]:

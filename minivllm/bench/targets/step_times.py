@@ -26,6 +26,7 @@ FEATURES = (
     *("step", "requests", "requests_above_16"),
     *("prefill_step", "prefill_tokens", "prefill_tokens_to_256", "context_tokens", "prefill_pairs"),
 )
+COUNTS = ("num_requests", "num_prefill_tokens", "context_tokens")  # of a recorded step
 FEW = 256  # prefill tokens up to which one more may cost more: matrix products are not efficient yet
 # Requests past which one more may cost more: where reading the weights no longer is the most of it.
 RIDGE = 16
@@ -147,7 +148,8 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
             continue
         try:
             digest = (record.get("digests") or {}).get(STEPS)
-            table = read_table(Path(record["directory"]), STEPS, digest).to_pydict()
+            read = (*COUNTS, *PHASES, "gap_ms")
+            table = read_table(Path(record["directory"]), STEPS, digest, read, COUNTS).to_pydict()
         except BadInput as damage:
             warnings.warn(f"{record['directory']}/{STEPS} {damage}: left out", stacklevel=2)
             continue
@@ -194,10 +196,7 @@ def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
         for phase in (*PHASES, "gap_ms")
         if phase in table
     )
-    requests, prefill, context = (
-        np.asarray(table[name], dtype=np.float64)
-        for name in ("num_requests", "num_prefill_tokens", "context_tokens")
-    )
+    requests, prefill, context = (np.asarray(table[name], dtype=np.float64) for name in COUNTS)
     pairs = prefill * (context - prefill / 2) / requests
     above = np.maximum(requests - RIDGE, 0)
     some, few = np.minimum(prefill, 1), np.minimum(prefill, FEW)

@@ -107,10 +107,11 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-def _frame(cell: Cell, file: str, clock: str) -> pd.DataFrame | None:
+def _frame(cell: Cell, file: str, clock: str, tracks: tuple[Track, ...]) -> pd.DataFrame | None:
     """The table of the cell's first block that has one, with `seconds` counted from its first row."""
-    for frame in frames(cell, file):
-        if clock not in frame or len(frame) < 2:
+    drawn = [line[0] for track in tracks for line in track.lines]
+    for frame in frames(cell, file, [clock, "phase", "num_tokens", *drawn], [clock]):
+        if len(frame) < 2:
             continue
         frame = frame.sort_values(clock)
         if {"num_tokens", "num_prefill_tokens"} <= set(frame):
@@ -142,7 +143,7 @@ def _timeline(
     for cell in able:
         if len(drawn) == (MAX_TIMELINES if len(cells) <= MANY else SAMPLE):
             break
-        frame = _frame(cell, file, clock)
+        frame = _frame(cell, file, clock, tracks)
         if frame is not None and any(_has(frame, line[0]) for track in tracks for line in track.lines):
             drawn.append((cell, frame))
     full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)

@@ -133,8 +133,8 @@ def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float)
 def _decode(cell: Cell) -> Rung | None:
     """The steps that only decode and have a time of their own, as many in each block as in the first."""
     wanted = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
-    frame = next(frames(cell, "steps.parquet", [*wanted, "gap_ms"]), None)
-    if frame is None or not set(wanted) <= set(frame):
+    frame = next(frames(cell, "steps.parquet", [*wanted, "gap_ms"], wanted), None)
+    if frame is None:
         return None
     steps = frame.iloc[roofline.timed(frame.to_dict("records"), roofline.decodes, _overlaps(cell))]
     if not len(steps):

@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,40 @@ def test_a_table_that_was_swapped_is_found(tmp_path: Path) -> None:
             read_table(place, name, digest)
     with pytest.raises(BadInput, match="missing"):
         read_table(places[0], "telemetry.parquet", None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "needed", "said"),
+    [
+        ({"num_requests": ["x"]}, [], "holds string in the column num_requests"),
+        ({"token_times_s": [1.0]}, [], "holds double in the column token_times_s"),
+        ({"token_times_s": [["x"]]}, [], "holds list<.*string> in the column token_times_s"),
+        ({"phase": [1]}, [], "holds int64 in the column phase"),
+        ({"num_requests": [1, None]}, ["num_requests"], "has rows without num_requests"),
+        ({"num_requests": [1.0, float("nan")]}, ["num_requests"], "has rows without num_requests"),
+        ({"phase": ["x"]}, ["num_requests"], "has rows without num_requests"),
+    ],
+)
+def test_a_table_whose_columns_are_others_is_not_the_one(
+    tmp_path: Path, columns: dict[str, Any], needed: list[str], said: str
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "steps.parquet")
+    with pytest.raises(BadInput, match=said):
+        read_table(tmp_path, "steps.parquet", None, [*columns, *needed], needed)
+
+
+def test_a_table_may_have_what_a_plug_in_adds_and_no_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"mood": pyarrow.array([], "string"), "num_requests": pyarrow.array([], "int64")})
+    pyarrow.parquet.write_table(table, tmp_path / "steps.parquet")
+    read = read_table(tmp_path, "steps.parquet", None, ["num_requests"], ["num_requests"])
+    assert read.num_rows == 0 and read.column_names == ["num_requests"]
+    assert read_table(tmp_path, "steps.parquet", None).column_names == ["mood", "num_requests"]
 
 
 SECRETS = ("sk_live_51Hq9", "hunter2hunter2")

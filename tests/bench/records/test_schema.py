@@ -63,6 +63,7 @@ def test_other_versions_are_refused(version: Any) -> None:
         ("config", None, "config is null, not an object"),
         ("config.arrival", "poisson", "config.arrival is text, not an object"),
         ("provenance.packages", ["torch"], "provenance.packages is a list, not an object"),
+        ("provenance.device.name", [], "provenance.device.name is a list, not text"),
         ("provenance.started_at", 12, "provenance.started_at is a number, not text"),
         ("ablation", {"design": "pairs"}, "ablation.metric is missing"),
         ("liveness.quant", 3, "liveness.quant is a number, not an object"),

@@ -297,7 +297,21 @@ def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], w
 
 @pytest.mark.fuzz("server streams")
 @given(
-    st.lists(st.binary(max_size=30) | st.binary(max_size=30).map(lambda data: b"data:" + data), max_size=10)
+    st.lists(
+        st.binary(max_size=30)
+        | st.binary(max_size=30).map(lambda data: b"data:" + data)
+        | st.sampled_from(
+            [
+                b"\n",
+                b"\r\n",
+                b"\xef\xbb\xbfdata: {}",
+                b'data: {"choices":\n',
+                b"data: [{}]}\n",
+                b"data: [DONE]\n",
+            ]
+        ),
+        max_size=10,
+    )
 )
 def test_any_bytes_end_in_the_one_error_or_in_an_end(raw: list[bytes]) -> None:
     outputs: list[EngineOutput] = []
