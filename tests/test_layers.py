@@ -41,9 +41,7 @@ FORBIDDEN = {
         ("engine.scheduler", "engine.batching", "engine.request", "cache.pool", "cache.manager"), HEAVY
     ),
     **dict.fromkeys(("bench.supervisor", "bench.driver", "bench.quality", "bench.quality_reference"), HEAVY),
-    **dict.fromkeys(
-        ("bench.targets.supported_knobs", "bench.targets.support_matrix", "bench.targets.installed"), HEAVY
-    ),
+    **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
 }
 # Imported in one fresh process that must not end up with torch.
@@ -81,7 +79,6 @@ TORCH_FREE = (
     "minivllm.report",
     "minivllm.report.studies.kernels",
     "minivllm.bench.targets.supported_knobs",
-    "minivllm.bench.targets.support_matrix",
     "minivllm.bench.targets.vllm",
     "minivllm.bench.targets.openai",
     "minivllm.analysis.ablation",

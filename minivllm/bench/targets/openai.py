@@ -15,9 +15,9 @@ from typing import Any
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.child import Child
-from minivllm.bench.targets.installed import INSTALL
+from minivllm.bench.targets.options import INSTALL, OpenAIOptions
 from minivllm.bench.targets.stream import ServerError, Tokens, read_stream, served_models, server_words
-from minivllm.bench.targets.support_matrix import OPENAI, OPENAI_WITH_COMMAND
+from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -78,7 +78,7 @@ class OpenAIEngine(Adapter):
         cache_reset: str | None = None,
         idle_timeout_s: float = 300.0,
     ) -> None:
-        (OPENAI if command is None else OPENAI_WITH_COMMAND).check(config)
+        require_supported(config, OpenAIOptions.supported({"command": command}))
         try:
             from minivllm.bench.targets.http import Client
         except ImportError as error:

@@ -12,7 +12,7 @@ from torch import nn
 
 from minivllm.assembly import select_device
 from minivllm.bench.targets.base import EngineInfo
-from minivllm.bench.targets.installed import INSTALL
+from minivllm.bench.targets.options import INSTALL
 from minivllm.errors import BadInput, first_line
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs

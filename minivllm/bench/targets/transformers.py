@@ -13,8 +13,9 @@ import torch
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
-from minivllm.bench.targets.support_matrix import TRANSFORMERS
+from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.engine.params import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -147,14 +148,14 @@ class TransformersEngine(Adapter):
         batch_size: int = 32,
         attn_implementation: str = "sdpa",
     ) -> None:
-        TRANSFORMERS.check(config)
+        require_supported(config, TransformersOptions.support)
         self._static = mode == "static_cache"
         self._compile = compile
         self._cache: Any = None  # a StaticCache, kept while batches fit it
         self._cache_rows = self._cache_length = 0
-        self._transformers = import_transformers(TRANSFORMERS.peer)
+        self._transformers = import_transformers(TransformersOptions.support.engine)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, TRANSFORMERS.peer)
+        self._loaded = load(config, attn_implementation, TransformersOptions.support.engine)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._batch_size = batch_size
         self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)

@@ -14,9 +14,9 @@ import torch
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.installed import INSTALL
+from minivllm.bench.targets.options import INSTALL, TransformersContinuousOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
-from minivllm.bench.targets.support_matrix import TRANSFORMERS_CONTINUOUS
+from minivllm.bench.targets.supported_knobs import is_default, require_supported
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
@@ -49,10 +49,10 @@ class TransformersContinuousEngine(Adapter):
     def __init__(
         self, config: dict[str, Any], attn_implementation: str = "sdpa", compile_level: int = 0
     ) -> None:
-        TRANSFORMERS_CONTINUOUS.check(config)
-        self._transformers = import_transformers(TRANSFORMERS_CONTINUOUS.peer)
+        require_supported(config, TransformersContinuousOptions.support)
+        self._transformers = import_transformers(TransformersContinuousOptions.support.engine)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, TRANSFORMERS_CONTINUOUS.peer)
+        self._loaded = load(config, attn_implementation, TransformersContinuousOptions.support.engine)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._config, self._compile_level = config, compile_level
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
@@ -103,7 +103,7 @@ class TransformersContinuousEngine(Adapter):
         known = {field.name for field in fields(kind)}
         if "auto_switch_to_flash" not in known:
             del options["auto_switch_to_flash"]
-        if not TRANSFORMERS_CONTINUOUS.usual("cache", "block_size", cache["block_size"]):
+        if not is_default("cache", "block_size", cache["block_size"]):
             options["page_size" if "page_size" in known else "block_size"] = cache["block_size"]
         if unknown := options.keys() - known:
             raise BadInput(
@@ -117,7 +117,7 @@ class TransformersContinuousEngine(Adapter):
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         if _decoding(params) != self._decoding:
             raise BadInput(
-                f"request {request_id}: all requests of {TRANSFORMERS_CONTINUOUS.peer} share one way of decoding"
+                f"request {request_id}: all requests of {TransformersContinuousOptions.support.engine} share one way of decoding"
             )
         eos = frozenset(() if params.ignore_eos else self.info.eos_token_ids)
         self._requests += 1

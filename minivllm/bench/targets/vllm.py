@@ -15,7 +15,8 @@ from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.installed import require
-from minivllm.bench.targets.support_matrix import VLLM
+from minivllm.bench.targets.options import VllmOptions
+from minivllm.bench.targets.supported_knobs import is_default, require_supported
 from minivllm.engine.params import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -57,7 +58,7 @@ class VllmEngine(Adapter):
         args: Mapping[str, Any] | None = None,
         env: Mapping[str, Any] | None = None,
     ) -> None:
-        VLLM.check(config)
+        require_supported(config, VllmOptions.support)
         require({**config["engine"], "python": python}, "vllm")
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]
@@ -239,7 +240,7 @@ def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None
         "enable_prefix_caching": cache["prefix_caching"],
         "disable_log_stats": True,
     }
-    if not VLLM.usual("cache", "block_size", cache["block_size"]):
+    if not is_default("cache", "block_size", cache["block_size"]):
         arguments["block_size"] = cache["block_size"]
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.targets import support_matrix
-from minivllm.bench.targets.supported_knobs import ALL
-from minivllm.config.compose import compose
+from minivllm.bench.targets.options import ALL, EngineOptions
+from minivllm.bench.targets.supported_knobs import defaults, require_supported
+from minivllm.config.compose import OPTIONS, compose
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "peers.md"
+# Supported knobs by peer, then group.
 PEERS = {
-    "transformers": support_matrix.TRANSFORMERS,
-    "transformers_continuous": support_matrix.TRANSFORMERS_CONTINUOUS,
-    "vllm": support_matrix.VLLM,
-    "openai": support_matrix.OPENAI_WITH_COMMAND,
+    cls.support.engine.removeprefix("engine="): cls.support.knobs
+    for cls in OPTIONS.values()
+    if issubclass(cls, EngineOptions) and cls.support.knobs is not None
 }
 
 
 def table() -> str:
-    groups = dict.fromkeys(group for peer in PEERS.values() for group in peer.groups)
+    groups = dict.fromkeys(group for knobs in PEERS.values() for group in knobs)
     lines = [f"| | {' | '.join(f'`{name}`' for name in PEERS)} |", "| --- " * (len(PEERS) + 1) + "|"]
     for group in groups:
         cells = []
         for peer in PEERS.values():
-            names = peer.groups[group].names if group in peer.groups else ()
+            names = peer[group].names if group in peer else ()
             cells.append("all" if names == ALL else ", ".join(f"`{name}`" for name in names) or "–")
         lines.append(f"| `{group}` | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -39,12 +39,10 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_every_table_names_knobs_that_exist() -> None:
-    from minivllm.bench.targets.supported_knobs import defaults
-
     standard = defaults()
-    for peer in PEERS.values():
-        for group, knobs in peer.groups.items():
-            assert knobs.names == ALL or set(knobs.names) <= standard[group].keys(), (peer.peer, group)
+    for peer, groups in PEERS.items():
+        for group, knobs in groups.items():
+            assert knobs.names == ALL or set(knobs.names) <= standard[group].keys(), (peer, group)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +65,4 @@ def test_a_knob_is_refused_before_anything_is_started(cli: Any, overrides: list[
 
 
 def test_a_server_that_is_started_here_is_given_threads() -> None:
-    support_matrix.refuse(compose(["engine=openai", "engine.command=serve", "runtime.threads=1"]))
+    require_supported(compose(["engine=openai", "engine.command=serve", "runtime.threads=1"]))

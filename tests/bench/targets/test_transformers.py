@@ -13,8 +13,8 @@ import torch
 
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.hardware.clock import Clock
-from minivllm.bench.targets import supported_knobs
-from minivllm.bench.targets.support_matrix import TRANSFORMERS
+from minivllm.bench.targets.options import Knobs, Support
+from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.bench.targets.transformers import TransformersEngine
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
@@ -277,21 +277,19 @@ def test_knobs_that_are_not_honoured_are_refused(folder: Path, override: str, sa
 
 
 def test_honoured_knobs_pass(folder: Path) -> None:
-    TRANSFORMERS.check(configuration(folder, "quant=fp16", "decoding=sample", "decoding.seed=1"))
-    TRANSFORMERS.check(
+    require_supported(configuration(folder, "quant=fp16", "decoding=sample", "decoding.seed=1"))
+    require_supported(
         configuration(folder, "runtime.threads=1", "model.max_model_len=99", "engine.batch_size=1")
     )
-    TRANSFORMERS.check(configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3"))
+    require_supported(configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3"))
 
 
 def test_a_peer_may_stand_for_more_options(folder: Path) -> None:
-    peer = supported_knobs.Honoured(
-        "engine=x", {"quant": supported_knobs.Knobs(("dtype",), ("minivllm.quant.nf4.NF4",))}
-    )
+    peer = Support("engine=x", {"quant": Knobs(("dtype",), ("minivllm.quant.nf4.NF4",))})
     nf4 = {"quant": compose(["quant=nf4", "quant.dtype=float16"])["quant"]}
-    peer.check(nf4)
+    require_supported(nf4, peer)
     with pytest.raises(BadInput, match=r"quant.double_quant=False .* use quant.double_quant=True"):
-        peer.check({"quant": nf4["quant"] | {"double_quant": False}})
+        require_supported({"quant": nf4["quant"] | {"double_quant": False}}, peer)
 
 
 @pytest.mark.parametrize("override", ["engine.batch_size=0", "engine.attn_implementation=paged"])
