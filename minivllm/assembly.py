@@ -11,7 +11,7 @@ from minivllm.cache.kv import free_memory
 from minivllm.config.compose import OPTIONS, build, require_invariant, trims
 from minivllm.engine.engine import Engine
 from minivllm.engine.extension import Extensions
-from minivllm.engine.sampler import TORCH, TokenKernels
+from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.errors import BadInput
 from minivllm.extras.bad_words import BadWords
 from minivllm.extras.beam import BeamDecoding
@@ -102,13 +102,13 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
 
 
 @cache
-def token_kernels(cpu: Kernels | None, triton: bool) -> TokenKernels:
+def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
     """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as far as there are any."""
     if triton:
-        from minivllm.engine.kernels.sampling import draw, likeliest  # imports Triton
+        from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
 
-        return TokenKernels(partial(likeliest, flag=True), draw, fused=True)
-    return TORCH if cpu is None else TokenKernels(partial(cpu.likeliest, flag=True))
+        return SamplerOps(partial(argmax, flag=True), draw, fused=True)
+    return TORCH if cpu is None else SamplerOps(partial(cpu.likeliest, flag=True))
 
 
 def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
@@ -166,7 +166,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         cache,
         lambda specs, kv: build(attention, {"kernels": cpu}, specs=specs, kv=kv),
         device,
-        token_kernels(loaded.kernels, fused),
+        sampler_ops(loaded.kernels, fused),
         seed=config["measure"]["seed"],
         batch_invariant=level == "batch",
         overlap=config["runtime"]["overlap"],

@@ -24,7 +24,7 @@ class AttentionBackend(Protocol):
         """Work out once a step what all layers share; the result travels as `batch.attention`."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """Write k and v into the cache at `batch.slot_mapping`, then attend; where `batch.mass` is given, add the
+        """Write k and v into the cache at `batch.slot_mapping`, then attend; where `batch.attention_scores` is given, add the
         attention that each block of each request got. A backend that cannot do so calls `refuse_scores` on
         construction.
 

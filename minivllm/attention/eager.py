@@ -63,9 +63,9 @@ class EagerBackend:
                 scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
             scores.masked_fill_(~visible(query_len, seq_len, spec.window, q.device), float("-inf"))
             weights = torch.softmax(scores, dim=-1)
-            if batch.mass is not None and (count := batch.observed_host[row]):
+            if batch.attention_scores is not None and (count := batch.observed_host[row]):
                 by_token = weights[:, -count:].sum((0, 1))
                 by_token = F.pad(by_token, (0, blocks * self.kv.layout.block_size - seq_len))
-                batch.mass[row, :blocks] += by_token.unflatten(0, (blocks, -1)).sum(1)
+                batch.attention_scores[row, :blocks] += by_token.unflatten(0, (blocks, -1)).sum(1)
             out[part] = torch.einsum("hqk,khd->qhd", weights.to(q.dtype), values)
         return out

@@ -208,7 +208,7 @@ class CacheManager:
         Returns:
             How many are computed when the next step begins: none where nothing is kept.
         """
-        if not self.layout.keeps:
+        if not self.layout.retains_kv:
             self.free(sequence)
             return 0
         if self.prefix is not None and not sequence.num_evicted:

@@ -31,4 +31,4 @@ class NoCache:
                 f"a step has no room for a sequence of {max_model_len} tokens: {self.memory_fraction:g} of "
                 f"{available_bytes / 2**20:.0f} MiB free is too little; lower model.max_model_len"
             )
-        return CacheLayout(max_model_len, min(affordable, max_num_seqs) + 1, keeps=False)
+        return CacheLayout(max_model_len, min(affordable, max_num_seqs) + 1, retains_kv=False)

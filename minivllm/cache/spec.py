@@ -43,7 +43,7 @@ class CacheLayout:
     block_size: int  # tokens a block
     num_blocks: int  # blocks, the reserved block 0 included
     prefix_caching: bool = False
-    keeps: bool = True  # False: nothing outlives the step, every step computes whole sequences
+    retains_kv: bool = True  # False: nothing outlives the step, every step computes whole sequences
     host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
     offload_slots: int = 0  # further ones, for cold blocks of the prefix cache; they are numbered after those
     disk_records: int = 0  # blocks that fit on disk, for colder ones

@@ -23,7 +23,7 @@ class BatchingPolicy(Protocol):
     prefill_first: bool
     fair_prefill: bool
     whole_batch: bool
-    on_full: Preemption  # what becomes of running requests when the cache is full
+    preemption_strategy: Preemption  # what becomes of running requests when the cache is full
     watermark: float
     aging_s: float
     shed: bool
@@ -64,7 +64,7 @@ class Batching:
 
     def __post_init__(self) -> None:
         self.max_num_samples = self.max_num_seqs
-        self.on_full = make_preemption(self.preemption)
+        self.preemption_strategy = make_preemption(self.preemption)
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
         """Never: candidates are there as soon as a request waits."""

@@ -19,12 +19,12 @@ from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.intake import Intake
-from minivllm.engine.launcher import Flight, Launcher
+from minivllm.engine.launcher import InFlightStep, Launcher
 from minivllm.engine.logprobs import refuse_non_finite
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import TORCH, Sampled, TokenKernels
+from minivllm.engine.sampler import TORCH, SampledToken, SamplerOps
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engine.tokenizer import Detokenizer
@@ -84,7 +84,7 @@ class Engine:
         cache: CachePolicy,
         attention: AttentionFactory,
         device: torch.device,
-        kernels: TokenKernels = TORCH,
+        kernels: SamplerOps = TORCH,
         seed: int = 0,
         batch_invariant: bool = False,
         overlap: bool = False,
@@ -106,7 +106,7 @@ class Engine:
                 f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) turns keys by the prompt's "
                 "length, so prompts of different lengths share nothing; use cache.prefix_caching=false"
             )
-        layout = policy.on_full.fit(layout)
+        layout = policy.preemption_strategy.fit(layout)
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
@@ -126,7 +126,7 @@ class Engine:
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
         self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions.joint)
         self.overlap = Overlap(overlap)
-        self._flight: Flight | None = None  # launched, and its tokens not read yet
+        self._flight: InFlightStep | None = None  # launched, and its tokens not read yet
         self._untold: tuple[StepTimed, Download] | None = None  # of that flight; its experts are counted
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -195,16 +195,16 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        begin, ended, timed = time.perf_counter(), self._last_step_end, self.events.hears(StepTimed)
+        begin, ended, timed = time.perf_counter(), self._last_step_end, self.events.has_subscribers(StepTimed)
         plan = self.scheduler.plan()
         self.kv.transfer(plan.transfers)
         outputs = [told for request in plan.shed for told in self._forget(request)]
         before = self._flight
         if not plan.scheduled and before is None:
-            if plan.wake_at_s is not None and not outputs:
+            if plan.next_poll_s is not None and not outputs:
                 if self.scheduler.policy.wake_at(self.scheduler.waiting) is not None:
                     self._last_step_end = None  # to wait for a fuller batch is no gap between steps
-                time.sleep(min(max(0.0, plan.wake_at_s - self.scheduler.now()), patience_s))
+                time.sleep(min(max(0.0, plan.next_poll_s - self.scheduler.now()), patience_s))
             return outputs
         planned = time.perf_counter()
         flight = None
@@ -260,7 +260,7 @@ class Engine:
             self._last_step_end = end
         return outputs
 
-    def _land(self, flight: Flight, sampled: list[Sampled]) -> list[TokenOutput]:
+    def _land(self, flight: InFlightStep, sampled: list[SampledToken]) -> list[TokenOutput]:
         """Give requests their tokens; those that have ended meanwhile get none."""
         outputs = []
         for request, pick in zip(flight.sampling, sampled, strict=True):
@@ -270,7 +270,7 @@ class Engine:
                 outputs.append(self._accept(request, pick.token_id, pick.logprobs))
         return outputs
 
-    def _advance(self, flight: Flight) -> list[TokenOutput]:
+    def _advance(self, flight: InFlightStep) -> list[TokenOutput]:
         """Let the joint groups of a step go on; the outputs of those that are over."""
         assert self.launcher.joint is not None
         outputs: list[TokenOutput] = []
@@ -329,7 +329,7 @@ class Engine:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
-    def _tell(self, flight: Flight, marks: tuple[float, ...], used: int, wasted: int) -> None:
+    def _tell(self, flight: InFlightStep, marks: tuple[float, ...], used: int, wasted: int) -> None:
         ended, begin, planned, prepared, computed, chosen, end = marks
         plan, lens, window = flight.plan, flight.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(

@@ -72,14 +72,14 @@ KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
 class EventBus:
     """Calls who listens with every event of the kinds that were asked for, at once and in order.
 
-    Who tells asks before: `if bus.hears(StepTimed): bus.emit(StepTimed(...))` costs one look-up where nobody listens, and
+    Who tells asks before: `if bus.has_subscribers(StepTimed): bus.emit(StepTimed(...))` costs one look-up where nobody listens, and
     builds no event.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in KINDS}
 
-    def hears(self, kind: type[Event]) -> bool:
+    def has_subscribers(self, kind: type[Event]) -> bool:
         """Whether anybody listens to such events."""
         return bool(self._listeners[kind])
 

@@ -15,22 +15,22 @@ from minivllm.engine.extension import JointDecoding
 from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import Picks, Sampled, SamplerCounters, TokenKernels, sample
+from minivllm.engine.sampler import SampledTokens, SampledToken, SamplerCounters, SamplerOps, sample
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.kernels.transfer import Download
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class InFlightStep:
     """A step that the device was given."""
 
     plan: StepPlan
     seq_lens: list[int]  # of the requests, see ScheduledRequest
     prepared_s: float  # on the clock of time.perf_counter
     computed_s: float
-    sampling: list[Request] = field(default_factory=list)  # each gets one of the picks
+    sampling: list[Request] = field(default_factory=list)  # each gets one of the sampled
     forks: list[tuple[Request, Request]] = field(default_factory=list)  # parent, and child that starts here
-    picks: Picks | None = None
+    sampled: SampledTokens | None = None
     joint: list[Request] = field(default_factory=list)  # members of joint groups
     choices: Any = None  # of these, see JointDecoding
     experts: int | Download = 0  # that it computed, if somebody asks
@@ -52,7 +52,7 @@ class StepGraphs(Protocol):
     def fill(self, key: Any, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> None:
         """Put the step into the recording's input."""
 
-    def replay(self, key: Any, count: int, counters: SamplerCounters) -> Tensor | Picks:
+    def replay(self, key: Any, count: int, counters: SamplerCounters) -> Tensor | SampledTokens:
         """Compute it: the tokens of its `count` requests, or their logits."""
 
 
@@ -71,7 +71,7 @@ class Launcher:
         self,
         runner: Runner,
         cache: CacheManager,
-        kernels: TokenKernels,
+        kernels: SamplerOps,
         one_by_one: bool = False,
         joint: JointDecoding | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Launcher:
         self.counters = SamplerCounters()
         self.graphs: StepGraphs | None = None  # of steps that only decode, where they can be recorded
 
-    def launch(self, plan: StepPlan, pending: Tensor | None = None) -> Flight:
+    def launch(self, plan: StepPlan, pending: Tensor | None = None) -> InFlightStep:
         """Compute and sample a step.
 
         Args:
@@ -91,7 +91,7 @@ class Launcher:
         """
         key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
         seq_lens = [part.seq_len for part in plan.scheduled]
-        result: Tensor | Picks
+        result: Tensor | SampledTokens
         if self.graphs is not None and key is not None:
             self.graphs.fill(key, plan.scheduled, pending)
             prepared = time.perf_counter()
@@ -100,41 +100,41 @@ class Launcher:
             batch = self.runner.prepare(plan.scheduled, pending=pending)
             prepared = time.perf_counter()
             result = self.forward(plan.scheduled, batch)
-        flight = Flight(plan, seq_lens, prepared, time.perf_counter())
+        in_flight = InFlightStep(plan, seq_lens, prepared, time.perf_counter())
         sampling = [part.request for part in plan.scheduled if part.samples]
-        if isinstance(result, Picks):
-            flight.sampling, flight.picks = sampling, result
-            return flight
+        if isinstance(result, SampledTokens):
+            in_flight.sampling, in_flight.sampled = sampling, result
+            return in_flight
         logits = result
         if len(logits) != len(sampling):
             logits = take_prompt_logprobs(plan, logits)
         if any(request.group is not None for request in sampling):
-            logits, sampling = self._of_groups(flight, logits, sampling)
-        flight.sampling = sampling
+            logits, sampling = self._of_groups(in_flight, logits, sampling)
+        in_flight.sampling = sampling
         if sampling:
-            flight.picks = sample(logits, sampling, self.counters, self.one_by_one, self.kernels)
-        return flight
+            in_flight.sampled = sample(logits, sampling, self.counters, self.one_by_one, self.kernels)
+        return in_flight
 
     def _of_groups(
-        self, flight: Flight, logits: Tensor, sampling: list[Request]
+        self, in_flight: InFlightStep, logits: Tensor, sampling: list[Request]
     ) -> tuple[Tensor, list[Request]]:
         """Let joint members choose from their rows; the rows and requests that are left to sample, where each member that
         starts now has a copy of its leader's row."""
         joint = [row for row, request in enumerate(sampling) if request.is_joint]
         if joint:
             assert self.joint is not None
-            flight.joint = [sampling[row] for row in joint]
-            flight.choices = self.joint.choose(logits[joint], flight.joint, self.counters, self.one_by_one)
+            in_flight.joint = [sampling[row] for row in joint]
+            in_flight.choices = self.joint.choose(logits[joint], in_flight.joint, self.counters, self.one_by_one)
             rows = [row for row, request in enumerate(sampling) if not request.is_joint]
             logits, sampling = logits[rows], [sampling[row] for row in rows]
-        flight.forks = [(request, member) for request in sampling for member in request.unstarted]
-        if flight.forks:
-            rows = [sampling.index(request) for request, _ in flight.forks]
+        in_flight.forks = [(request, member) for request in sampling for member in request.unstarted]
+        if in_flight.forks:
+            rows = [sampling.index(request) for request, _ in in_flight.forks]
             logits = logits[[*range(len(sampling)), *rows]]
-            sampling = sampling + [member for _, member in flight.forks]
+            sampling = sampling + [member for _, member in in_flight.forks]
         return logits, sampling
 
-    def may_wait(self, flight: Flight) -> bool:
+    def may_wait(self, in_flight: InFlightStep) -> bool:
         """Whether the next step can be planned and launched before the tokens of this one are known.
 
         Not where the host has to find out something first: penalties go by the tokens themselves, and stop tokens that
@@ -142,24 +142,24 @@ class Launcher:
         """
         return (
             self.runner.eviction is None
-            and not flight.joint
+            and not in_flight.joint
             and not any(
                 r.params.adjusts_logits
                 or r.params.logprobs is not None
                 or (r.group is not None and r.unstarted)
                 or (r.stop_ids and not r.may_stop)
-                for r in flight.sampling
+                for r in in_flight.sampling
             )
         )
 
-    def read(self, flight: Flight) -> list[Sampled]:
-        """Wait for the tokens of a step, one for each of `flight.sampling`."""
-        return [] if flight.picks is None else flight.picks.read(self.counters)
+    def read(self, in_flight: InFlightStep) -> list[SampledToken]:
+        """Wait for the tokens of a step, one for each of `in_flight.sampling`."""
+        return [] if in_flight.sampled is None else in_flight.sampled.read(self.counters)
 
     def forward(self, scheduled: Sequence[ScheduledRequest], batch: StepBatch) -> Tensor:
         """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
         logits = self.runner.forward(batch)
-        if batch.mass is not None:
+        if batch.attention_scores is not None:
             steps = ((p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled)
-            self.cache.observe(steps, batch.mass.tolist())
+            self.cache.observe(steps, batch.attention_scores.tolist())
         return logits

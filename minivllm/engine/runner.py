@@ -85,7 +85,7 @@ class Runner:
         if (policy := self.eviction) is not None:
             counts = zip(batch.seq_lens_host, batch.query_lens_host, strict=True)
             batch = batch._replace(
-                mass=torch.zeros(batch.block_table.shape, device=self.device),
+                attention_scores=torch.zeros(batch.block_table.shape, device=self.device),
                 observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
             )
         shared = self.attention.prepare(batch)

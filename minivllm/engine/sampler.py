@@ -20,20 +20,20 @@ from minivllm.platform.given import FLOAT32
 
 MASK32 = 0xFFFFFFFF
 # Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.
-APART = 0x9E3779B9
+SEED_SALT = 0x9E3779B9
 
 
 @dataclass
 class SamplerCounters:
     """What the sampler did, for the liveness of its knobs."""
 
-    tokens_drawn: int = 0  # not just the likeliest
+    tokens_drawn: int = 0  # not just the most likely
     drawn_fused: int = 0  # of these, in a kernel of its own (runtime.fused_kernels)
     rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
-    tokens_changed: int = 0  # by any of these: not what the model finds likeliest
+    tokens_changed: int = 0  # by any of these: not what the model finds most likely
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """The chosen token of one request, with log-probabilities if it asked for them."""
 
     token_id: int  # below 0: there is none, its logits are not finite
@@ -60,7 +60,7 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
         float32 [R, K], above 0, the same on every device and in every batch.
     """
     state = _mix((seeds & MASK32) ^ _mix((seeds >> 32) & MASK32))
-    key = _mix(_mix(state ^ (positions & MASK32)) ^ APART)
+    key = _mix(_mix(state ^ (positions & MASK32)) ^ SEED_SALT)
     bits = _mix(_mix(token_ids) ^ key[:, None])
     # Rounding may make the uniform number 1, whose noise is infinite: that token is just not drawn. It
     # cannot be 0, whose noise would draw a token of probability 0.
@@ -134,7 +134,7 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     """Zero the probabilities that top-k, top-p and min-p leave out.
 
     Args:
-        probs: float32 [R, K], each row in descending order, of the K likeliest tokens; K is at least
+        probs: float32 [R, K], each row in descending order, of the K most likely tokens; K is at least
             the largest top-k, or all tokens where a row has none.
         columns: of the R requests.
 
@@ -155,12 +155,12 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     return probs * keep
 
 
-class Picks:
+class SampledTokens:
     """The chosen tokens of a step: on the device at once, on the host when somebody reads them.
 
     Args:
         tokens: int64 [R], on the device.
-        likeliest: int64 [R], what the model finds likeliest, see the function below; None where that is what was chosen.
+        argmax: int64 [R], the model's own argmax, see the function below; None where that is what was chosen.
         logits: [R, vocab], of the step, if a request wants log-probabilities.
         counts: how many of them each request wants.
     """
@@ -168,60 +168,60 @@ class Picks:
     def __init__(
         self,
         tokens: Tensor,
-        likeliest: Tensor | None = None,
+        argmax: Tensor | None = None,
         logits: Tensor | None = None,
         counts: Sequence[int | None] = (),
     ) -> None:
         self.tokens = tokens
         self._logits, self._counts = logits, counts
-        self._compared = likeliest is not None
-        self._host = Download(tokens if likeliest is None else torch.stack((tokens, likeliest)))
+        self._compared = argmax is not None
+        self._host = Download(tokens if argmax is None else torch.stack((tokens, argmax)))
 
-    def read(self, counters: SamplerCounters) -> list[Sampled]:
-        """Wait for the tokens. `counters` are told how many are not the likeliest."""
+    def read(self, counters: SamplerCounters) -> list[SampledToken]:
+        """Wait for the tokens. `counters` are told how many are not the model's own argmax."""
         chosen = self._host.values()
         if self._compared:
-            chosen, likeliest = chosen
-            counters.tokens_changed += sum(a != b for a, b in zip(chosen, likeliest, strict=True))
-            if min(likeliest) < 0:
-                chosen = [min(pair) for pair in zip(chosen, likeliest, strict=True)]
+            chosen, argmax = chosen
+            counters.tokens_changed += sum(a != b for a, b in zip(chosen, argmax, strict=True))
+            if min(argmax) < 0:
+                chosen = [min(pair) for pair in zip(chosen, argmax, strict=True)]
         if self._logits is None:
-            return [Sampled(token) for token in chosen]
+            return [SampledToken(token) for token in chosen]
         logprobs = top_logprobs(self._logits, [max(token, 0) for token in chosen], self._counts)
-        return [Sampled(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
+        return [SampledToken(token, entry) for token, entry in zip(chosen, logprobs, strict=True)]
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """The first of the largest logits [R, vocab] of each row, int64 [R]; -1 - token where that logit is not finite: NaN
     is larger than all.
 
-    Like argmax, which is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
+    torch.argmax is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
     C++ kernel a thirtieth.
     """
     values, tokens = logits.max(dim=-1)
     return torch.where(values.isfinite(), tokens, -1 - tokens)
 
 
-def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> Tensor:
+def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = None) -> Tensor:
     """One draw a row.
 
     Args:
         scores: [R, vocab], any float dtype.
         columns: of the R requests.
-        reach: the largest top-k; None where no row has a filter.
+        top_k_bound: the largest top-k; None where no row has a filter.
 
     Returns:
         int64 [R]; of a row of temperature 0 any token.
     """
     scores = scores.float()
-    if reach is not None:
+    if top_k_bound is not None:
         # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
-        scores, token_ids = scores.topk(min(reach, scores.shape[1]), dim=-1)
+        scores, token_ids = scores.topk(min(top_k_bound, scores.shape[1]), dim=-1)
     else:
         token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
     # Counted from the largest: divided as they are, large ones would be infinite.
     probs = torch.softmax((scores - scores.amax(-1, True)) / columns.temperatures[:, None], dim=-1)
-    if reach is not None:
+    if top_k_bound is not None:
         probs = filter_probs(probs, columns)
     noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
     picks = (probs / noise).argmax(dim=-1, keepdim=True)
@@ -229,21 +229,21 @@ def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class TokenKernels:
+class SamplerOps:
     """What tokens are chosen with: functions that do what torch's operations do, which are here where no kernel is.
 
     Args:
-        likeliest: see the function above.
+        argmax: see the function above.
         draw: see the function above.
         fused: whether a draw without filters is a kernel of its own.
     """
 
-    likeliest: Callable[[Tensor], Tensor] = likeliest
+    argmax: Callable[[Tensor], Tensor] = argmax
     draw: Callable[[Tensor, SamplingColumns, int | None], Tensor] = draw
     fused: bool = False
 
 
-TORCH = TokenKernels()
+TORCH = SamplerOps()
 
 
 def sample(
@@ -251,8 +251,8 @@ def sample(
     requests: Sequence[Request],
     counters: SamplerCounters,
     one_by_one: bool = False,
-    kernels: TokenKernels = TORCH,
-) -> Picks:
+    kernels: SamplerOps = TORCH,
+) -> SampledTokens:
     """Choose each request's next token.
 
     Greedy rows take the argmax; the others the argmax of p / Exponential(1), which draws from p
@@ -268,9 +268,9 @@ def sample(
     counts = [r.params.logprobs for r in requests]
     kept = logits if any(count is not None for count in counts) else None
     if all(r.params.takes_likeliest and r.may_stop for r in requests):
-        return Picks(kernels.likeliest(logits), None, kept, counts)
+        return SampledTokens(kernels.argmax(logits), None, kept, counts)
     with torch.inference_mode():  # only here: entering it takes microseconds
-        return Picks(*_choose(logits, requests, counters, one_by_one, kernels), kept, counts)
+        return SampledTokens(*_choose(logits, requests, counters, one_by_one, kernels), kept, counts)
 
 
 def _choose(
@@ -278,12 +278,12 @@ def _choose(
     requests: Sequence[Request],
     counters: SamplerCounters,
     one_by_one: bool,
-    kernels: TokenKernels,
+    kernels: SamplerOps,
 ) -> tuple[Tensor, Tensor]:
-    """What each request gets and what the model finds likeliest, int64 [R] each; see `sample`."""
+    """What each request gets and the model's own argmax, int64 [R] each; see `sample`."""
     scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
     counters.rows_adjusted += adjust(scores, requests)
-    picks = kernels.likeliest(scores)
+    picks = kernels.argmax(scores)
     rows = [i for i, request in enumerate(requests) if not request.params.greedy]
     counters.tokens_drawn += len(rows)
     # Filters are not for the others: a row is drawn in the same way whoever is beside it, and none is sorted for nothing.
@@ -292,14 +292,14 @@ def _choose(
         members = [requests[i] for i in group]
         columns = SamplingColumns.unpack(upload(pack_sampling(members, group), logits.device))
         some = scores if len(group) == len(requests) else scores.index_select(0, columns.rows)
-        reach = _reach(members)
-        counters.drawn_fused += len(group) * (kernels.fused and reach is None)
-        picks.index_copy_(0, columns.rows.long(), kernels.draw(some, columns, reach))
-    return picks, kernels.likeliest(logits)
+        top_k_bound = _top_k_bound(members)
+        counters.drawn_fused += len(group) * (kernels.fused and top_k_bound is None)
+        picks.index_copy_(0, columns.rows.long(), kernels.draw(some, columns, top_k_bound))
+    return picks, kernels.argmax(logits)
 
 
-def _reach(requests: Sequence[Request]) -> int | None:
-    """How many of the likeliest tokens a draw has to look at: infinitely many where a filter names no number; None
+def _top_k_bound(requests: Sequence[Request]) -> int | None:
+    """How many of the most likely tokens a draw has to look at: infinitely many where a filter names no number; None
     where nothing is filtered."""
     params = [request.params for request in requests]
     return max(p.top_k or sys.maxsize for p in params) if any(p.filters for p in params) else None

@@ -64,7 +64,7 @@ class Scheduler:
         self.num_overtaken = 0  # requests that started after one that had come later
         self.num_waits = 0  # steps put off in the hope of a fuller batch
         self._latest = 0  # the last to come of those that have started
-        self.chunks = policy.chunked_prefill and cache.layout.keeps  # whether a prompt may be cut
+        self.chunks = policy.chunked_prefill and cache.layout.retains_kv  # whether a prompt may be cut
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap, where requests may be shed
@@ -114,7 +114,7 @@ class Scheduler:
             )
         if request.group is not None:
             request.group.check(self.cache)
-        self.policy.on_full.check(request, self.cache)
+        self.policy.preemption_strategy.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
         request.rank = (due + request.params.priority * self.policy.aging_s, self._num_added)
@@ -123,7 +123,7 @@ class Scheduler:
         self._changed(request, RequestState.WAITING)
 
     def plan(self) -> StepPlan:
-        """Decide the next step. An empty plan means that there is nothing to do, or not before `wake_at_s`."""
+        """Decide the next step. An empty plan means that there is nothing to do, or not before `next_poll_s`."""
         now = self.now()
         if self._worked_at_s is not None:
             self._step_s = min(self._step_s, now - self._worked_at_s)
@@ -145,7 +145,7 @@ class Scheduler:
             self._serve(prefilling, step)
             self._admit(step, now)
         self._worked_at_s = now if step.scheduled else None
-        wake_at = None if step.scheduled else step.wake_at_s
+        wake_at = None if step.scheduled else step.next_poll_s
         if not step.scheduled and self.waiting and wake_at is None:
             wake_at = self.policy.wake_at(self.waiting)
             self.num_waits += wake_at is not None
@@ -233,9 +233,9 @@ class Scheduler:
             if not cache.is_fetched(
                 request.cache, request.reusable_token_ids
             ):  # it keeps its place; those running go on
-                step.wake_at_s = now + DISK_POLL_S
+                step.next_poll_s = now + DISK_POLL_S
                 return
-            if not policy.on_full.may_admit(request, self.running, cache):
+            if not policy.preemption_strategy.may_admit(request, self.running, cache):
                 self.num_held += 1
                 return
             count = 0
@@ -357,7 +357,7 @@ class Scheduler:
             request.group.unstarted += others
         # Where it waits for its group nothing is left to compute; then the last token is computed again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        (strategy or self.policy.on_full).preempt(request, self.cache)
+        (strategy or self.policy.preemption_strategy).preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
@@ -382,21 +382,21 @@ class Scheduler:
 
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
-        if self.events.hears(StateChanged):
+        if self.events.has_subscribers(StateChanged):
             self.events.emit(StateChanged(self.now(), request.request_id, state))
 
     def _tell(self, plan: StepPlan) -> None:
-        if self.events.hears(StepPlanned):
+        if self.events.has_subscribers(StepPlanned):
             counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens, len(plan.preempted))
             self.events.emit(StepPlanned(self.now(), *counts, len(self.waiting)))
-        if self.events.hears(BlocksChanged):
+        if self.events.has_subscribers(BlocksChanged):
             self.events.emit(BlocksChanged(self.now(), self.cache.pool.num_used, self.cache.pool.num_usable))
 
 
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "num_prefill_tokens", "preempted", "scheduled", "shed", "wake_at_s")
+    __slots__ = ("budget", "num_prefill_tokens", "preempted", "scheduled", "shed", "next_poll_s")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -404,7 +404,7 @@ class _Step:
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
         self.shed: list[Request] = []
-        self.wake_at_s: float | None = None  # when the disk may be done with what is waited for
+        self.next_poll_s: float | None = None  # when the disk may be done with what is waited for
 
 
 def _rank(request: Request) -> tuple[float, int]:

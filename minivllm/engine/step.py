@@ -43,7 +43,7 @@ class StepPlan(NamedTuple):
     preempted: tuple[Request, ...] = ()
     shed: tuple[Request, ...] = ()  # ended without being served: too late for their deadline
     transfers: Transfers = Transfers()
-    wake_at_s: float | None = None  # nothing is to be done before this time, though requests wait
+    next_poll_s: float | None = None  # nothing is to be done before this time, though requests wait
     num_tokens: int = 0  # computed in this step
     # Those of them that catch up on a prompt, or on everything after a preemption.
     num_prefill_tokens: int = 0

@@ -62,7 +62,7 @@ class BeamSearch(Group):
         held = cache.footprint(longest)
         shared = first.num_prompt_tokens // cache.block_size if held == longest else 0
         blocks = shared + width * (cache.blocks_for(held) - shared)
-        if cache.layout.keeps and blocks > cache.pool.num_usable:
+        if cache.layout.retains_kv and blocks > cache.pool.num_usable:
             raise BadInput(
                 f"request {first.request_id} may need {blocks} cache blocks for its {width} beams, and there "
                 f"are {cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
@@ -136,7 +136,7 @@ class BeamSearch(Group):
         for index, (total, token) in stay.items():
             self.beams[index].token_ids.append(token)
             self.scores[index] = total
-        if not scheduler.cache.layout.keeps:
+        if not scheduler.cache.layout.retains_kv:
             for beam in self.beams:
                 beam.num_computed_tokens = 0
 

@@ -63,7 +63,7 @@ def unrecordable(
     ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
     if any(rope.depends_on_length for rope in ropes):
         return "the model's rope scaling goes by lengths that the host knows"
-    if not layout.keeps:
+    if not layout.retains_kv:
         return "cache=none computes whole sequences in every step"
     if layout.eviction is not None and layout.eviction.scored:
         return f"cache.eviction={layout.eviction.name} asks after every step where attention went"

@@ -18,7 +18,7 @@ from minivllm.attention.batch import StepBatch
 from minivllm.engine.packing import INT_BYTES, SamplingColumns, pack, pack_sampling
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.runner import fill_in
-from minivllm.engine.sampler import Picks, SamplerCounters
+from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import first_line
 from minivllm.kernels.transfer import upload
@@ -48,7 +48,7 @@ class Graph:
     """One recording."""
 
     ints: Tensor  # int32, its input: the sampling parameters if it draws, then what `pack` makes
-    # Logits [requests, vocab]; or tokens int64 [requests], drawn ones and the likeliest.
+    # Logits [requests, vocab]; or tokens int64 [requests], drawn ones and argmaxes.
     outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
     # What was recorded: it holds all other tensors that a replay reads.
@@ -174,7 +174,7 @@ class GraphKeeper:
         if pending is not None:
             self.pending[: len(pending)].copy_(pending)
 
-    def replay(self, key: GraphKey, count: int, counters: SamplerCounters) -> Tensor | Picks:
+    def replay(self, key: GraphKey, count: int, counters: SamplerCounters) -> Tensor | SampledTokens:
         """Compute the step that was filled in: the tokens of its `count` requests, or their logits [count, vocab].
 
         They are overwritten by the next replay.
@@ -185,7 +185,7 @@ class GraphKeeper:
         counters.tokens_drawn += self._num_drawn
         counters.drawn_fused += self._num_drawn * self.kernels.fused
         first, *others = (tensor[:count] for tensor in graph.outputs)
-        return first if key.kind == "logits" else Picks(first, others[0] if others else None)
+        return first if key.kind == "logits" else SampledTokens(first, others[0] if others else None)
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each apart: gigabytes."""
@@ -219,12 +219,12 @@ class GraphKeeper:
             logits = self.runner.forward(batch)
             if key.kind == "logits":
                 return (self._keep(logits),)
-            likeliest = self.kernels.likeliest(logits)
+            argmax = self.kernels.argmax(logits)
             if key.kind == "greedy":
-                return (likeliest,)
+                return (argmax,)
             columns = SamplingColumns.unpack(ints[:extra])
             drawn = self.kernels.draw(logits, columns, None)
-            return torch.where(columns.temperatures > 0, drawn, likeliest), likeliest
+            return torch.where(columns.temperatures > 0, drawn, argmax), argmax
 
         outputs, replay = self.capture(step)
         return Graph(ints, outputs, replay, step)

@@ -195,8 +195,8 @@ class Machine:
         done = self.carry_out(plan)
         self.disk.work()
         self.clock.time_s += 0.001
-        if plan.wake_at_s is not None:
-            self.clock.time_s = max(self.clock.time_s, plan.wake_at_s)
+        if plan.next_poll_s is not None:
+            self.clock.time_s = max(self.clock.time_s, plan.next_poll_s)
         return done
 
     def run(self, most_steps: int = 10_000) -> list[Request]:

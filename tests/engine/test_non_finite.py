@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm import LLM, SamplingParams
-from minivllm.assembly import token_kernels
+from minivllm.assembly import sampler_ops
 from minivllm.bench.quality import greedy
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import SamplerCounters, TokenKernels
+from minivllm.engine.sampler import SamplerCounters, SamplerOps
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.beam import best_continuations
 from minivllm.platform.given import FLOAT32
@@ -111,7 +111,7 @@ def test_it_is_named_and_leaves_nothing_for_others(llm: LLM) -> None:
     with pytest.raises(NonFiniteLogits, match="not finite"):
         next(pieces)
     assert not engine.has_unfinished and not engine.cache.pool.num_used
-    if engine.cache.layout.keeps:
+    if engine.cache.layout.retains_kv:
         assert all(part[1:].isfinite().all() for parts in engine.kv.parts for part in parts)
     if engine.cache.prefix is not None:
         assert not [*engine.cache.prefix.match([20, 21, 22, 23, 24], 1)]
@@ -147,28 +147,28 @@ def request(params: SamplingParams) -> Request:
 
 
 @pytest.fixture(params=["torch", "cpu", "triton"])
-def kernels(request: pytest.FixtureRequest, folder: Path) -> TokenKernels:
+def kernels(request: pytest.FixtureRequest, folder: Path) -> SamplerOps:
     if request.param == "torch":
         return sampler.TORCH
     if request.param == "triton":
-        return token_kernels(None, triton=True)
+        return sampler_ops(None, triton=True)
     with LLM(str(folder), quant="fp32", device="cpu", overrides=["model.max_model_len=48"]) as llm:
         if llm.engine.loaded.kernels is None:
             pytest.skip("no compiler")
-        return token_kernels(llm.engine.loaded.kernels, triton=False)
+        return sampler_ops(llm.engine.loaded.kernels, triton=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [7, 2500])
 def test_rows_without_a_finite_largest_are_flagged(
-    kernels: TokenKernels, dtype: torch.dtype, size: int
+    kernels: SamplerOps, dtype: torch.dtype, size: int
 ) -> None:
     torch.manual_seed(0)
     logits = torch.randn(8, size)
     logits[1, 3], logits[2, 3], logits[3], logits[4, 2:] = torch.nan, torch.inf, -torch.inf, -torch.inf
     logits[5, size - 1], logits[6, 3] = torch.nan, -torch.inf
     logits = logits.to(dtype)
-    flagged = (kernels.likeliest(logits) < 0).tolist()
+    flagged = (kernels.argmax(logits) < 0).tolist()
     assert flagged == [False, True, True, True, False, True, False, False]
     for params in (GREEDY, DRAWN, replace(DRAWN, top_k=4), replace(GREEDY, logit_bias={0: 1.0})):
         counters = SamplerCounters()
@@ -202,7 +202,7 @@ def test_what_is_huge_acts_as_it_says(what: dict[str, object], temperature: floa
     """Nothing becomes infinite on the way, whatever the order of magnitude; token 7 is forced."""
     logits = torch.tensor([[9.0, -8.0, 7.0, 1.0, -2.0, 3.0, 0.5, 0.0]])
     params = SamplingParams(**{"temperature": temperature, "top_k": top_k, **what})  # type: ignore[arg-type]
-    for kernels in (sampler.TORCH, token_kernels(None, triton=True)):
+    for kernels in (sampler.TORCH, sampler_ops(None, triton=True)):
         picks = sampler.sample(logits, [request(params)], counters := SamplerCounters(), kernels=kernels)
         assert [pick.token_id for pick in picks.read(counters)] == [7]
 

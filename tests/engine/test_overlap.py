@@ -89,7 +89,7 @@ def test_every_configuration_overlaps_and_throws_away_little(engines: tuple[Engi
     stopped = sum(reason == "stop" for [(_, reason)] in found)
     assert stopped >= 3
     wasted = overlapping.overlap.wasted_tokens - wasted
-    if overlapping.cache.layout.keeps:
+    if overlapping.cache.layout.retains_kv:
         assert wasted <= stopped
     assert wasted == 0 if scored else wasted > 0
 

@@ -15,7 +15,7 @@ from minivllm.engine import sampler
 from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import Sampled, SamplerCounters, adjust, exponential_noise, filter_probs
+from minivllm.engine.sampler import SampledToken, SamplerCounters, adjust, exponential_noise, filter_probs
 from minivllm.errors import BadInput
 
 
@@ -27,7 +27,7 @@ def request(
     return made
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+def sample(logits: torch.Tensor, requests: list[Request]) -> list[SampledToken]:
     return sampler.sample(logits, requests, counters := SamplerCounters()).read(counters)
 
 

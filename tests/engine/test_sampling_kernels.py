@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minivllm import SamplingParams
-from minivllm.assembly import token_kernels
+from minivllm.assembly import sampler_ops
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
@@ -54,9 +54,9 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype, size: int
     logits[3] = logits[3].round().clamp(max=-1.0)  # what lies beyond the last token is not 0
     logits[4, torch.rand(size) < 0.3], logits[5] = torch.inf, -torch.inf
     logits = logits.to(dtype).to(DEVICE)
-    assert torch.equal(sampling.likeliest(logits)[:6], logits[:6].max(dim=-1).indices)
+    assert torch.equal(sampling.argmax(logits)[:6], logits[:6].max(dim=-1).indices)
     wide = torch.cat((logits, logits.new_full((7, 5), 1e3)), dim=1)[:, :size]
-    assert torch.equal(sampling.likeliest(wide), sampling.likeliest(logits))
+    assert torch.equal(sampling.argmax(wide), sampling.argmax(logits))
 
 
 def test_draws_are_those_of_torch() -> None:
@@ -102,7 +102,7 @@ def test_tokens_without_probability_are_never_drawn_and_none_beyond_the_vocabula
     columns = some_columns(torch.tensor([1.0, 0.01, 1.0, 1.0, 0.0, 1.0]))  # 0: padding of a graph
     drawn = sampling.draw(logits.to(DEVICE), columns).tolist()
     assert drawn[0] == 4000 and drawn[1] in (7, 2060)
-    likeliest = sampling.likeliest(logits.to(DEVICE)).tolist()
+    likeliest = sampling.argmax(logits.to(DEVICE)).tolist()
     assert all(0 <= token < 4100 for token in [*drawn, *likeliest])
 
 
@@ -117,7 +117,7 @@ def test_a_step_is_sampled_as_by_torch_and_draws_are_counted(one_by_one: bool) -
     ]
     filtered = SamplingParams(temperature=1.0, top_k=5)
     logits = torch.randn(5, 100).bfloat16().to(DEVICE)
-    kernels = token_kernels(None, triton=True)
+    kernels = sampler_ops(None, triton=True)
     for params in (kinds, [*kinds, filtered]):
         requests = [
             Request(str(i), [1, 2], one, max_num_tokens=50, seed=i, eos_token_ids=(5,))

@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
-        if policy.on_full.name != "swap" or not keeps:  # cache=none refuses to swap
+        if policy.preemption_strategy.name != "swap" or not keeps:  # cache=none refuses to swap
             host_slots = 0
         sinks, window, between = (count * block_size for count in kept)
         total = sinks + window + between
@@ -106,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
             or n > self.policy.max_num_samples
             or (
-                self.policy.on_full.name == "reserve"
+                self.policy.preemption_strategy.name == "reserve"
                 and n * -(-held // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
             )
         ):
@@ -123,10 +123,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add_beams(self, prompt: list[int], output: int, width: int, deadline_ms: float | None) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
-        size, keeps = scheduler.cache.block_size, scheduler.cache.layout.keeps
+        size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
         held = scheduler.cache.footprint(longest)
         needed = -(-held // size)
-        if self.policy.on_full.name == "reserve":
+        if self.policy.preemption_strategy.name == "reserve":
             needed *= width
         elif keeps:
             needed += (width - 1) * (needed - (len(prompt) // size if held == longest else 0))
@@ -165,17 +165,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_prefill_tokens == sum(part.num_tokens for part in plan.scheduled if part.prefill)
         assert plan.num_tokens <= self.policy.max_num_batched_tokens
         assert len(plan.scheduled) <= max(self.policy.max_num_seqs, 3 * isinstance(self.policy, Sequential))
-        busy = plan.scheduled or plan.shed or plan.preempted or plan.wake_at_s is not None
+        busy = plan.scheduled or plan.shed or plan.preempted or plan.next_poll_s is not None
         assert bool(busy) == had_work, "work is waiting and nothing is done"
         assert len({part.request.request_id for part in plan.scheduled}) == len(plan.scheduled)
         for part in plan.scheduled:
             assert part.num_tokens >= 1
             assert part.start == part.request.num_computed_tokens
             assert part.request not in plan.preempted
-        if self.policy.on_full.name == "reserve":
+        if self.policy.preemption_strategy.name == "reserve":
             assert not plan.preempted
         self.machine.carry_out(plan)
-        clock.time_s = max(clock.time_s + 0.001, plan.wake_at_s or 0.0)
+        clock.time_s = max(clock.time_s + 0.001, plan.next_poll_s or 0.0)
 
     def open(self) -> list[Request]:
         return [r for r in self.machine.requests if r.state is not RequestState.DONE]
@@ -313,7 +313,7 @@ def test_dynamic_waits_for_a_full_batch_but_not_for_long() -> None:
     machine.add([0] * 3, 2)
     plan = machine.scheduler.plan()
     assert not plan.scheduled
-    assert plan.wake_at_s == pytest.approx(0.01)
+    assert plan.next_poll_s == pytest.approx(0.01)
     machine.clock.time_s = 0.01
     assert names(machine.scheduler.plan().scheduled) == ["0.0"]
     full = make(Dynamic(max_num_seqs=2, max_wait_ms=1e6), blocks=32)
@@ -502,9 +502,9 @@ def test_requests_start_in_order_of_arrival(lengths: list[tuple[int, int]]) -> N
 
 def test_a_bus_says_who_listens_to_what() -> None:
     bus, all_of_them, some = EventBus(), list[object](), list[object]()
-    assert not any(bus.hears(kind) for kind in KINDS)
+    assert not any(bus.has_subscribers(kind) for kind in KINDS)
     stop = bus.subscribe(some.append, BlocksChanged)
-    assert [kind for kind in KINDS if bus.hears(kind)] == [BlocksChanged]
+    assert [kind for kind in KINDS if bus.has_subscribers(kind)] == [BlocksChanged]
     stop_all = bus.subscribe(all_of_them.append)
     told = [BlocksChanged(0.0, 1, 2), StateChanged(0.0, "a", RequestState.DONE)]
     for event in told:
@@ -512,7 +512,7 @@ def test_a_bus_says_who_listens_to_what() -> None:
     assert (some, all_of_them) == (told[:1], told)
     stop()
     stop_all()
-    assert not any(bus.hears(kind) for kind in KINDS)
+    assert not any(bus.has_subscribers(kind) for kind in KINDS)
 
 
 def test_each_knob_counts_its_work() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from minivllm.assembly import token_kernels
+from minivllm.assembly import sampler_ops
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.microbench import attention, linear, mixture, sampling, small, suite
 from minivllm.bench.microbench.case import Case, Setting, Side
@@ -109,7 +109,7 @@ def test_the_sampler_is_timed_with_the_kernels_that_an_engine_gives_it(
 
     monkeypatch.setattr(sampling, "sample", sample)
     next(sampling.cases(setting(triton))).ours.call(0)
-    assert given == [token_kernels(None if triton else library.load(), triton)]
+    assert given == [sampler_ops(None if triton else library.load(), triton)]
 
 
 @pytest.mark.parametrize("triton", [True, False])

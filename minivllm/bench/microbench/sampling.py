@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from minivllm.assembly import token_kernels
+from minivllm.assembly import sampler_ops
 from minivllm.bench.microbench.case import ITEM, Case, Setting, Side
 from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.params import SamplingParams
@@ -48,7 +48,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     logits = _logits(setting, copies, rows)
     requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
     counters = SamplerCounters()
-    kernels = token_kernels(setting.kernels, setting.triton)
+    kernels = sampler_ops(setting.kernels, setting.triton)
 
     name, plain = "argmax", partial(torch.argmax, dim=-1)
     if params.top_k:

@@ -178,7 +178,7 @@ class SimulatedEngine(Adapter):
             max_model_len=longest,
             max_num_seqs=policy.max_num_seqs,
         )
-        layout = policy.on_full.fit(layout)
+        layout = policy.preemption_strategy.fit(layout)
         if (eviction := layout.eviction) is not None:
             if eviction.scored:
                 raise BadInput(
@@ -245,7 +245,7 @@ class SimulatedEngine(Adapter):
         outputs = [self._ended(request, "shed", ()) for request in plan.shed]
         if not scheduled:
             if not outputs:
-                wake_s = math.inf if plan.wake_at_s is None else plan.wake_at_s - start
+                wake_s = math.inf if plan.next_poll_s is None else plan.next_poll_s - start
                 idle_s = min(wake_s, IDLE_S if timeout_s is None else timeout_s)
                 clock.sleep(idle_s if idle_s > 0 else IDLE_S)
             return outputs

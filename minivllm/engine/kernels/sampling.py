@@ -16,7 +16,7 @@ from minivllm.engine import sampler
 from minivllm.engine.packing import SamplingColumns
 
 BLOCK = 2048  # tokens of a program
-_APART = tl.constexpr(sampler.APART)
+_APART = tl.constexpr(sampler.SEED_SALT)
 # How these are aligned goes by the number of requests, which is no reason to compile again.
 _COLUMNS = ["seeds", "positions", "temperatures"]
 
@@ -114,18 +114,18 @@ def _best_of_row(
     tl.store(out + row, chosen)
 
 
-def likeliest(logits: Tensor, flag: bool = False) -> Tensor:
-    """See sampler.likeliest, which flags rows without a finite largest logit; here only with `flag`."""
+def argmax(logits: Tensor, flag: bool = False) -> Tensor:
+    """See sampler.argmax, which flags rows without a finite largest logit; here only with `flag`."""
     return _best(logits, None, flag)
 
 
-def draw(scores: Tensor, columns: SamplingColumns, reach: int | None = None) -> Tensor:
+def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = None) -> Tensor:
     """See sampler.draw, which is called where there are filters.
 
     Scores are rounded in another way than there, so another token is drawn where two are equally good up to the last bits of
     float32: one in some 100,000.
     """
-    return _best(scores, columns) if reach is None else sampler.draw(scores, columns, reach)
+    return _best(scores, columns) if top_k_bound is None else sampler.draw(scores, columns, top_k_bound)
 
 
 def _best(logits: Tensor, columns: SamplingColumns | None, flag: bool = False) -> Tensor:

@@ -99,7 +99,7 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Plot]:
             "telemetry.parquet",
             "t_s",
             name="telemetry",
-            caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
+            caption="SampledToken by the supervising process, not by the measured one. Before the measured window the model is "
             "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written. The host's "
             "peak of a record is that of loading and of the window; memory at other times is drawn faint.",
         ),

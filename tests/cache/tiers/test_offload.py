@@ -346,7 +346,7 @@ def test_with_nothing_else_to_do_the_next_look_at_the_disk_is_soon() -> None:
     machine.add([0] * 7, 1)
     plan = machine.scheduler.plan()
     assert plan.transfers.reads and not plan.scheduled
-    assert plan.wake_at_s is not None and plan.wake_at_s - machine.clock.time_s < 0.01
+    assert plan.next_poll_s is not None and plan.next_poll_s - machine.clock.time_s < 0.01
 
 
 def test_records_come_back_as_they_were_and_errors_are_told(tmp_path: Path) -> None:
