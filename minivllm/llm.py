@@ -18,6 +18,7 @@ from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.beam import BeamSearch
+from minivllm.extras.scoring import sequence_logits
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
 from minivllm.platform.loading_bar import LoadingBar
@@ -305,7 +306,7 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits of every position: float32 [tokens, vocab]."""
-        return self._opened().logits(self.encode(prompt))
+        return sequence_logits(self._opened(), self.encode(prompt))
 
     @property
     def default_params(self) -> SamplingParams:

@@ -332,13 +332,13 @@ def test_a_step_that_is_interrupted_leaves_nobody_waiting(
         first, second = llm.stream([5], GREEDY), llm.stream([6], GREEDY)
         heads = [next(second).token_id]
         next(first)
-        land = llm.engine._apply_tokens
+        land = llm.engine._accept_tokens
 
         def interrupted(*arguments: Any) -> Any:
-            monkeypatch.setattr(llm.engine, "_apply_tokens", land)
+            monkeypatch.setattr(llm.engine, "_accept_tokens", land)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(llm.engine, "_apply_tokens", interrupted)
+        monkeypatch.setattr(llm.engine, "_accept_tokens", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(first)
         rest = list(second)

@@ -26,5 +26,7 @@ class StepBatch(NamedTuple):
     rotated_lens_host: tuple[int, ...]  # the length of each request that some rotary scalings go by
     # float32 [R, B], where backends add the attention that each block gets; None: unasked
     attention_scores: Tensor | None = None
-    observed_host: tuple[int, ...] = ()  # with `attention_scores`: how many of each request's last queries count
+    observed_host: tuple[
+        int, ...
+    ] = ()  # with `attention_scores`: how many of each request's last queries count
     attention: Any = None  # what the attention backend's prepare() made of this batch

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import psutil
@@ -13,10 +10,7 @@ import torch
 from torch import Tensor
 
 from minivllm.cache.compression import SCALE_DTYPE, compress, expand
-from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers, token_bytes
-from minivllm.cache.tiers.disk import DiskFile
-
-STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
+from minivllm.cache.spec import AttentionSpec, CacheLayout, token_bytes
 
 
 def free_memory(device: torch.device) -> int:
@@ -79,28 +73,14 @@ class KVCache:
             shapes = [((*heads, spec.head_dim), torch.int8 if self.compressed else dtype)] * 2
             shapes += [(heads, SCALE_DTYPE)] * 2 * self.compressed
             self.parts.append(tuple(zeros((layout.num_blocks, *s), kind, device) for s, kind in shapes))
-        # A row of bytes for each slot, all layers side by side: one copy across the bus, and a record on disk.
-        self._widths = [part[0].nbytes for part in self._parts()]
-        rows = (layout.host_slots + layout.offload_slots, sum(self._widths))
-        if device.type == "cuda" and rows[0]:
-            self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
-        else:
-            self.host = zeros(rows, torch.uint8, torch.device("cpu"))
-        self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
-        if self.disk is not None:  # also where the engine is refused, or dropped without close()
-            weakref.finalize(self, self.disk.close)
-        self._moves: deque[Callable[[], None]] = deque()  # what a transfer still has to do
+        self.blocks = [part for parts in self.parts for part in parts]  # all that lies in blocks
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
-
-    def _parts(self) -> list[Tensor]:
-        """Everything that lies in blocks, over all layers."""
-        return [part for parts in self.parts for part in parts]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole pool."""
-        return sum(part.nbytes for parts in self.parts for part in parts)
+        return sum(part.nbytes for part in self.blocks)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store new keys and values. slots: int64 [T]; k, v: [T, num_kv_heads, head_dim]."""
@@ -111,60 +91,11 @@ class KVCache:
         for part, rows in zip(self._slots[layer], new, strict=True):
             part.index_copy_(0, slots, rows)
 
-    def transfer(self, moves: Transfers) -> None:
-        """Move blocks between device, host and disk and within the device, in the order that Transfers names.
-
-        What a call could not do (memory ran out, somebody interrupted it) the next one does first: the pool counts on it.
-        """
-        if not moves and not self._moves:
-            return
-        self._moves += [partial(self._spill, *pair) for pair in moves.spills]
-        for pairs, move in (
-            (moves.saves, self._save),
-            (moves.copies, self._copy),
-            (moves.loads, self._load),
-        ):
-            if pairs:
-                pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths)))
-                self._moves += [partial(move, *piece.unbind(1)) for piece in pieces]
-        self._moves += [partial(self._read, *pair) for pair in moves.reads]
-        while self._moves:
-            self._moves[0]()
-            self._moves.popleft()
-
     def clear(self, blocks: Sequence[int]) -> None:
         """Make blocks zero."""
         if blocks:
-            for part in self._parts():
+            for part in self.blocks:
                 part[list(blocks)] = 0
-
-    def _spill(self, slot: int, record: int) -> None:
-        assert self.disk is not None
-        self.disk.write(record, memoryview(self.host.numpy()[slot].tobytes()))
-
-    def _read(self, record: int, slot: int) -> None:
-        assert self.disk is not None
-        self.disk.read(record, slot, memoryview(self.host.numpy()[slot]))
-
-    def _save(self, blocks: Tensor, slots: Tensor) -> None:
-        blocks = blocks.to(self.parts[0][0].device)
-        rows = [part[blocks].flatten(1).view(torch.uint8) for part in self._parts()]
-        self.host[slots] = torch.cat(rows, 1).cpu()
-
-    def _copy(self, sources: Tensor, targets: Tensor) -> None:
-        for part in self._parts():
-            part[targets.to(part.device)] = part[sources.to(part.device)]
-
-    def _load(self, slots: Tensor, blocks: Tensor) -> None:
-        blocks = blocks.to(self.parts[0][0].device)
-        rows = self.host[slots].to(blocks.device)
-        for part, row in zip(self._parts(), rows.split(self._widths, 1), strict=True):
-            part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
-
-    def close(self) -> None:
-        """Remove what lies on disk."""
-        if self.disk is not None:
-            self.disk.close()
 
     def gather(self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of R requests side by side.

@@ -15,18 +15,18 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CachePolicy
+from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.extension import CORE, Extensions
-from minivllm.engine.intake import Intake
+from minivllm.engine.input_processor import InputProcessor
 from minivllm.engine.launcher import InFlightStep, Launcher
-from minivllm.engine.logprobs import refuse_non_finite
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import TORCH, SampledToken, SamplerOps
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import ScheduledRequest
+from minivllm.engine.step import StepPlan
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.kernels.transfer import Download
@@ -110,10 +110,11 @@ class Engine:
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
         self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
-        self.cache = CacheManager(layout, self.kv.disk)
+        self.transfers = BlockTransfers(self.kv.blocks, layout)
+        self.cache = CacheManager(layout, self.transfers.disk)
         anew_at = loaded.config.rope.rotates_anew_at
         self.scheduler = Scheduler(policy, self.cache, self.events, rotated_anew_at=anew_at)
-        self.intake = Intake(
+        self.input_processor = InputProcessor(
             loaded.config.vocab_size,
             self.max_model_len,
             loaded.config.eos_token_ids,
@@ -126,8 +127,10 @@ class Engine:
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
         self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions.joint)
         self.overlap = Overlap(overlap)
-        self._flight: InFlightStep | None = None  # launched, and its tokens not read yet
-        self._untold: tuple[StepTimed, Download] | None = None  # of that flight; its experts are counted
+        self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
+        self._pending_timing: tuple[StepTimed, Download] | None = (
+            None  # of that step; its experts are counted
+        )
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._last_step_end: float | None = None
@@ -158,7 +161,7 @@ class Engine:
         """
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
-        request = self.intake.request(request_id, prompt_token_ids, params)
+        request = self.input_processor.request(request_id, prompt_token_ids, params)
         for member in request.unstarted:
             if member.request_id in self._requests:
                 raise BadInput(
@@ -190,92 +193,103 @@ class Engine:
                     self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
-        """Plan, compute and sample one step; the tokens it produced, or with overlap those of the step before.
+        """Plan, launch, read and accept one step; the tokens it produced, or with overlap those of the step before.
 
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
         begin, ended, timed = time.perf_counter(), self._last_step_end, self.events.has_subscribers(StepTimed)
         plan = self.scheduler.plan()
-        self.kv.transfer(plan.transfers)
-        outputs = [told for request in plan.shed for told in self._forget(request)]
-        before = self._flight
-        if not plan.scheduled and before is None:
+        self.transfers.run(plan.transfers)
+        outputs = [output for request in plan.shed for output in self._forget(request)]
+        previous = self._in_flight
+        if not plan.scheduled and previous is None:
             if plan.next_poll_s is not None and not outputs:
-                if self.scheduler.policy.wake_at(self.scheduler.waiting) is not None:
-                    self._last_step_end = None  # to wait for a fuller batch is no gap between steps
-                time.sleep(min(max(0.0, plan.next_poll_s - self.scheduler.now()), patience_s))
+                self._sleep(plan.next_poll_s, patience_s)
             return outputs
         planned = time.perf_counter()
-        flight = None
-        if plan.scheduled:
-            pending = before.picks.tokens if before is not None and before.picks is not None else None
-            flight = self.launcher.launch(plan, pending)
-            if timed:
-                count = self.loaded.model.experts_run
-                flight.experts = Download(count[None]) if isinstance(count, Tensor) else count
-            self.overlap.steps += before is not None
-        self._flight = None  # not sooner: where the launch raises, its tokens are still to be read
-        landing = [] if before is None else [(before, self.launcher.read(before))]
-        waits = self.overlap.enabled and flight is not None and self.launcher.may_wait(flight)
-        now = None if flight is None or waits else self.launcher.read(flight)
-        self._tell_late()
-        chosen = time.perf_counter()
-        for late, sampled in landing:
-            outputs += self._land(late, sampled)
-        if flight is None:
+        launched = self._launch(plan, previous, timed) if plan.scheduled else None
+        self._in_flight = None  # not sooner: where the launch raises, its tokens are still to be read
+        earlier = [] if previous is None else self.launcher.read(previous)
+        deferred = launched is not None and self.overlap.enabled and self.launcher.may_wait(launched)
+        sampled = [] if launched is None or deferred else self.launcher.read(launched)
+        self._emit_pending_timing()
+        read = time.perf_counter()
+        if previous is not None:
+            outputs += self._accept_tokens(previous, earlier)
+        if launched is None:
             return outputs
-        for part in plan.scheduled:
-            if part.request.state is RequestState.DONE:
-                self.overlap.wasted_tokens += part.num_tokens  # its last token came while this was computed
-            else:
-                self.scheduler.computed(part)
-        for request, member in flight.forks:
-            self.scheduler.fork(request, member)
-        # The cache is fullest now, before finished requests leave it.
-        blocks = (
-            (
-                self.cache.pool.num_used,
-                self.cache.waste((r.cache, r.num_computed_tokens) for r in self.scheduler.running),
-            )
-            if timed
-            else (0, 0)
-        )
-        if now is None:
-            self._flight = flight
-            for row, request in enumerate(flight.sampling):
-                if request.state is not RequestState.DONE:
-                    request.token_ids.append(placeholder(row))
+        self._note_computed(launched)
+        blocks = self._blocks_held() if timed else (0, 0)  # fullest now, before finished requests leave
+        if deferred:
+            self._defer(launched)
         else:
-            outputs += self._land(flight, now)
-        if flight.joint:
-            outputs += self._advance(flight)
+            outputs += self._accept_tokens(launched, sampled)
+        if launched.joint:
+            outputs += self._advance(launched)
         end = time.perf_counter()
         if timed:
-            marks = (ended or begin, begin, planned, flight.prepared_s, flight.computed_s, chosen, end)
-            self._tell(flight, marks, *blocks)
-            if now is not None or not self._requests:
-                self._tell_late()  # its tokens are here, or nobody waits for them
+            marks = (ended or begin, begin, planned, launched.prepared_s, launched.computed_s, read, end)
+            self._emit_timing(launched, marks, *blocks)
+            if not deferred or not self._requests:
+                self._emit_pending_timing()  # its tokens are here, or nobody waits for them
         if self._requests:
             self._last_step_end = end
         return outputs
 
-    def _land(self, flight: InFlightStep, sampled: list[SampledToken]) -> list[TokenOutput]:
+    def _sleep(self, until_s: float, patience_s: float) -> None:
+        if self.scheduler.policy.wake_at(self.scheduler.waiting) is not None:
+            self._last_step_end = None  # to wait for a fuller batch is no gap between steps
+        time.sleep(min(max(0.0, until_s - self.scheduler.now()), patience_s))
+
+    def _launch(self, plan: StepPlan, previous: InFlightStep | None, timed: bool) -> InFlightStep:
+        """Let the device compute a step, whose tokens may follow those of the previous one, which are not read yet."""
+        pending = None if previous is None or previous.sampled is None else previous.sampled.tokens
+        launched = self.launcher.launch(plan, pending)
+        if timed:
+            count = self.loaded.model.experts_run
+            launched.experts = Download(count[None]) if isinstance(count, Tensor) else count
+        self.overlap.steps += previous is not None
+        return launched
+
+    def _note_computed(self, launched: InFlightStep) -> None:
+        """Let the scheduler know what a step has computed, and start members of groups that waited for it."""
+        for part in launched.plan.scheduled:
+            if part.request.state is RequestState.DONE:
+                self.overlap.wasted_tokens += part.num_tokens  # its last token came while this was computed
+            else:
+                self.scheduler.computed(part)
+        for request, member in launched.forks:
+            self.scheduler.fork(request, member)
+
+    def _blocks_held(self) -> tuple[int, int]:
+        """Blocks in use, and their slots that hold nothing."""
+        held = ((request.cache, request.num_computed_tokens) for request in self.scheduler.running)
+        return self.cache.pool.num_used, self.cache.waste(held)
+
+    def _defer(self, launched: InFlightStep) -> None:
+        """Let a step's tokens be read after the next one is launched; until then placeholders stand for them."""
+        self._in_flight = launched
+        for row, request in enumerate(launched.sampling):
+            if request.state is not RequestState.DONE:
+                request.token_ids.append(placeholder(row))
+
+    def _accept_tokens(self, launched: InFlightStep, sampled: list[SampledToken]) -> list[TokenOutput]:
         """Give requests their tokens; those that have ended meanwhile get none."""
         outputs = []
-        for request, pick in zip(flight.sampling, sampled, strict=True):
+        for request, token in zip(launched.sampling, sampled, strict=True):
             if request.state is not RequestState.DONE:
                 if request.token_ids[-1] < 0:
                     request.token_ids.pop()
-                outputs.append(self._accept(request, pick.token_id, pick.logprobs))
+                outputs.append(self._accept(request, token.token_id, token.logprobs))
         return outputs
 
-    def _advance(self, flight: InFlightStep) -> list[TokenOutput]:
+    def _advance(self, launched: InFlightStep) -> list[TokenOutput]:
         """Let the joint groups of a step go on; the outputs of those that are over."""
         assert self.launcher.joint is not None
         outputs: list[TokenOutput] = []
         for request, token_ids, reason in self.launcher.joint.advance(
-            flight.joint, flight.choices, self.scheduler
+            launched.joint, launched.choices, self.scheduler
         ):
             if request.error is not None:
                 outputs.append(self._fail(request))
@@ -292,7 +306,10 @@ class Engine:
         if request.error is not None:
             return self._fail(request)
         params, reason = request.params, request.append(token_id)
-        text, stop_reason = "", self.intake.stop_reason(params, token_id) if reason == "stop" else None
+        text, stop_reason = (
+            "",
+            self.input_processor.stop_reason(params, token_id) if reason == "stop" else None,
+        )
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
             if reason != "stop" or params.include_stop_str_in_output:
@@ -329,9 +346,9 @@ class Engine:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
-    def _tell(self, flight: InFlightStep, marks: tuple[float, ...], used: int, wasted: int) -> None:
+    def _emit_timing(self, launched: InFlightStep, marks: tuple[float, ...], used: int, wasted: int) -> None:
         ended, begin, planned, prepared, computed, chosen, end = marks
-        plan, lens, window = flight.plan, flight.seq_lens, self.loaded.config.sliding_window
+        plan, lens, window = launched.plan, launched.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
             start_s=time.monotonic() - (time.perf_counter() - begin),
             num_requests=len(plan.scheduled),
@@ -339,7 +356,7 @@ class Engine:
             num_prefill_tokens=plan.num_prefill_tokens,
             context_tokens=sum(lens),
             window_tokens=sum(lens if window is None else (min(length, window) for length in lens)),
-            experts_run=flight.experts if isinstance(flight.experts, int) else 0,
+            experts_run=launched.experts if isinstance(launched.experts, int) else 0,
             waiting=len(self.scheduler.waiting),
             kv_blocks_used=used,
             kv_blocks_total=self.cache.pool.num_usable,
@@ -352,64 +369,24 @@ class Engine:
             emit_ms=(end - chosen) * 1e3,
             gap_ms=(begin - ended) * 1e3,
         )
-        if isinstance(flight.experts, int):
+        if isinstance(launched.experts, int):
             self.events.emit(timed)
         else:
-            self._untold = timed, flight.experts
+            self._pending_timing = timed, launched.experts
 
-    def _tell_late(self) -> None:
-        """Tell of the step whose experts were still being counted: by the time its tokens are here, they are too."""
-        if self._untold is not None:
-            timed, experts = self._untold
-            self._untold = None
+    def _emit_pending_timing(self) -> None:
+        """Emit the timing of the step whose experts were still being counted: by the time its tokens are here, they are too."""
+        if self._pending_timing is not None:
+            timed, experts = self._pending_timing
+            self._pending_timing = None
             self.events.emit(timed._replace(experts_run=experts.values()[0]))
-
-    def logits(self, token_ids: list[int]) -> Tensor:
-        """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.
-
-        It goes through the same cache, attention and chunking as a request does.
-
-        Raises:
-            BadInput: the sequence is empty or longer than the context or the cache.
-            NonFiniteLogits: a position's logits are NaN, infinite or all -inf.
-            RuntimeError: requests are being served.
-        """
-        if self.has_unfinished:
-            raise RuntimeError("logits() shares the cache with requests: finish or abort them first")
-        if not 0 < len(token_ids) <= self.max_model_len:
-            raise BadInput(
-                f"logits of {len(token_ids)} tokens: give 1 to {self.max_model_len}, the context's length"
-            )
-        self.intake.check_ids("logits: token ids", token_ids)
-        request = Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0)
-        if self.cache.footprint(len(token_ids)) > self.cache.capacity_tokens:
-            raise BadInput(
-                f"{len(token_ids)} tokens do not fit the KV cache of {self.cache.capacity_tokens}; "
-                "raise cache.num_blocks or cache.memory_fraction"
-            )
-        step = self.scheduler.policy.max_num_batched_tokens if self.scheduler.chunks else len(token_ids)
-        pieces = []
-        try:
-            while (start := request.num_computed_tokens) < len(token_ids):
-                room = self.cache.room(request.cache, start)
-                count = min(step, len(token_ids) - start, len(token_ids) if room is None else room)
-                self.cache.grow(request.cache, start, start + count)
-                self.kv.transfer(self.cache.take_transfers())  # of cached blocks that this takes
-                parts = [ScheduledRequest(request, start, count)]
-                batch = self.runner.prepare(parts, all_logits=True)
-                pieces.append(refuse_non_finite(self.launcher.forward(parts, batch).float(), start))
-                request.num_computed_tokens += count
-                self.cache.evict(request.cache, request.num_computed_tokens, request.max_num_tokens)
-            return torch.cat(pieces)
-        finally:
-            self.cache.free(request.cache)
 
     def abort_all(self) -> None:
         """End every request; the cache is empty afterwards."""
         for request_id in list(self._requests):
             self.abort(request_id)
-        self._tell_late()
+        self._emit_pending_timing()
 
     def close(self) -> None:
         """Remove what the cache has on disk. The engine cannot be used afterwards."""
-        self.kv.close()
+        self.transfers.close()

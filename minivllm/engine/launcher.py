@@ -15,7 +15,7 @@ from minivllm.engine.extension import JointDecoding
 from minivllm.engine.logprobs import take_prompt_logprobs
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import SampledTokens, SampledToken, SamplerCounters, SamplerOps, sample
+from minivllm.engine.sampler import SampledToken, SampledTokens, SamplerCounters, SamplerOps, sample
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.kernels.transfer import Download
 
@@ -124,7 +124,9 @@ class Launcher:
         if joint:
             assert self.joint is not None
             in_flight.joint = [sampling[row] for row in joint]
-            in_flight.choices = self.joint.choose(logits[joint], in_flight.joint, self.counters, self.one_by_one)
+            in_flight.choices = self.joint.choose(
+                logits[joint], in_flight.joint, self.counters, self.one_by_one
+            )
             rows = [row for row, request in enumerate(sampling) if not request.is_joint]
             logits, sampling = logits[rows], [sampling[row] for row in rows]
         in_flight.forks = [(request, member) for request in sampling for member in request.unstarted]

@@ -65,15 +65,3 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
         if part.samples:
             rows.append(row - 1)
     return logits[rows]
-
-
-def refuse_non_finite(logits: Tensor, start: int) -> Tensor:
-    """The logits [T, vocab] of a sequence's tokens from `start` on.
-
-    Raises:
-        NonFiniteLogits: of one of them they are NaN, infinite or all -inf.
-    """
-    finite = logits.amax(-1).isfinite()
-    if not finite.all():
-        raise NonFiniteLogits.of("logits", start + int(finite.long().argmin()) + 1)
-    return logits

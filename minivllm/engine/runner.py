@@ -11,7 +11,7 @@ from torch import Tensor
 from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
 from minivllm.cache.eviction.policies import Eviction
-from minivllm.engine.packing import StepInputs, pack
+from minivllm.engine.batch_inputs import StepInputs, pack
 from minivllm.engine.request import placeholder
 from minivllm.engine.step import ScheduledRequest
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
 from minivllm.engine.logprobs import top_logprobs
-from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
 from minivllm.kernels.transfer import Download, upload

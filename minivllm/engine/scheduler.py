@@ -396,7 +396,7 @@ class Scheduler:
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "num_prefill_tokens", "preempted", "scheduled", "shed", "next_poll_s")
+    __slots__ = ("budget", "next_poll_s", "num_prefill_tokens", "preempted", "scheduled", "shed")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

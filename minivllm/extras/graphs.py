@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
-from minivllm.engine.packing import INT_BYTES, SamplingColumns, pack, pack_sampling
+from minivllm.engine.batch_inputs import INT_BYTES, SamplingColumns, pack, pack_sampling
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.runner import fill_in
 from minivllm.engine.sampler import SampledTokens, SamplerCounters

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput, first_line
+from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention
 from minivllm.models.moe import MoE
 from minivllm.quant.fp8 import FP8Linear
@@ -197,7 +198,7 @@ def compile_layers(engine: Engine) -> None:
     most = min(engine.max_model_len, engine.cache.capacity_tokens)
     try:
         for length in LENGTHS:
-            engine.logits([0] * min(length, most))
+            sequence_logits(engine, [0] * min(length, most))
     except (TorchDynamoException, InductorError) as error:
         kinds = sorted({type(module).__name__ for module in layers.modules() if not any(module.children())})
         raise BadInput(

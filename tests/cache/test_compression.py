@@ -12,6 +12,7 @@ from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.compression import compress, expand
 from minivllm.cache.kv import KVCache, bytes_per_token
 from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers
+from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import compose
 from tests.reference import make_checkpoint
 
@@ -64,9 +65,10 @@ def test_scales_move_with_their_blocks(kv_dtype: str) -> None:
     k, v = torch.randn(2, 4, 2, 8) * 10
     kv.write(0, torch.arange(4, 8), k, v)
     before = kv.gather(0, torch.tensor([1]), 1, 4)
-    kv.transfer(Transfers(saves=((1, 0),), copies=((1, 2),)))
+    transfers = BlockTransfers(kv.blocks, kv.layout)
+    transfers.run(Transfers(saves=((1, 0),), copies=((1, 2),)))
     kv.write(0, torch.arange(4, 8), v, k)
-    kv.transfer(Transfers(loads=((0, 3),)))
+    transfers.run(Transfers(loads=((0, 3),)))
     for block in (2, 3):
         for moved, was in zip(kv.gather(0, torch.tensor([block]), 1, 4), before, strict=True):
             assert torch.equal(moved, was)

@@ -16,7 +16,7 @@ from minivllm.bench.quality import greedy
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
-from minivllm.engine.packing import SamplingColumns, pack_sampling
+from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, SamplerOps
 from minivllm.errors import BadInput, NonFiniteLogits

@@ -13,8 +13,8 @@ from minivllm.assembly import sampler_ops
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
+from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
 from minivllm.engine.kernels import sampling
-from minivllm.engine.packing import SamplingColumns, pack_sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise
 from tests.reference import make_checkpoint

@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks,
             block_size,
             prefix_caching=prefix_caching,
-            keeps=keeps,
+            retains_kv=keeps,
             host_slots=host_slots,
             offload_slots=offload_slots,
             disk_records=disk_records,

@@ -77,10 +77,10 @@ def test_a_beam_s_text_has_no_end_token(llm: LLM) -> None:
 
 
 def test_words_need_a_tokenizer(llm: LLM) -> None:
-    tokenizer, llm.engine.intake.tokenizer = llm.engine.intake.tokenizer, None
+    tokenizer, llm.engine.input_processor.tokenizer = llm.engine.input_processor.tokenizer, None
     try:
         for params in (SamplingParams(stop="x"), SamplingParams(bad_words=["x"])):
             with pytest.raises(BadInput, match="need a tokenizer"):
                 llm.generate([[YES]], params)
     finally:
-        llm.engine.intake.tokenizer = tokenizer
+        llm.engine.input_processor.tokenizer = tokenizer

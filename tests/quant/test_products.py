@@ -14,6 +14,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.extras.scoring import sequence_logits
 from minivllm.kernels import common
 from minivllm.kernels.cpu import library
 from minivllm.quant import plain
@@ -160,7 +161,7 @@ def test_plain_layers_take_it_too(
         config = compose([*knobs, f"runtime.device={DEVICE.type}", f"runtime.linear_kernel={kernel}"])
         with closing(MinivllmEngine(config)) as engine:
             seen.append(engine.liveness()["quant"]["kernels"])
-            logits.append(engine.engine.logits([5, 6, 7]))
+            logits.append(sequence_logits(engine.engine, [5, 6, 7]))
     assert [text.split(" ", 1)[1] for text in seen] == ["PlainLinear", "StreamedLinear"]
     assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 0.01
 

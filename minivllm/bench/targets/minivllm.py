@@ -23,6 +23,7 @@ from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
+from minivllm.extras.scoring import sequence_logits
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
 from minivllm.passes.compile import CompiledPart
@@ -217,7 +218,7 @@ class MinivllmEngine(Adapter):
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine."""
-        return self.engine.logits(token_ids).cpu().numpy()
+        return sequence_logits(self.engine, token_ids).cpu().numpy()
 
     def phases(self) -> AbstractContextManager[None]:
         """See ProfiledEngine."""

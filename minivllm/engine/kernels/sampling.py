@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minivllm.engine import sampler
-from minivllm.engine.packing import SamplingColumns
+from minivllm.engine.batch_inputs import SamplingColumns
 
 BLOCK = 2048  # tokens of a program
 _APART = tl.constexpr(sampler.SEED_SALT)

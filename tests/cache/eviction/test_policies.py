@@ -16,7 +16,7 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import SCORING, build, compose
 from minivllm.engine.batching import Continuous
-from minivllm.engine.intake import sample_seed
+from minivllm.engine.input_processor import sample_seed
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from tests.engine.imaginary import Machine

@@ -62,7 +62,7 @@ def test_what_a_failed_step_did_not_move_is_moved_by_the_next(
     with make_llm(checkpoint) as llm:
         expected = serve(llm)
     with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
-        original = getattr(llm.engine.kv, method)
+        original = getattr(llm.engine.transfers, method)
 
         failed = []
 
@@ -73,7 +73,7 @@ def test_what_a_failed_step_did_not_move_is_moved_by_the_next(
             original(*args)
 
         serve(llm)
-        monkeypatch.setattr(llm.engine.kv, method, fails)
+        monkeypatch.setattr(llm.engine.transfers, method, fails)
         with pytest.raises(MemoryError):
             serve(llm)
         assert serve(llm) == expected
@@ -96,7 +96,7 @@ def test_a_cache_that_is_dropped_leaves_no_thread(checkpoint: Path) -> None:
 
 def settled(llm: LLM) -> None:
     """Wait until the disk has done all it was given."""
-    disk = llm.engine.kv.disk
+    disk = llm.engine.transfers.disk
     assert disk is not None
     while disk._asked > disk._written:
         time.sleep(0.001)
@@ -192,7 +192,7 @@ def test_compressed_blocks_travel_with_their_scales(kv_dtype: str, checkpoint: P
 
 def spoil(llm: LLM) -> None:
     """Overwrite the middle of every record."""
-    disk = llm.engine.kv.disk
+    disk = llm.engine.transfers.disk
     assert disk is not None
     for record in range(400):
         os.pwrite(disk._file.fileno(), b"junk", record * disk.record_bytes + 100)
@@ -200,7 +200,7 @@ def spoil(llm: LLM) -> None:
 
 def cut(llm: LLM) -> None:
     """Leave little of the file."""
-    disk = llm.engine.kv.disk
+    disk = llm.engine.transfers.disk
     assert disk is not None
     os.ftruncate(disk._file.fileno(), 1000)
 
@@ -249,7 +249,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_a_full_disk_costs_only_what_it_would_have_kept(checkpoint: Path, reference: list[list[int]]) -> None:
     with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
-        disk = llm.engine.kv.disk
+        disk = llm.engine.transfers.disk
         assert disk is not None
         file, disk._file = disk._file, FullDisk(disk._file)  # type: ignore[assignment]
         with pytest.warns(UserWarning, match="No space left on device") as told:
@@ -267,7 +267,7 @@ def test_a_full_disk_costs_only_what_it_would_have_kept(checkpoint: Path, refere
 
 def test_a_record_that_was_written_in_part_is_not_used(checkpoint: Path, reference: list[list[int]]) -> None:
     with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
-        disk = llm.engine.kv.disk
+        disk = llm.engine.transfers.disk
         assert disk is not None
         with largest_file(20 * disk.record_bytes + 100), pytest.warns(UserWarning, match="File too large"):
             for _ in range(2):
@@ -282,7 +282,7 @@ def test_the_file_never_exceeds_its_bound(checkpoint: Path, reference: list[list
         for _ in range(3):
             assert serve(llm) == reference
             settled(llm)
-        disk = llm.engine.kv.disk
+        disk = llm.engine.transfers.disk
         assert disk is not None
         assert os.fstat(disk._file.fileno()).st_size == 20 * disk.record_bytes
 

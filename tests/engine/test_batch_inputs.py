@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.engine.packing import ROOM, StepInputs, pack
+from minivllm.engine.batch_inputs import ROOM, StepInputs, pack
 from minivllm.engine.params import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest

@@ -19,7 +19,7 @@ def sample_seed(seed: int, index: int) -> int:
     return hash((seed, index, 0)) & (2**63 - 1) if index else seed
 
 
-class Intake:
+class InputProcessor:
     """Checks prompts and makes requests of them.
 
     Args:

@@ -1,0 +1,89 @@
+"""Blocks on their way between the device, host memory and disk."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minivllm.cache.kv import zeros
+from minivllm.cache.spec import CacheLayout, Transfers
+from minivllm.cache.tiers.disk import DiskFile
+
+STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
+
+
+class BlockTransfers:
+    """Moves blocks between the tiers, and owns those below the device.
+
+    Args:
+        blocks: every tensor [num_blocks, ...] that lies in blocks on the device.
+        layout: slots in host memory and records on disk.
+    """
+
+    def __init__(self, blocks: Sequence[Tensor], layout: CacheLayout) -> None:
+        self.blocks = blocks
+        # A row of bytes for each slot, all layers side by side: one copy across the bus, and a record on disk.
+        self._widths = [part[0].nbytes for part in blocks]
+        rows = (layout.host_slots + layout.offload_slots, sum(self._widths))
+        if blocks[0].is_cuda and rows[0]:
+            self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
+        else:
+            self.host = zeros(rows, torch.uint8, torch.device("cpu"))
+        self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
+        if self.disk is not None:  # also where the engine is refused, or dropped without close()
+            weakref.finalize(self, self.disk.close)
+        self._moves: deque[Callable[[], None]] = deque()  # what a call still has to do
+
+    def run(self, moves: Transfers) -> None:
+        """Move blocks between device, host and disk and within the device, in the order that Transfers names.
+
+        What a call could not do (memory ran out, somebody interrupted it) the next one does first: the pool counts on it.
+        """
+        if not moves and not self._moves:
+            return
+        self._moves += [partial(self._spill, *pair) for pair in moves.spills]
+        for pairs, move in (
+            (moves.saves, self._save),
+            (moves.copies, self._copy),
+            (moves.loads, self._load),
+        ):
+            if pairs:
+                pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths)))
+                self._moves += [partial(move, *piece.unbind(1)) for piece in pieces]
+        self._moves += [partial(self._read, *pair) for pair in moves.reads]
+        while self._moves:
+            self._moves[0]()
+            self._moves.popleft()
+
+    def _spill(self, slot: int, record: int) -> None:
+        assert self.disk is not None
+        self.disk.write(record, memoryview(self.host.numpy()[slot].tobytes()))
+
+    def _read(self, record: int, slot: int) -> None:
+        assert self.disk is not None
+        self.disk.read(record, slot, memoryview(self.host.numpy()[slot]))
+
+    def _save(self, blocks: Tensor, slots: Tensor) -> None:
+        blocks = blocks.to(self.blocks[0].device)
+        rows = [part[blocks].flatten(1).view(torch.uint8) for part in self.blocks]
+        self.host[slots] = torch.cat(rows, 1).cpu()
+
+    def _copy(self, sources: Tensor, targets: Tensor) -> None:
+        for part in self.blocks:
+            part[targets.to(part.device)] = part[sources.to(part.device)]
+
+    def _load(self, slots: Tensor, blocks: Tensor) -> None:
+        blocks = blocks.to(self.blocks[0].device)
+        rows = self.host[slots].to(blocks.device)
+        for part, row in zip(self.blocks, rows.split(self._widths, 1), strict=True):
+            part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
+
+    def close(self) -> None:
+        """Remove what lies on disk."""
+        if self.disk is not None:
+            self.disk.close()

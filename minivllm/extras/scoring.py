@@ -1,0 +1,68 @@
+"""Logits of every position of a sequence, for parity and perplexity."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minivllm.engine.engine import Engine
+from minivllm.engine.params import SamplingParams
+from minivllm.engine.request import Request
+from minivllm.engine.step import ScheduledRequest
+from minivllm.errors import BadInput, NonFiniteLogits
+
+
+def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
+    """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.
+
+    It goes through the same cache, attention and chunking as a request does.
+
+    Raises:
+        BadInput: the sequence is empty or longer than the context or the cache.
+        NonFiniteLogits: a position's logits are NaN, infinite or all -inf.
+        RuntimeError: requests are being served.
+    """
+    if engine.has_unfinished:
+        raise RuntimeError("logits() shares the cache with requests: finish or abort them first")
+    if not 0 < len(token_ids) <= engine.max_model_len:
+        raise BadInput(
+            f"logits of {len(token_ids)} tokens: give 1 to {engine.max_model_len}, the context's length"
+        )
+    engine.input_processor.check_ids("logits: token ids", token_ids)
+    cache, request = (
+        engine.cache,
+        Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0),
+    )
+    if cache.footprint(len(token_ids)) > cache.capacity_tokens:
+        raise BadInput(
+            f"{len(token_ids)} tokens do not fit the KV cache of {cache.capacity_tokens}; "
+            "raise cache.num_blocks or cache.memory_fraction"
+        )
+    step = engine.scheduler.policy.max_num_batched_tokens if engine.scheduler.chunks else len(token_ids)
+    pieces = []
+    try:
+        while (start := request.num_computed_tokens) < len(token_ids):
+            room = cache.room(request.cache, start)
+            count = min(step, len(token_ids) - start, len(token_ids) if room is None else room)
+            cache.grow(request.cache, start, start + count)
+            engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
+            parts = [ScheduledRequest(request, start, count)]
+            batch = engine.runner.prepare(parts, all_logits=True)
+            pieces.append(refuse_non_finite(engine.launcher.forward(parts, batch).float(), start))
+            request.num_computed_tokens += count
+            cache.evict(request.cache, request.num_computed_tokens, request.max_num_tokens)
+        return torch.cat(pieces)
+    finally:
+        cache.free(request.cache)
+
+
+def refuse_non_finite(logits: Tensor, start: int) -> Tensor:
+    """The logits [T, vocab] of a sequence's tokens from `start` on.
+
+    Raises:
+        NonFiniteLogits: of one of them they are NaN, infinite or all -inf.
+    """
+    finite = logits.amax(-1).isfinite()
+    if not finite.all():
+        raise NonFiniteLogits.of("logits", start + int(finite.long().argmin()) + 1)
+    return logits
