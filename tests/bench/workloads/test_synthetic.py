@@ -570,7 +570,10 @@ def test_what_is_too_long_can_be_left_out_and_is_counted(tmp_path: Path) -> None
         File(path).generate(encode, 256, 100, seed=0)
     work = File(path, too_long="skip", num_requests=1).generate(encode, 256, 100, seed=0)
     assert [r.text for r in work.requests] == ["hi there"]
-    assert work.notes == ("workload=file: 1 requests were left out, longer than the context of 100",)
+    assert work.notes == (
+        "workload=file: 1 requests were left out, longer than the context of 100",
+        "workload=file: 1 questions come after the first answer of their conversation and were not asked",
+    )
     with pytest.raises(BadInput, match="no request that can be used: 3 are longer than the context of 9"):
         File(path, too_long="skip").generate(encode, 256, 9, seed=0)
     ids = prompt_file(tmp_path, '{"prompt_token_ids": [1, 2, 3]}', '{"prompt_token_ids": [1]}')
