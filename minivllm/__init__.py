@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minivllm.bench.records.reading import load_records
-    from minivllm.engine.params import SamplingParams
+    from minivllm.engine.options import SamplingParams
     from minivllm.errors import BadInput, NonFiniteLogits
     from minivllm.llm import LLM
 
@@ -17,7 +17,7 @@ _HOMES = {
     "LLM": "minivllm.llm",
     "BadInput": "minivllm.errors",
     "NonFiniteLogits": "minivllm.errors",
-    "SamplingParams": "minivllm.engine.params",
+    "SamplingParams": "minivllm.engine.options",
     "load_records": "minivllm.bench.records.reading",
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
 from minivllm.engine.engine import Engine, TokenOutput
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest

@@ -34,7 +34,7 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import EventBus, StepTimed
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.platform import files
 
 

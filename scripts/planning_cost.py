@@ -27,7 +27,7 @@ from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.events import EventBus
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.platform import files

@@ -26,7 +26,7 @@ from minivllm.bench.records.identity import code_hash
 from minivllm.bench.targets.simulated import SimulatedEngine
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 
 # The embedded model on a machine so slow that a few requests a second fill it, with too little cache for the batch.
 DEFAULTS = (

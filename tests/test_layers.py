@@ -51,7 +51,7 @@ TORCH_FREE = (
     "minivllm.config.compose",
     "minivllm.platform.threads",
     "minivllm.engine.scheduler",
-    "minivllm.engine.params",
+    "minivllm.engine.options",
     "minivllm.cache.pool",
     "minivllm.cache.manager",
     "minivllm.models.load.source",

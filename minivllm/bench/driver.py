@@ -16,7 +16,7 @@ from minivllm.bench.targets.base import BenchEngine, EngineOutput
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
 from minivllm.bench.workloads.conversations import Talks
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
 PROGRESS_INTERVAL_S = 0.25

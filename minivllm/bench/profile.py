@@ -22,7 +22,7 @@ from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import locate
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform import files
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.records.record import Quality
 from minivllm.bench.targets.base import BenchEngine, LogitsEngine
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 
 LOG_PROBS = "logprobs.npy"
 ROWS = 64  # positions at a time: with 151,936 tokens in the vocabulary these are 39 MB, not gigabytes

@@ -15,7 +15,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Quality, Record
 from minivllm.bench.targets.base import BenchEngine, EngineInfo, LogitsEngine
 from minivllm.config.compose import locate
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
 Offer = Callable[[str, list[int], SamplingParams], None]

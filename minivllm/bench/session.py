@@ -32,7 +32,7 @@ from minivllm.bench.targets.base import BenchEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.threads import crowded, pin, thread_count
 

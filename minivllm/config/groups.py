@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.platform.options import Options
 
 GROUPS: dict[str, str] = {
@@ -41,6 +41,6 @@ def _found() -> dict[str, type]:
 _BY_NAME = _found()
 # By `_target_`. A class of the user's own is not here: it is checked against its constructor when it is built.
 OPTIONS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." in name}
-OPTIONS["minivllm.engine.params.SamplingParams"] = SamplingParams  # its own option dataclass
+OPTIONS["minivllm.engine.options.SamplingParams"] = SamplingParams  # its own option dataclass
 # Groups and sections whose options are plain settings and name no class; `ablation` is there only where it is added.
 TARGETLESS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." not in name}

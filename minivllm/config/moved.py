@@ -15,6 +15,7 @@ MOVED = {
     "minivllm.bench.simulated": "minivllm.bench.targets.simulated",
     "minivllm.bench.traces": "minivllm.bench.workloads.trace",
     "minivllm.bench.workloads": "minivllm.bench.workloads.synthetic",
+    "minivllm.engine.params": "minivllm.engine.options",
     "minivllm.models.loading": "minivllm.models.load.loading",
     "minivllm.peers.openai": "minivllm.bench.targets.openai",
     "minivllm.peers.transformers": "minivllm.bench.targets.transformers",

@@ -21,7 +21,7 @@ from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.input_processor import InputProcessor
 from minivllm.engine.launcher import InFlightStep, Launcher
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import TORCH, SampledToken, SamplerOps

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from minivllm.engine.params import TokenMask
+from minivllm.engine.options import TokenMask
 from minivllm.engine.request import Group, Request
 from minivllm.engine.sampler import SamplerCounters
 from minivllm.engine.scheduler import Scheduler

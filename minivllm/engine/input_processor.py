@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 
 from minivllm.engine.extension import CORE, Extensions
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer

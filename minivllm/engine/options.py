@@ -1,10 +1,15 @@
-"""The knobs of `batching`."""
+"""The knobs of `batching`, and how one request is to be decoded."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
+from minivllm.errors import BadInput
+from minivllm.platform.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
 from minivllm.platform.options import Options, knob, option
 
 Preemption = Literal["recompute", "swap", "reserve"]
@@ -61,3 +66,175 @@ class DynamicOptions(StaticOptions):
     """batching=dynamic."""
 
     max_wait_ms: float = knob(50.0, at_least=0)
+
+
+# Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
+# or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
+TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
+MOST_SAMPLES = 16384  # of a prompt, as in vLLM: each is a request
+_INF = math.inf
+_REQUEST = {"whole": True, "as_float": True}  # of a request in JSON
+_RANGES: dict[str, Range] = {
+    "max_tokens": Range(1, _INF, "at least 1, or null", nullable=True, **_REQUEST),
+    "min_tokens": Range(0, _INF, "in [0, max_tokens]", **_REQUEST),
+    "temperature": Range(0, FLOAT32, "0 (greedy), or 0.001 or more and finite"),
+    "top_k": Range(-1, _INF, "0 or -1 (all tokens), or more", **_REQUEST),
+    "top_p": Range(0, 1, "in (0, 1]"),
+    "min_p": Range(0, 1, "in [0, 1]"),
+    "repetition_penalty": Range(LEAST["repetition_penalty"], 1e30, "above 0 and finite: in [1e-30, 1e30]"),
+    "presence_penalty": Range(-2, 2, "in [-2, 2]"),
+    "frequency_penalty": Range(-2, 2, "in [-2, 2]"),
+    "seed": Range(-1, 2**63 - 1, "in [0, 2**63), or null", nullable=True, **_REQUEST),
+    "n": Range(1, MOST_SAMPLES, f"in [1, {MOST_SAMPLES}]", **_REQUEST),
+    "beam_width": Range(1, MOST_SAMPLES, f"in [1, {MOST_SAMPLES}]", whole=True),
+    "length_penalty": Range(-32, 32, "in [-32, 32]"),
+    "logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
+    "prompt_logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
+    "priority": Range(-(2**31), 2**31 - 1, "in [-2**31, 2**31)", whole=True),
+    "deadline_ms": Range(5e-324, FLOAT32, "above 0, or null", nullable=True),
+}
+_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class SamplingParams:
+    """Decoding parameters of one request, named as vLLM names them; checked when made.
+
+    Args:
+        max_tokens: most tokens to generate; None goes on to the end of the context.
+        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens; 0 (or -1) keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p (nucleus sampling,
+            Holtzman et al. 2020).
+        min_p: keep tokens at least this fraction as likely as the likeliest one.
+        repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens that
+            occur in the prompt or the output (CTRL, Keskar et al. 2019).
+        presence_penalty: subtracted once from the logits of tokens in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing. A bias of 1e30 forces
+            its token.
+        allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are no exception.
+        token_mask: the same, asked anew for each token: a function given from Python, see TokenMask.
+        seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
+            None (or -1) lets the engine derive a seed for each request.
+        n: completions per prompt. The first has the noise of `seed`, the others that of seeds hashed from it.
+        beam_width: beams of a beam search, of which the best n are returned; 1 is no beam search.
+        length_penalty: a beam's score is the sum of its log-probabilities / (tokens ** length_penalty).
+        early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False, when the best beam
+            as it is would not be among them; "never", when no beam can come to be (as in transformers).
+        bad_words: strings that may not be generated: the last token of one is forbidden where those before it have come.
+        stop: strings that end the output. One that is the text of a special token ends it at that token.
+        stop_token_ids: token ids that end the output.
+        include_stop_str_in_output: leave what ended the output, a stop string or token, in the text.
+        skip_special_tokens: leave special tokens out of the text.
+        ignore_eos: go on past the model's end-of-sequence token.
+        logprobs: also return the log-probabilities of this many most likely tokens at each step
+            (and of the chosen one); None returns none, -1 those of all tokens.
+        prompt_logprobs: the same for every prompt token after the first.
+        priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
+        deadline_ms: milliseconds after arrival by which the request should have ended; among requests of
+            equal priority the earliest deadline is served first.
+
+    Raises:
+        BadInput: a value is out of range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    token_mask: TokenMask | None = None
+    seed: int | None = None
+    n: int = 1
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    bad_words: tuple[str, ...] = knob((), unasked=True)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = knob(False, unasked=True)
+    skip_special_tokens: bool = knob(True, unasked=True)
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    deadline_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        settled: dict[str, Any] = {
+            name: allowed.number(f"decoding.{name}", getattr(self, name)) for name, allowed in _RANGES.items()
+        }
+        settled |= {"top_k": max(settled["top_k"], 0)} | ({"seed": None} if settled["seed"] == -1 else {})
+        settled |= {name: texts(f"decoding.{name}", getattr(self, name)) for name in ("stop", "bad_words")}
+        settled["stop_token_ids"] = token_ids("decoding.stop_token_ids", self.stop_token_ids) or ()
+        settled["allowed_token_ids"] = token_ids("decoding.allowed_token_ids", self.allowed_token_ids)
+        settled["logit_bias"] = biases("decoding.logit_bias", self.logit_bias)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        rules = (
+            ("min_tokens", self.min_tokens <= (self.max_tokens or self.min_tokens), "in [0, max_tokens]"),
+            (
+                "temperature",
+                self.greedy or self.temperature >= LEAST["temperature"],
+                _RANGES["temperature"].words,
+            ),
+            ("top_p", self.top_p >= LEAST["top_p"], _RANGES["top_p"].words),
+            ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
+            ("bad_words", all(word.strip() for word in self.bad_words), "words"),
+            ("token_mask", self.token_mask is None or callable(self.token_mask), "a function, or null"),
+            *((name, isinstance(getattr(self, name), bool), "true or false") for name in _FLAGS),
+            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
+        )
+        for name, holds, wanted in rules:
+            if not holds:
+                raise BadInput(f"decoding.{name}={getattr(self, name)!r} must be {wanted}")
+        if self.beam_width > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        rules = (
+            ("n", self.n <= self.beam_width, "at most beam_width"),
+            ("temperature", self.greedy, "0: it keeps the likeliest beams, and draws none"),
+            ("stop", not self.stop, "empty: a beam ends at token ids; use stop_token_ids"),
+            ("logprobs", self.logprobs is None, "null: each output has its cumulative_logprob"),
+        )
+        for name, holds, wanted in rules:
+            if not holds:
+                raise BadInput(
+                    f"decoding.{name}={getattr(self, name)!r} with beam_width={self.beam_width} must be {wanted}"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @cached_property
+    def takes_likeliest(self) -> bool:
+        """Whether the most likely token is always taken, as the model says it."""
+        return self.greedy and not self.adjusts_logits
+
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """Whether a bias, a penalty or a mask changes logits before a token is chosen."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias) or self.masks
+
+    @cached_property
+    def filters(self) -> bool:
+        """Whether a draw leaves unlikely tokens out."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    @cached_property
+    def masks(self) -> bool:
+        """Whether only some tokens are allowed."""
+        return self.allowed_token_ids is not None or self.token_mask is not None

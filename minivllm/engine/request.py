@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.sequence import CachedSequence
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 
 
 def placeholder(row: int) -> int:

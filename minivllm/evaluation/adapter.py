@@ -21,7 +21,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from minivllm.config.compose import GROUPS
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, nearest
 from minivllm.llm import LLM
 

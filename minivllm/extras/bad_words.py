@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minivllm.engine.params import TokenMask
+from minivllm.engine.options import TokenMask
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.engine import Engine
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import Capture, GraphKeeper, why_failed
 from minivllm.models.config import ModelConfig

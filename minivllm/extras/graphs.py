@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
 from minivllm.engine.batch_inputs import INT_BYTES, SamplingColumns, pack, pack_sampling
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.runner import fill_in
 from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.engine import Engine
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput, NonFiniteLogits

@@ -14,7 +14,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 
 if TYPE_CHECKING:
-    from minivllm.engine.params import SamplingParams
+    from minivllm.engine.options import SamplingParams
     from minivllm.llm import LLM
     from minivllm.tasks.answer import Answer
 

@@ -24,7 +24,7 @@ from minivllm.bench.targets.simulated import SimulatedEngine
 from minivllm.bench.workloads.arrivals import Constant, Poisson
 from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.config.compose import build, compose
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")

@@ -13,7 +13,7 @@ from minivllm.analysis.cells import gather, show
 from minivllm.analysis.liveness import DECISIVE, LIVE_GROUPS, UNCOUNTED, liveness
 from minivllm.analysis.rows import read_rows
 from minivllm.config.options import RuntimeOptions
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.report.synthetic import make_record, write
 
 

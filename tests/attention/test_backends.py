@@ -22,7 +22,7 @@ from minivllm.attention.sdpa import SDPABackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest

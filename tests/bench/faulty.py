@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
 MAX_MODEL_LEN = 256

@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
 

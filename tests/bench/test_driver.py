@@ -11,7 +11,7 @@ from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline, Poisson
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 

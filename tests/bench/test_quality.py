@@ -12,7 +12,7 @@ import pytest
 from minivllm.bench import quality
 from minivllm.bench.quality import Reference, evaluate, identical_prefix, spans
 from minivllm.bench.targets.base import EngineOutput, LogitsEngine
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 # What follows each of three tokens, as probabilities.

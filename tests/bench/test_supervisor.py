@@ -43,7 +43,7 @@ def make_config(fault: str | None = None, **parts: Any) -> dict[str, Any]:
         "model": {"_target_": "none", "path": "none"},
         "quant": {},
         "batching": {},
-        "decoding": {"_target_": "minivllm.engine.params.SamplingParams"},
+        "decoding": {"_target_": "minivllm.engine.options.SamplingParams"},
         "workload": {
             "_target_": "minivllm.bench.workloads.synthetic.Smoke",
             "num_requests": 6,

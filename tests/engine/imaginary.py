@@ -10,7 +10,7 @@ from minivllm.cache.spec import CacheLayout
 from minivllm.cache.tiers.offload import Finished
 from minivllm.engine.batching import BatchingPolicy, Sequential
 from minivllm.engine.events import EventBus
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan

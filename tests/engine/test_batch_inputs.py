@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.engine.batch_inputs import ROOM, StepInputs, pack
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.kernels.transfer import upload

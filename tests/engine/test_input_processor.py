@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.engine.input_processor import InputProcessor
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 
 
 def test_ends_that_the_vocabulary_lacks_are_none() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minivllm.engine import sampler
 from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SampledToken, SamplerCounters, adjust, exponential_noise, filter_probs
 from minivllm.errors import BadInput

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.faulty import FaultyEngine
 
 LOG = "engine.log"  # relative: wherever a launcher starts its jobs, they must be in the sweep's folder

@@ -10,7 +10,7 @@ import numpy as np
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.faulty import FaultyEngine
 
 STEP_S = 0.001

@@ -12,7 +12,7 @@ from torch import Tensor
 from minivllm.assembly import sampler_ops
 from minivllm.bench.microbench.case import ITEM, Case, Setting, Side
 from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, draw, exponential_noise, filter_probs, sample
 from minivllm.kernels.transfer import upload

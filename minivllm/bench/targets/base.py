@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minivllm.bench.hardware.clock import ClockProtocol
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from minivllm.bench.targets.liveness import Counters, scheduling_counters, since
 from minivllm.bench.targets.ranges import phase_ranges
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits

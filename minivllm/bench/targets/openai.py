@@ -18,7 +18,7 @@ from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.options import INSTALL, OpenAIOptions
 from minivllm.bench.targets.stream import ServerError, Tokens, read_stream, served_models, server_words
 from minivllm.bench.targets.supported_knobs import require_supported
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve

@@ -17,7 +17,7 @@ from minivllm.bench.workloads.lazy_prompt import answer_positions, runs_of
 from minivllm.cache.manager import CacheManager
 from minivllm.config.compose import build, trims
 from minivllm.engine.events import EventBus
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest

@@ -16,7 +16,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import require_supported
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
 
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to

@@ -17,7 +17,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import INSTALL, TransformersContinuousOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
 

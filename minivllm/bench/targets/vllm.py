@@ -17,7 +17,7 @@ from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.options import VllmOptions
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs

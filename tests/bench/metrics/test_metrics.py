@@ -20,7 +20,7 @@ from minivllm.bench.records import record
 from minivllm.bench.records.record import Metrics, Percentiles, Window
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline
 from minivllm.bench.workloads.workload import Workload
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "reports" / "examples" / "cpu" / "runs"

@@ -16,7 +16,7 @@ from minivllm.bench.metrics.validity import check
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.multi_turn import MultiTurn
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 

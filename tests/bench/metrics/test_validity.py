@@ -18,7 +18,7 @@ from minivllm.bench.metrics.validity import check, check_telemetry, one_token_an
 from minivllm.bench.records.record import Metrics, Validity
 from minivllm.bench.workloads.arrivals import Concurrency, Offline
 from minivllm.bench.workloads.workload import Workload
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from tests.bench.fake_nvml import FakeNVML
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 

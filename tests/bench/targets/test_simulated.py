@@ -33,7 +33,7 @@ from minivllm.bench.workloads.arrivals import Offline, Poisson
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, answer_positions
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs

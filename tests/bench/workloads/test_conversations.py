@@ -20,7 +20,7 @@ from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt, answe
 from minivllm.bench.workloads.multi_turn import MultiTurn
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import build, compose
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 

@@ -30,7 +30,7 @@ from minivllm.bench.workloads.synthetic import Chat, Code, LongDocument, Smoke, 
 from minivllm.bench.workloads.trace import Trace
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import build, compose
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock
 

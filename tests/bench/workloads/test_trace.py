@@ -19,7 +19,7 @@ from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.bench.workloads.trace import Trace
 from minivllm.bench.workloads.trace_file import read_trace
 from minivllm.bench.workloads.workload import Workload
-from minivllm.engine.params import SamplingParams
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
