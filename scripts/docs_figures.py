@@ -20,7 +20,8 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.reading import load_records
 from minivllm.platform import files
 from minivllm.report.figures.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
-from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch, png
+from minivllm.report.figures.render import finish, png
+from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "reports" / "examples" / "cpu"
@@ -275,10 +276,13 @@ def planning() -> bytes:
 
 def effects() -> bytes:
     """What each optimisation of the example ablation is worth, as its report draws it."""
-    from minivllm.report.material import read
-    from minivllm.report.studies.ablation import figures
+    from minivllm.report.inputs import read
+    from minivllm.report.studies.ablation import AblationStudy, forest
 
-    return figures(read(EXAMPLES / "runs" / "ablation").analysis)[0].png
+    analysis = AblationStudy().finding(read(EXAMPLES / "runs" / "ablation"))
+    drawn = analysis and forest(analysis)
+    assert drawn
+    return finish(drawn).png
 
 
 PICTURES: dict[str, Callable[[], bytes]] = {

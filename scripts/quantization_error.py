@@ -24,7 +24,7 @@ from minivllm.config.compose import build, compose
 from minivllm.platform import files
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
-from minivllm.report.figures import palette, style
+from minivllm.report.figures import palette, render, style
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("int8", {}),
@@ -176,7 +176,7 @@ def picture(record: dict[str, Any]) -> bytes:
     style.heading(third, "Error by bits")
     names = {"nf4": "NF4", "int4": "int4, affine", "int8": "int8", "fp8": "fp8"}
     style.legend_below(figure, [(style.mark("o", colours[key]), name) for key, name in names.items()])
-    return style.png(figure)
+    return render.png(figure)
 
 
 def main() -> None:

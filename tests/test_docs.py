@@ -395,9 +395,11 @@ def test_tables_are_those_of_the_committed_records(page: Path) -> None:
 def test_committed_tables_are_rebuilt_from_their_records(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minivllm.report import build_report
+    from minivllm.report.page import build_report
 
-    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])  # most of the time, and of no table
+    monkeypatch.setattr(
+        "minivllm.report.page.figures", lambda inputs: []
+    )  # most of the time, and of no table
     examples = ROOT / "reports" / "examples" / "cpu"
     build_report(examples / "runs" / name, tmp_path)
     written = {path.name for folder in (tmp_path, examples / name) for path in folder.glob("*.md")}

@@ -207,7 +207,7 @@ def search(
     min_rate: float = 0.0,
     on_probe: Callable[[Probe], None] = lambda probe: None,
 ) -> Capacity:
-    """Search for the highest rate that holds: doubling or halving until it is enclosed, then bisection of its logarithm.
+    """CapacityRun for the highest rate that holds: doubling or halving until it is enclosed, then bisection of its logarithm.
 
     A rate whose interval spans the attainment is measured again, up to `max_blocks` times, and then counts as
     one that does not hold, so that what is found is on the safe side.
@@ -310,7 +310,7 @@ def met(
 
 
 @dataclass(frozen=True)
-class Search:
+class CapacityRun:
     """What the records of one search say: of one cell, by one version of the code, on one device."""
 
     sweep: str
@@ -320,7 +320,7 @@ class Search:
     left_out: int = 0  # records of the same cell by other code or on another device
 
 
-def from_records(directories: Iterable[Path]) -> list[Search]:
+def from_records(directories: Iterable[Path]) -> list[CapacityRun]:
     """The searches that records are of, and what each has found.
 
     Of one cell in one sweep the newest search counts, with its objectives and its criterion; records by other code
@@ -361,7 +361,7 @@ def _cell(config: Mapping[str, Any], knob: str) -> str:
     return cell_id({**config, "arrival": arrival, "measure": measure}, digest(config.get("model")))
 
 
-def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
+def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> CapacityRun | None:
     """What the newest of the records is part of; None where nothing can be said of any rate."""
 
     def when(member: tuple[Path, dict[str, Any]]) -> str:
@@ -379,7 +379,7 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> Search | None:
     if not blocks:
         return None
     probes = tuple(Probe(rate, [*blocks[rate].values()]) for rate in sorted(blocks))
-    return Search(
+    return CapacityRun(
         newest.get("sweep", ""),
         directory.name.removesuffix(f"-{newest['run_id']}"),
         Capacity(probes, criterion_of(config), UNITS[knob]),

@@ -33,7 +33,7 @@ PACKAGES = {
 }  # field of the provenance, what its packages are called
 
 
-class Stat(NamedTuple):
+class Summary(NamedTuple):
     """One figure over the blocks of a cell."""
 
     mean: float
@@ -57,7 +57,7 @@ class Cell:
     rows: list[Row]
     label: str = ""
     varying: dict[str, str] = field(default_factory=dict)  # config column -> value, only those that vary
-    _stats: dict[str, Stat | None] = field(default_factory=dict, repr=False)  # what `stat` has found
+    _stats: dict[str, Summary | None] = field(default_factory=dict, repr=False)  # what `stat` has found
 
     @cached_property
     def ok(self) -> list[Row]:
@@ -143,16 +143,16 @@ class Cell:
         """When the newest of its records was begun, as text that sorts; "" where none says."""
         return max(started(row) for row in self.rows)
 
-    def stat(self, key: str) -> Stat | None:
+    def stat(self, key: str) -> Summary | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
         rows = self.ok if key.startswith("quality.") else self.timed
         if len(rows) == 1:
             only = number(rows[0].get(key))
-            return None if only is None else Stat(only, only, only, 1)
+            return None if only is None else Summary(only, only, only, 1)
         if key not in self._stats:
             values = [v for row in rows if (v := number(row.get(key))) is not None]
             mean = math.fsum(values) / len(values) if values else 0.0
-            self._stats[key] = Stat(mean, min(values), max(values), len(values)) if values else None
+            self._stats[key] = Summary(mean, min(values), max(values), len(values)) if values else None
         return self._stats[key]
 
     def mean(self, key: str) -> float | None:

@@ -15,7 +15,7 @@ from minivllm.analysis.metric import USUAL, Metric, find_metric, gaps, logarithm
 from minivllm.analysis.ranking import LATENCIES, keeps_up, rank
 from minivllm.analysis.rows import Row
 
-Verdict = Literal["slower", "faster", "none", "undecided", "failed", "not comparable"]
+ChangeVerdict = Literal["slower", "faster", "none", "undecided", "failed", "not comparable"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
 
 
@@ -35,7 +35,7 @@ class Compared:
     p_value: float | None
     p_holm: float | None  # corrected for the number of cells
     # "slower" is worse, "undecided" that it may be much worse, "failed" that only the second run has no figures, or failures
-    verdict: Verdict
+    verdict: ChangeVerdict
     loss: float | None = None  # the greatest that the interval does not exclude, a fraction of before
     reason: str = ""  # why, where the figures alone do not say
     metric: str = ""
@@ -340,7 +340,7 @@ class _Draft:
 
     def _found(
         self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float
-    ) -> tuple[Verdict, str]:
+    ) -> tuple[ChangeVerdict, str]:
         """What the two runs show, and why it is no more than that."""
         if self.broken:
             why = _why(self.second, self.metric)

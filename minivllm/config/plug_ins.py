@@ -27,14 +27,21 @@ Node = Mapping[str, Any]
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Check every group of a resolved configuration whose class is none of minivllm's own.
+    """Check every group of a resolved configuration whose class is none of minivllm's own, and every study of the user's.
 
     Raises:
         BadInput: the class cannot be imported, or a knob is none of its arguments or has another type.
     """
     nodes = {group: node for group, node in settings.items() if group in compose.GROUPS and _is_users(node)}
+    nodes |= studies(settings)
     if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
+
+
+def studies(settings: Mapping[str, Any]) -> dict[str, Node]:
+    """The studies of a report that a resolved configuration adds, by the keys of their knobs."""
+    named = (settings.get("report") or {}).get("studies") or {}
+    return {f"report.studies.{name}": node for name, node in named.items()}
 
 
 def _is_users(node: Node) -> bool:

@@ -13,7 +13,8 @@ from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
 
 if TYPE_CHECKING:
-    from minivllm.report.material import Material
+    from minivllm.report.inputs import ReportInputs
+    from minivllm.report.studies.listed import Finding
 
 
 def refuse_unwritable(config: dict[str, Any]) -> None:
@@ -45,13 +46,13 @@ def conclude(
     config: dict[str, Any],
     planned: Planned | None = None,
     goal: Goal | None = None,
-) -> Material | None:
+) -> ReportInputs | None:
     """Print and report whatever has been recorded; a failure here is one line, and hides nothing before it.
 
     Args:
         folder: of the records.
         out_dir: of the report.
-        config: the resolved configuration, which names the tracker and the percentiles.
+        config: the resolved configuration, which names the tracker, the percentiles and the user's own studies.
         planned: of an ablation, see `Planned`.
         goal: of a search.
 
@@ -61,49 +62,22 @@ def conclude(
     if not any(folder.glob(f"*/{RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
         return None
-    from minivllm import report
-    from minivllm.analysis import factors
-    from minivllm.analysis.ranking import rank
-    from minivllm.report.banner import simulated
-    from minivllm.report.lead import not_separated
-    from minivllm.report.percentiles import too_few
-    from minivllm.report.studies import tuning
-    from minivllm.report.studies.effects import effects_table, together
-    from minivllm.report.terminal import print_table
-    from minivllm.report.verdict import busy, incomplete
+    from minivllm.report.inputs import read
+    from minivllm.report.page import write_report
+    from minivllm.report.studies.listed import configured, findings
 
     try:
-        asked = percentiles(config)
-        material = report.read(folder, planned, goal, asked)
-        if material.warning:
-            print(f"warning: {material.warning}", file=sys.stderr)
-        found = material.tuning
-        tables = report.summary_tables(material.cells, material.columns)
-        for table in tables if found is None else [tuning.table(found)]:
-            print_table(table)
-        for line in too_few(material.cells, material.columns) if asked else ():
-            print(line)
-        if material.analysis is not None:
-            print_table(effects_table(material.analysis))
-            for note in [*together(material.analysis), *material.analysis.notes]:
-                print(note)
-        elif found is not None:
-            for line in tuning.sentences(found):
-                print(line)
-        else:
-            done = [cell for cell in material.cells if cell.ok]
-            for line in [*not_separated(done), *factors.sentences(material.cells), *rank(done).notes]:
-                print(line)
-        for line in [*incomplete(material.cells), *busy(material.cells)]:
-            print(line)
-        if (banner := simulated(material.cells)) is not None:
-            print(f"{banner.title} {banner.text}")
+        studies = configured(config)
+        inputs = read(folder, planned, goal, percentiles(config))
+        if inputs.warning:
+            print(f"warning: {inputs.warning}", file=sys.stderr)
+        _print_findings(inputs, findings(inputs, studies), asked=bool(percentiles(config)))
         print(f"records: {folder}")
         if any(folder.glob(f"*/{TRACE}")):
             print(
                 f"traces: {folder}/*/{TRACE} (https://ui.perfetto.dev opens them), {OPERATIONS} beside each"
             )
-        page = report.write_report(material, out_dir)
+        page = write_report(inputs, out_dir, studies)
         list_reports(out_dir.parent)
     except Exception as error:
         why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
@@ -111,4 +85,43 @@ def conclude(
         return None
     print(f"report: {page}")
     SafeTracker(config).report(out_dir.name, page)
-    return material
+    return inputs
+
+
+def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) -> None:
+    """Tables and sentences: of the cells, then of the leading study; `asked`: for percentiles, see `too_few`."""
+    from minivllm.report.notices import simulated
+    from minivllm.report.percentiles import too_few
+    from minivllm.report.studies.listed import leading, terminal_tables
+    from minivllm.report.terminal import print_table
+    from minivllm.report.verdict import busy, incomplete
+
+    lead = leading(known)
+    for table in terminal_tables(inputs, known):
+        print_table(table)
+    for line in too_few(inputs.cells, inputs.columns) if asked else ():
+        print(line)
+    if lead and not lead.study.replaces_summary(lead.found, inputs):
+        for table in lead.study.tables(lead.found, inputs):
+            print_table(table)
+    statements = lead.study.statements(lead.found, inputs) if lead else None
+    for line in _of_cells(inputs) if statements is None else statements:
+        print(line)
+    for study, found in known:
+        if not study.leads:
+            for line in study.statements(found, inputs) or ():
+                print(line)
+    for line in [*incomplete(inputs.cells), *busy(inputs.cells)]:
+        print(line)
+    if (notice := simulated(inputs.cells)) is not None:
+        print(f"{notice.title} {notice.text}")
+
+
+def _of_cells(inputs: ReportInputs) -> list[str]:
+    """What is said of the cells of a plain sweep."""
+    from minivllm.analysis import factors
+    from minivllm.analysis.ranking import rank
+    from minivllm.report.ranking import not_separated
+
+    done = [cell for cell in inputs.cells if cell.ok]
+    return [*not_separated(done), *factors.sentences(inputs.cells), *rank(done).notes]

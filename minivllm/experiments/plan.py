@@ -23,7 +23,6 @@ NEUTRAL = (
     "name",
     "runs_dir",
     "reports_dir",
-    "report.percentiles",
     "ablation.max_arms",
 )  # where things go; not part of a sweep's definition
 
@@ -67,7 +66,9 @@ def _neutral(override: str) -> bool:
         return False
     group, _, knob = key.partition(".")
     return (
-        key in NEUTRAL or group == "tracker" or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
+        key in NEUTRAL
+        or group in ("report", "tracker")
+        or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
     )
 
 

@@ -207,15 +207,16 @@ class Search:
     def _conclude(self) -> int:
         """Report all trials; the report says which was best."""
         from minivllm.experiments.ending import conclude
+        from minivllm.report.studies.tuning import TuningStudy
 
         if not self.cells:
             return 1
         runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
-        reported = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
+        inputs = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
         missing = sum(not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items())
         if missing:
             print(f"{count(missing, 'trial')} not measured to the end")
-        found = reported.tuning if reported is not None else None
+        found = TuningStudy().finding(inputs) if inputs is not None else None
         return 0 if found is not None and found.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:

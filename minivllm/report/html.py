@@ -1,4 +1,4 @@
-"""A page: a verdict, then sections, each shown by a template; self-contained, with every script that it needs."""
+"""A page: a conclusion, then sections, each shown by a template; self-contained, with every script that it needs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.analysis.format import sig
-from minivllm.report.banner import Banner
 from minivllm.report.figures.palette import ON_DARK
-from minivllm.report.figures.style import Plot
-from minivllm.report.verdict import Verdict
+from minivllm.report.figures.render import Plot
+from minivllm.report.notices import Notice
 
 MAKER = "minivllm"  # in the head of every page
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What was found: the headline of a page, and the lines below it, each a plain sentence."""
+
+    headline: str
+    lines: list[str]
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,17 @@ class Front:
     Args:
         title: of the whole page.
         names: of the runs.
-        verdict: what was found.
+        conclusion: what was found.
         date: of the newest record, e.g. "2026-11-25 00:33"; "" where none says.
-        banners: what is to be known before any figure.
+        notices: what is to be known before any figure.
         command: what writes the page again.
     """
 
     title: str
     names: str
-    verdict: Verdict
+    conclusion: Conclusion
     date: str = ""
-    banners: Sequence[Banner] = ()
+    notices: Sequence[Notice] = ()
     command: str = "task=report 'runs=[...]'"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from minivllm.platform.options import Options, option
 
@@ -16,9 +17,14 @@ class ReportOptions(Options):
 
     group = "report"
     percentiles: list[float] = field(default_factory=list)
+    studies: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not all(isinstance(s, dict) and "." in str(s.get("_target_")) for s in self.studies.values()):
+            raise self.bad(
+                "studies", "must name a class each, such as {mine: {_target_: my_package.MyStudy}}"
+            )
         if not all(0 < p < 100 and round(p, 3) == p for p in self.percentiles):
             raise self.bad("percentiles", "must be numbers above 0 and below 100, such as [50,90,99.9]")
         if len(self.percentiles) != len(set(self.percentiles)) or len(self.percentiles) > MAX_PERCENTILES:

@@ -13,18 +13,16 @@ from minivllm.analysis.cells import (
     CHOICE_ORDER,
     DEVICE,
     IGNORED,
-    PACKAGES,
     Cell,
     is_simulated,
-    met_others,
     show,
 )
-from minivllm.analysis.format import MISSING, count, listing, sig
-from minivllm.analysis.rows import Row, below, distinct, fields, number, record_folder, status_of, strings
+from minivllm.analysis.format import MISSING, count, listing
+from minivllm.analysis.liveness import Liveness
+from minivllm.analysis.rows import Row, distinct, fields, number, record_folder, status_of, strings
 from minivllm.analysis.tables import frame
 from minivllm.bench.records import archive
-from minivllm.bench.records.storage import OPERATIONS, REQUESTS
-from minivllm.report.spreadsheet import csv_table
+from minivllm.bench.records.storage import REQUESTS
 from minivllm.report.tables import COLUMNS
 
 MAX_ROWS = 1000  # of a table of the page; the files beside it have all
@@ -32,8 +30,6 @@ MAX_LINKS = 12  # to records of one cell
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
 STARTS = ("minivllm", "minivllm.exe", "run.py", "__main__.py")  # what starts the command line
-# Of a record, in the list of all of them.
-RECORD_FIGURES = ("metrics.output_tokens_per_s", "metrics.ttft_ms.p50", "metrics.itl_ms.p50")
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -63,7 +59,7 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     measured = [row for row in rows if not is_simulated(row)]
     weights = [kinds.get(str(v), str(v)) for v in distinct(measured, "weights")]
     facts.append(("Weights", listing(weights) or "not loaded"))
-    facts.append(("Device", listing(_devices(rows)) or "not recorded"))
+    facts.append(("Device", listing(devices(rows)) or "not recorded"))
     load = [
         f"{group} {listing([show(v) for v in found])}"
         for group in ("workload", "arrival")
@@ -82,7 +78,7 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     return facts
 
 
-def _devices(rows: list[Row]) -> list[str]:
+def devices(rows: list[Row]) -> list[str]:
     """What was measured on; the machine that a simulation ran on changes no figure."""
     named = distinct((row for row in rows if not is_simulated(row)), DEVICE)
     return [show(name) for name in named] + ["simulated"] * any(map(is_simulated, rows))
@@ -173,16 +169,6 @@ def constants(cells: list[Cell]) -> list[tuple[str, str]]:
         if len(values) == 1 and group not in _titles(cells):
             found.append((group, show(values[0])))
     return found
-
-
-def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
-    """Every knob of the first cell's resolved configuration, for those who want all of it."""
-    config = {k.removeprefix("config."): v for k, v in cells[0].rows[0].items() if k.startswith("config.")}
-    return [
-        (k, show(v))
-        for k, v in sorted(config.items())
-        if k.split(".")[0] not in IGNORED and "architecture" not in k
-    ]
 
 
 def place_of(cell: Cell, index: int, out_dir: Path) -> str | None:
@@ -297,6 +283,18 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
     ]
 
 
+def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
+    """Which knobs did anything; of more than the page has room for it has those that did nothing."""
+    ordered = sorted(knobs, key=lambda item: item.verdict != "not live")
+    if not ordered:
+        return None
+    return {
+        "knobs": ordered[:MAX_ROWS],
+        "baseline": cells[0].label,
+        "unshown": unshown(ordered, "the records"),
+    }
+
+
 def partial_means(cell: Cell) -> list[str]:
     """Figures of the main table that some of a cell's blocks do not have, so that their mean is of the others."""
     return [
@@ -304,94 +302,3 @@ def partial_means(cell: Cell) -> list[str]:
         for column in COLUMNS
         if (stat := cell.stat(column.key)) is not None and stat.n < len(cell.timed)
     ]
-
-
-def provenance(rows: list[Row], cells: list[Cell], out_dir: Path) -> dict[str, Any]:
-    """Where the numbers come from: facts, every record, and every knob of the first cell."""
-    shown = every_record(cells, out_dir)
-    return {
-        "facts": facts(rows),
-        "records": shown,
-        "unshown": sum(len(cell.rows) for cell in cells) - len(shown),
-        "knobs": knobs(cells),
-    }
-
-
-def facts(rows: list[Row]) -> list[tuple[str, str]]:
-    """Where records come from, name and value; several values where they differ."""
-    names = {
-        "provenance.git_sha": "Commit",
-        "provenance.dirty_hash": "Uncommitted changes",
-        "provenance.code_hash": "Code hash",
-        "provenance.host": "Host",
-        DEVICE: "Device",
-        "provenance.driver": "Driver",
-        "provenance.power_limit": "Power limit, W",
-        "provenance.cpu.model": "CPU",
-        "provenance.cpu.physical_cores": "Physical cores",
-        "provenance.cpu.usable_cores": "Usable cores",
-        "provenance.threads": "Threads",
-        "provenance.seed": "Seed",
-        "workload_hash": "Workload",
-        "roofline.matrix_dtype": "Matrix-rate dtype",
-    }
-    known = {key: distinct(rows, key) for key in names} | {DEVICE: _devices(rows)}
-    found = [
-        (title, ", ".join(show(v) for v in known[key][:6])) for key, title in names.items() if known[key]
-    ]
-    for key, title, scale, unit in (
-        ("roofline.bandwidth_bytes_per_s", "Bandwidth, measured", 1e-9, "GB/s"),
-        ("roofline.matrix_flops_per_s", "Matrix rate, measured", 1e-12, "TFLOP/s"),
-    ):
-        values = [v for row in rows if (v := number(row.get(key))) is not None]
-        if values:
-            low, high = sig(min(values) * scale), sig(max(values) * scale)
-            found.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
-    for kind, whose in PACKAGES.items():
-        packages = {name: None for row in rows for name in below(row, f"provenance.{kind}")}
-        versions = {name: distinct(rows, f"provenance.{kind}.{name}") for name in packages}
-        told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items()]
-        if told or not whose:
-            found.append((f"{whose}packages".capitalize(), ", ".join(told) or MISSING))
-    found.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
-    return found
-
-
-def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
-    """A line a record, with the figures before they were averaged; of thousands the first of each cell."""
-    each = max(1, MAX_ROWS // len(cells)) if sum(len(cell.rows) for cell in cells) > MAX_ROWS else None
-    return [
-        {
-            "label": cell.label,
-            "block": show(row.get("block")),
-            "status": status_of(row) + ", busy" * met_others(row),
-            "figures": [
-                sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in RECORD_FIGURES
-            ],
-            "record": link(row, out_dir),
-            "operations": link(row, out_dir, OPERATIONS),
-            "run_id": str(row.get("run_id") or ""),
-            "anchor": anchor(index) if row is cell.rows[0] else None,
-        }
-        for index, cell in enumerate(cells[:MAX_ROWS])
-        for row in cell.rows[:each]
-    ]
-
-
-def records_csv(cells: list[Cell]) -> str:
-    """records.csv, for which the page has no room: a line a record; empty where the page has them all."""
-    rows = [(cell, row) for cell in cells for row in cell.rows]
-    if len(rows) <= MAX_ROWS:
-        return ""
-    words = ("run_id", "block")
-    return csv_table(
-        ["label", *words, "status", *RECORD_FIGURES, "directory"],
-        (
-            [
-                *(cell.label, *(row.get(key) for key in words), status_of(row)),
-                *(number(row.get(key)) for key in RECORD_FIGURES),
-                row.get("directory"),
-            ]
-            for cell, row in rows
-        ),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell, Stat, like_for_like, name_columns, names_of
+from minivllm.analysis.cells import Cell, Summary, like_for_like, name_columns, names_of
 from minivllm.analysis.format import MISSING, sig
 from minivllm.analysis.ranking import keeps_up
 from minivllm.analysis.rows import number
@@ -39,13 +39,13 @@ class Column:
         """Title and unit in one line."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def stat(self, cell: Cell) -> Stat | None:
+    def stat(self, cell: Cell) -> Summary | None:
         """Mean and range over the cell's ok blocks, in the record's unit; None where no block has it."""
         stat = cell.stat(self.key)
         if stat is None or self.per is None:
             return stat
         whole = cell.mean(self.per)
-        return Stat(stat.mean / whole, stat.low / whole, stat.high / whole, stat.n) if whole else None
+        return Summary(stat.mean / whole, stat.low / whole, stat.high / whole, stat.n) if whole else None
 
     def mean(self, cell: Cell) -> float | None:
         """Mean over the cell's ok blocks."""

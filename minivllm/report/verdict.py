@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from minivllm.analysis import factors
 from minivllm.analysis.cells import Cell
@@ -11,29 +10,22 @@ from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.ranking import rank
 from minivllm.report.figures.plots import THROUGHPUT
-from minivllm.report.lead import NO_INTERVAL, by_latency, by_throughput, range_text
+from minivllm.report.html import Conclusion
+from minivllm.report.ranking import NO_INTERVAL, by_latency, by_throughput, range_text
 from minivllm.report.studies.precision import headline as quality
 
 ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The headline and the lines below it, each a plain sentence."""
-
-    headline: str
-    lines: list[str]
-
-
-def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Verdict:
+def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Conclusion:
     """Which cell leads, against baseline and the last, memory, failures, and how far to trust it."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if not done and (words := quality(cells)):
-        return Verdict(words[0], _failures(cells))
+        return Conclusion(words[0], _failures(cells))
     if not done:
         what = "The only cell" if len(cells) == 1 else f"Every one of the {len(cells)} cells"
         ran = any(cell.ok for cell in cells)
-        return Verdict(
+        return Conclusion(
             f"{what} {'has no throughput' if ran else 'failed'}: there is nothing to compare.",
             _failures(cells),
         )
@@ -51,12 +43,12 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Verdi
             *busy(cells),
             *_trust(done),
         ]
-        return Verdict(headline + ".", lines)
+        return Conclusion(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += factors.sentences(cells) + _memory(done) + quality(cells)
     lines += _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
     lines += busy(cells) + _trust(done)
-    return Verdict(headline, lines)
+    return Conclusion(headline, lines)
 
 
 def remarks(cells: list[Cell]) -> list[str]:

@@ -34,3 +34,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_or_remove(path: Path, data: bytes) -> None:
+    """Write a file of a report, or remove that of an earlier one where there is nothing to write."""
+    if data:
+        write_bytes(path, data)
+    else:
+        path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.analysis.comparison import compare
     from minivllm.analysis.rows import read_rows
-    from minivllm.report.studies.comparison import MEANS, busy, comparison_table, write
+    from minivllm.report.studies.comparison import MEANS, ComparedRuns, busy, comparison_table, write
     from minivllm.report.terminal import print_table
     from minivllm.report.writing import make_folder
 
@@ -49,7 +49,7 @@ def run(config: dict[str, Any]) -> int:
     out_dir = reports_dir / str(config["name"] or f"{names[1]}-against-{names[0]}")
     make_folder(out_dir)  # before the work
     comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
-    page = write(comparison, names, (before, after), out_dir)
+    page = write(ComparedRuns(comparison, names, (before, after)), out_dir)
     list_reports(reports_dir)
     if comparison.cells:
         print_table(comparison_table(comparison))

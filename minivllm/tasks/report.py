@@ -37,14 +37,17 @@ def run(config: dict[str, Any]) -> int:
     measured = [folder for folder in folders if folder not in timed]
     if name and len(timed) + bool(measured) > 1:
         raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
-    from minivllm.report import read, write_report
+    from minivllm.report.inputs import read
+    from minivllm.report.page import write_report
     from minivllm.report.studies import kernels
+    from minivllm.report.studies.listed import configured
 
     if measured:
-        material = read(measured, asked=percentiles(config))
-        page = write_report(material, reports_dir / str(name or joined_name(measured)))
-        if material.warning:
-            print(f"warning: {material.warning}", file=sys.stderr)
+        studies = configured(config)
+        inputs = read(measured, asked=percentiles(config))
+        page = write_report(inputs, reports_dir / str(name or joined_name(measured)), studies)
+        if inputs.warning:
+            print(f"warning: {inputs.warning}", file=sys.stderr)
         print(f"report: {page}")
     for folder in timed:
         out_dir = reports_dir / str(name or joined_name([folder]))

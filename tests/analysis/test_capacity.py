@@ -302,7 +302,7 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
 
 def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "minivllm.report.write_report", lambda material, out_dir: out_dir
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
     )  # plots take seconds
     command = (
         "task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=8",
@@ -334,7 +334,7 @@ def test_a_rate_that_takes_longer_than_a_measurement_may_is_told(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its timing out would say nothing of the engine, and what says nothing is no record to go by."""
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     command = (
         *(
             "task=capacity",
@@ -373,7 +373,7 @@ def test_a_timeout_counts_only_where_all_requests_could_come() -> None:
 def test_a_search_in_vain_says_how_far_it_was_and_what_ended_it(
     cli: Any, monkeypatch: pytest.MonkeyPatch, most: int, advice: str
 ) -> None:
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     done = cli(
         *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
         *("measure.slo.ttft_ms=0.01", "task.start_rate=8", "task.min_rate=4", "task.max_blocks=1"),
@@ -389,7 +389,7 @@ def test_a_search_in_vain_says_how_far_it_was_and_what_ended_it(
 def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     command = (
         *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
         *("measure.slo.ttft_ms=60000", "task.start_rate=8", "task.max_blocks=1", "name=mine"),
@@ -432,7 +432,7 @@ def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     plug_in("engine", "faulty", f"_target_: tests.bench.faulty.FaultyEngine\nstate: {tmp_path / 'state'}\n")
     done = cli(
         *(

@@ -9,12 +9,14 @@ from typing import Any, get_args
 import pytest
 
 from minivllm.analysis.cells import gather
-from minivllm.analysis.comparison import Comparison, Verdict, _percent, compare
+from minivllm.analysis.comparison import ChangeVerdict, Comparison, _percent, compare
 from minivllm.analysis.design import Design
 from minivllm.analysis.rows import Row
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.errors import BadInput
+from minivllm.report.figures.chart import draw, keys
 from minivllm.report.figures.palette import NEUTRAL
+from minivllm.report.figures.style import WIDE
 from minivllm.report.studies import comparison
 from tests.experiments.synthetic import ablation_rows
 
@@ -361,27 +363,24 @@ def test_blocks_without_a_figure_are_told() -> None:
     )
 
 
-def test_ratios_are_drawn_on_a_logarithmic_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_drawn_on_a_logarithmic_axis() -> None:
     """Half as much lies as far from 1 as twice as much, and an end that says nothing is cut."""
-    drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.style.png", lambda figure: drawn.append(figure) or b"")
     found = compared(quiet(run_rows()), quiet(run_rows(0.5, day=2)))
     endless = replace(found, cells=tuple(replace(cell, low=1e-9, high=1e9) for cell in found.cells))
-    assert comparison.figure(endless, ("before", "after")) is not None
-    (axes,) = drawn[0].axes
+    chart = comparison.figure(endless, ("before", "after"))
+    assert chart is not None
+    (axes,) = draw(chart, WIDE).axes
     assert axes.get_xscale() == "log" and axes.get_xlim()[0] > 1e-4 and axes.get_xlim()[1] < 1e4
 
 
-def test_only_what_passed_is_drawn_in_grey(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.style.png", lambda figure: drawn.append(figure) or b"")
+def test_only_what_passed_is_drawn_in_grey() -> None:
     found = compared(quiet(run_rows()), quiet(run_rows(day=2)))
-    every: tuple[Verdict, ...] = get_args(Verdict)
+    every: tuple[ChangeVerdict, ...] = get_args(ChangeVerdict)
     cells = tuple(replace(found.cells[0], label=verdict, verdict=verdict) for verdict in every)
-    assert comparison.figure(replace(found, cells=cells), ("before", "after")) is not None
-    (axes,), (legend,) = drawn[0].axes, drawn[0].legends
-    dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    assert [verdict for verdict, dot in zip(every, dots, strict=True) if dot == NEUTRAL] == ["none"]
+    chart = comparison.figure(replace(found, cells=cells), ("before", "after"))
+    assert chart is not None
+    (legend,) = draw(chart, WIDE).legends
+    assert [key["label"] for key in keys(chart) if key["colour"] == NEUTRAL] == ["none"]
     assert {text.get_text() for text in legend.get_texts()} == {*every}
 
 

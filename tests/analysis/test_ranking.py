@@ -17,7 +17,7 @@ from minivllm.analysis.design import Design
 from minivllm.analysis.ranking import LATENCIES, caution, keeps_up, rank
 from minivllm.analysis.rows import Row
 from minivllm.bench.metrics.metrics import Percentiles
-from minivllm.report.lead import not_separated
+from minivllm.report.ranking import not_separated
 from minivllm.report.tables import speedups
 from minivllm.report.verdict import verdict
 from tests.experiments.synthetic import ablation_rows

@@ -17,8 +17,9 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import flatten, read_records
 from minivllm.config.compose import compose
-from minivllm.report.material import Material
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.page import write_report
+from minivllm.report.studies.ablation import AblationStudy
 from tests.experiments.test_sweep import quick_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     stand_in = Bench()
     monkeypatch.setattr("minivllm.tasks.bench.run", stand_in.run)
-    monkeypatch.setattr("minivllm.report.write_report", quick_report)
+    monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
     return stand_in
 
 
@@ -177,12 +178,13 @@ def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
     """Records that are reused were made for one optimisation and another metric."""
     told: list[Analysis] = []
 
-    def keep(material: Material, out_dir: Path) -> Path:
-        assert material.analysis is not None
-        told.append(material.analysis)
+    def keep(inputs: ReportInputs, out_dir: Path, studies: object) -> Path:
+        analysis = AblationStudy().finding(inputs)
+        assert analysis is not None
+        told.append(analysis)
         return out_dir
 
-    monkeypatch.setattr("minivllm.report.write_report", keep)
+    monkeypatch.setattr("minivllm.report.page.write_report", keep)
     given = ["+ablation=add_one_in", "measure.repeats=7"]
     ablate(*given, "ablation.only=[slow]", "ablation.metric=requests_per_s")
     done = ablate(*given, "ablation.only=[slow,free]")
@@ -210,8 +212,8 @@ def test_what_a_sweep_ends_with_is_read_and_analysed_once(
 
     counted(module, "analyse")
     counted(reading, "scan")
-    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
-    monkeypatch.setattr("minivllm.report.write_report", write_report)
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
+    monkeypatch.setattr("minivllm.report.page.write_report", write_report)
     done = ablate("+ablation=add_one_in", "ablation.only=[slow]", "measure.repeats=2")
     assert done.code == 0, done.err
     assert sorted(calls) == ["analyse", "scan"]
@@ -304,7 +306,7 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
         return 0
 
     monkeypatch.setattr("minivllm.tasks.bench.run", run)
-    monkeypatch.setattr("minivllm.report.write_report", quick_report)
+    monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
     command = [f"--config-dir={user_dir / 'conf'}", "model=mine", "cache.block_size=8,16"]
     done = cli("-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine")
     assert done.code == 0 and ": done" in done.out
@@ -322,7 +324,7 @@ def test_real_workers_find_the_planted_slowdown_and_the_dead_knob(
     """Everything but the weights: processes, records, report. Time is virtual, and its noise is planted."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("minivllm.report.write_report", quick_report)
+    monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
     plug_in("engine", "sleepy", "_target_: tests.experiments.sleepy.SleepyEngine\nsleep: 0.0\n")
     plug_in(
         "optimisations",

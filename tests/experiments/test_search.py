@@ -113,7 +113,9 @@ def test_the_limits_are_numbers_of_a_record_too() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir / "index.html")
+    monkeypatch.setattr(
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir / "index.html"
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.record import Failure, Record
 from minivllm.experiments.preview import estimate
-from minivllm.report.material import Material
+from minivllm.report.inputs import ReportInputs
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ["-m", "cache.block_size=8,16", "batching=sequential,continuous", "sweep.name=mine"]
@@ -51,9 +51,9 @@ class Bench:
         return int(any(self.statuses.get(m.arm, "ok") != "ok" for m in job))
 
 
-def quick_report(material: Material, out_dir: Path) -> Path:
+def quick_report(inputs: ReportInputs, out_dir: Path, studies: object) -> Path:
     """A report without plots, which take seconds."""
-    assert material.rows
+    assert inputs.rows
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / "index.html").write_text("report")
     return out_dir / "index.html"
@@ -63,7 +63,7 @@ def quick_report(material: Material, out_dir: Path) -> Path:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     stand_in = Bench()
     monkeypatch.setattr("minivllm.tasks.bench.run", stand_in.run)
-    monkeypatch.setattr("minivllm.report.write_report", quick_report)
+    monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
     return stand_in
 
 
@@ -316,10 +316,10 @@ def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(sweep
 def test_a_report_that_cannot_be_built_fails_the_sweep_but_not_the_records(
     sweep: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(material: object, out_dir: object) -> Path:
+    def broken(inputs: object, out_dir: object, studies: object) -> Path:
         raise OSError("no space")
 
-    monkeypatch.setattr("minivllm.report.write_report", broken)
+    monkeypatch.setattr("minivllm.report.page.write_report", broken)
     done = sweep(*SWEEP)
     assert done.code == 1 and "the report could not be built" in done.err and len(records()) == 4
 

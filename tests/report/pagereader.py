@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Record
-from minivllm.report import build_report
+from minivllm.report.page import build_report
 from tests.report.synthetic import write
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input", "source"}

@@ -16,10 +16,10 @@ from minivllm.bench.records.storage import REQUESTS
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments.plan import essential
-from minivllm.report.material import read
+from minivllm.report.inputs import read
 from minivllm.report.percentiles import LATENCIES, columns, complete, too_few
 from minivllm.report.results import section
-from minivllm.report.studies.precision import summary_tables
+from minivllm.report.studies.listed import terminal_tables
 from minivllm.report.tables import COLUMNS, csv_text, markdown_text
 from minivllm.tasks.report import run
 
@@ -48,10 +48,7 @@ def test_what_is_worked_out_from_requests_is_what_a_record_has(place: Path) -> N
 
 def test_tables_have_those_that_were_asked_for(tmp_path: Path) -> None:
     material, usual = read(SMOKE, asked=[90, 75.5, 99]), read(SMOKE)
-    heads = [
-        str(column.header).split("\n")[0]
-        for column in summary_tables(material.cells, material.columns)[0].columns
-    ]
+    heads = [str(column.header).split("\n")[0] for column in next(terminal_tables(material, [])).columns]
     assert heads[2:10] == [
         *("Output", "TTFT p90", "TTFT p75.5", "ITL p90", "ITL p75.5", "ITL p99", "TPOT p90", "TPOT p75.5"),
     ]
@@ -97,6 +94,6 @@ def test_what_is_no_percentile_is_refused(value: str) -> None:
 
 def test_asking_changes_nothing_that_is_measured() -> None:
     plain, asked = compose([]), compose(["report.percentiles=[50,99.9]"])
-    assert asked["report"] == {"percentiles": [50.0, 99.9]}
+    assert asked["report"]["percentiles"] == [50.0, 99.9]
     assert cell_id(plain, "f") == cell_id(asked, "f")
     assert essential(["report.percentiles=[50]", "quant=nf4"]) == ["quant=nf4"]

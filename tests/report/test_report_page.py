@@ -11,7 +11,7 @@ import pytest
 
 from minivllm.bench.records.record import STATUSES
 from minivllm.bench.records.storage import OPERATIONS
-from minivllm.report import build_report
+from minivllm.report.page import build_report
 from tests.report.browser import CHROMIUM, visit
 from tests.report.pagereader import Page, build, table
 from tests.report.synthetic import counted, failed, make_record, make_sweep

@@ -15,8 +15,10 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.bench.records.record import Ablation
 from minivllm.errors import BadInput
-from minivllm.report import build_report, read, sections, summary_table
-from minivllm.report.tables import markdown_text
+from minivllm.report import sections
+from minivllm.report.inputs import read
+from minivllm.report.page import build_report
+from minivllm.report.tables import markdown_text, summary_table
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write
 

@@ -14,7 +14,7 @@ from tests.report.synthetic import make_record, write
 
 
 def test_what_could_not_be_read_is_counted(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     write(Path("runs"), [make_record(sweep="old", run_id=f"{i}") for i in range(2)], parquet=False)
     min(Path("runs/old").glob("*/record.json")).write_text("{")
     done = cli("task=report", "runs=[old]")
@@ -27,7 +27,7 @@ def test_what_could_not_be_read_is_counted(cli: Callable[..., Any], monkeypatch:
 def test_runs_may_lie_in_the_home_folder(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.write_report", lambda material, out_dir: out_dir)
+    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "mine", [make_record(sweep="old", run_id="0")], parquet=False)
     assert cli("task=report", "runs=['~/mine/old']").code == 0

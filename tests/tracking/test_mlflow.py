@@ -13,7 +13,7 @@ import pytest
 from minivllm.bench.records import storage
 from minivllm.bench.records.reading import read_records
 from minivllm.config.compose import compose
-from minivllm.report.material import Material
+from minivllm.report.inputs import ReportInputs
 from minivllm.tracking.base import SafeTracker
 from minivllm.tracking.mlflow import MLflowTracker
 
@@ -47,12 +47,12 @@ class Telling:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    def page(material: Material, out_dir: Path) -> Path:
+    def page(material: ReportInputs, out_dir: Path) -> Path:
         out_dir.mkdir(parents=True, exist_ok=True)
         (out_dir / "index.html").write_text("report")
         return out_dir / "index.html"
 
-    monkeypatch.setattr("minivllm.report.write_report", page)
+    monkeypatch.setattr("minivllm.report.page.write_report", page)
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from minivllm.report.figures.style import (
     heading,
     legend_below,
     plain_ticks,
-    png,
     rows_axis,
     short,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 NARROW_PANEL = 2.9  # of each panel of one on a narrow sheet, where panels stand below one another
@@ -125,8 +125,8 @@ def _glyph(series: Series) -> str:
     return "" if series.kind in ("line", "steps") else GLYPHS[series.marker][series.hollow]
 
 
-def drawn(chart: Chart, sheet: Sheet) -> bytes:
-    """The chart as PNG; on a narrow sheet all panels below one another."""
+def draw(chart: Chart, sheet: Sheet) -> Figure:
+    """The chart by matplotlib; on a narrow sheet all panels below one another."""
     several = len(chart.rows) > 1
     placed = [(panel, title, panels) for title, panels in chart.rows for panel in panels]
     columns = 1 if sheet.narrow else max(len(panels) for _, panels in chart.rows)
@@ -156,7 +156,7 @@ def drawn(chart: Chart, sheet: Sheet) -> bytes:
         if not title or panel is panels[0]:
             heading(ax, short(title or panel.title, MAX_TITLE) if sheet.narrow else title or panel.title)
     legend_below(figure, [(handle, label) for label, handle in handles.items()])
-    return png(figure)
+    return figure
 
 
 def _height(chart: Chart, sheet: Sheet, count: int) -> float:

@@ -11,9 +11,8 @@ from minivllm.analysis.tables import frames
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import MAX_LOOKS, Look, Looks
 from minivllm.report.figures.plots import latency_unit
-from minivllm.report.figures.render import finish
 from minivllm.report.figures.scatter import WIDE
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.style import short
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +23,7 @@ TAIL = 99.5  # % of the samples of each curve that an axis shows whatever they a
 OUTLYING = 2  # times that figure: the slowest is beyond the axis
 
 
-def distributions(cells: list[Cell], looks: Looks) -> Plot | None:
+def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
     """Cumulative shares of TTFT and ITL over the requests of all blocks, a curve a cell; None without requests."""
     able = [cell for cell in cells if cell.ok]
     samples: list[tuple[Cell, list[np.ndarray]]] = []
@@ -71,7 +70,7 @@ def distributions(cells: list[Cell], looks: Looks) -> Plot | None:
     blocks = max(len(cell.timed) for cell, _ in samples)
     caption += f" Of {count(blocks, 'block')} the first {MAX_BLOCKS}." if blocks > MAX_BLOCKS else ""
     caption += f" Shown: {len(samples)} of {count(len(able), 'finished cell')}." if missing else ""
-    return finish(Chart("distributions", "How are latencies distributed?", alt, caption, [("", panels)]))
+    return Chart("distributions", "How are latencies distributed?", alt, caption, [("", panels)])
 
 
 def _samples(cell: Cell) -> list[np.ndarray]:

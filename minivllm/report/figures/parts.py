@@ -12,7 +12,7 @@ from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import BLACK, HAZE, MIST, SAND, SLATE, STONE, TAUPE
 from minivllm.report.figures.plots import cut, failures_note
 from minivllm.report.figures.style import (
-    Plot,
+    Drawing,
     Sheet,
     beside,
     canvas,
@@ -20,7 +20,6 @@ from minivllm.report.figures.style import (
     legend_below,
     mark_failure,
     patch,
-    plot,
     rows_axis,
 )
 
@@ -73,7 +72,7 @@ def _memory_of(cell: Cell) -> _Memory | None:
     return _Memory(giga[0], giga[1] or 0.0, giga[2] or 0.0, giga[3] or 0.0, kind, giga[4])
 
 
-def memory(cells: list[Cell], looks: Looks) -> Plot | None:
+def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
     """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark.
 
     In a host's memory a pool is an outline: its pages take none until they are written to, so how much of it the process
@@ -122,7 +121,7 @@ def memory(cells: list[Cell], looks: Looks) -> Plot | None:
             "are written to."
         )
     note = failures_note(shown)
-    return plot("memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw)
+    return Drawing("memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw)
 
 
 def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
@@ -139,7 +138,7 @@ def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
     beside(ax, one.end, y, f"{sig(one.weights)} of {sig(one.total)}")
 
 
-def breakdown(cells: list[Cell], looks: Looks) -> Plot | None:
+def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     """Mean milliseconds a step by phase, stacked."""
     measured = [cell for cell in cells if cell.mean("breakdown.forward_ms") is not None]
     shown, rest = cut(measured)
@@ -166,7 +165,7 @@ def breakdown(cells: list[Cell], looks: Looks) -> Plot | None:
     )
     if len(measured) < len(cells):
         caption += f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
-    return plot("breakdown", "Where does the time of a step go?", alt, caption, draw)
+    return Drawing("breakdown", "Where does the time of a step go?", alt, caption, draw)
 
 
 def _phases_bar(ax: Any, y: int, cell: Cell, phases: list[str], sheet: Sheet) -> float:

@@ -10,7 +10,7 @@ from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import INK, RULE, VERMILION
 from minivllm.report.figures.style import (
     MAX_BARS,
-    Plot,
+    Drawing,
     Sheet,
     beside,
     canvas,
@@ -20,7 +20,6 @@ from minivllm.report.figures.style import (
     mark_failure,
     patch,
     plain_ticks,
-    plot,
     rows_axis,
 )
 
@@ -45,7 +44,7 @@ def failures_note(shown: list[Cell]) -> str:
     return f" {count(failed, 'cell')} failed and {'is' if failed == 1 else 'are'} hatched." if failed else ""
 
 
-def throughput(cells: list[Cell], looks: Looks) -> Plot | None:
+def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
     """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would say nothing."""
     if len(cells) < 2:
         return None
@@ -82,10 +81,10 @@ def throughput(cells: list[Cell], looks: Looks) -> Plot | None:
     whiskers = " Whiskers: least and greatest block." if any(f and f.spread for f in figures) else ""
     note = failures_note(shown)
     caption = f"Output tokens per second, from first arrival to last token.{whiskers}{note}{looks.note}{rest}"
-    return plot("throughput", "How many tokens a second does each give?", alt + note, caption, draw)
+    return Drawing("throughput", "How many tokens a second does each give?", alt + note, caption, draw)
 
 
-def latency(cells: list[Cell], looks: Looks) -> Plot | None:
+def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
     """TTFT and ITL: median to p99 by cell."""
     shown, rest = cut(cells)
     if not any(cell.mean(f"{key}.p50") is not None for cell in shown for key in LATENCIES):
@@ -107,7 +106,7 @@ def latency(cells: list[Cell], looks: Looks) -> Plot | None:
         "Each block's percentiles, averaged over blocks, in the colour of the cell. TTFT counts from the scheduled "
         f"arrival, queueing included. A percentile with too few samples is left out.{looks.note}{rest}"
     )
-    return plot("latency", "How long do requests wait?", alt + failures_note(shown), caption, draw)
+    return Drawing("latency", "How long do requests wait?", alt + failures_note(shown), caption, draw)
 
 
 def _ranges(ax: Any, shown: list[Cell], looks: Looks, key: str, unit: tuple[float, str]) -> None:

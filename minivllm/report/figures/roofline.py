@@ -10,16 +10,15 @@ from minivllm.analysis.rows import number
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import GREY, INK
-from minivllm.report.figures.render import finish
 from minivllm.report.figures.scatter import point_series, thinning
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.style import short
 
 ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))  # a colour, and whether dashed
 GIGA = 1e-9
 KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
 
-def roofline(cells: list[Cell], looks: Looks) -> Plot | None:
+def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     """Operations a second against operations a byte, under the measured roofs; None where nothing was counted."""
     drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
     roofs = _roofs([cell for found in drawn.values() for cell in found])
@@ -64,7 +63,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Plot | None:
         caption += " Where the streamed bytes fit the last-level cache, points may lie above the slope."
     if len(roofs) > len(ROOF_STYLES):
         caption += f" Roofs of {len(ROOF_STYLES)} of {len(roofs)} machines and dtypes are drawn."
-    return finish(Chart("roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)]))
+    return Chart("roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)])
 
 
 def _place(cell: Cell, kind: str) -> tuple[float, float] | None:

@@ -10,8 +10,7 @@ from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import LIGHT
 from minivllm.report.figures.plots import THROUGHPUT, latency_unit
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.style import short
 
 MAX_POINTS = 2000  # of a panel: more lie upon one another and only grow the page
 TTFT, ITL = "metrics.ttft_ms.p50", "metrics.itl_ms.p50"
@@ -65,7 +64,7 @@ def _step(cells: Sequence[Cell]) -> int:
     return -(-len(cells) // MAX_POINTS)
 
 
-def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
+def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
     """Throughput against latency, with the cells that no other beats in both."""
     drawn = [c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))]
     if len(drawn) < 2:
@@ -111,7 +110,7 @@ def trade_off(cells: list[Cell], looks: Looks) -> Plot | None:
         f"at once, drawn full.{looks.note}{thinning(drawn)}"
     )
     title = "What does throughput cost in latency?"
-    return finish(Chart("latency_throughput", title, alt, caption, [("", panels)]))
+    return Chart("latency_throughput", title, alt, caption, [("", panels)])
 
 
 def chosen(cells: Sequence[Cell], indices: Sequence[int]) -> Callable[[Cell], bool]:

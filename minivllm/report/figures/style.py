@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.cells import Cell
-from minivllm.report.figures.palette import EDGE, GRID, INK, ON_DARK, VERMILION
+from minivllm.report.figures.palette import EDGE, GRID, INK, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,37 +24,6 @@ LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
 NEAR = 2  # a logarithmic axis of a smaller range has hardly a figure of one digit
 MAX_FOLDED = 16  # rows that are high enough for two lines
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
-TINTS = 32  # of a static picture, whose page is small for it
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A finished figure for the page."""
-
-    name: str  # file name without .png
-    title: str
-    alt: str
-    caption: str
-    png: bytes
-    svg: bytes = b""  # what the page shows, unless it shows `live`
-    narrow: bytes = b""  # the same for a phone; of a figure with `live` a PNG
-    live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
-    legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
-
-    @property
-    def static(self) -> tuple[bytes, bytes]:
-        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page and for a phone."""
-        return _small(self.png), _small(self.narrow)
-
-
-def _small(png: bytes) -> bytes:
-    """A PNG as WebP of few colours."""
-    from PIL import Image
-
-    out = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as opened:
-        opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
-    return out.getvalue()
 
 
 @dataclass(frozen=True)
@@ -88,6 +56,17 @@ class Sheet:
 WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360 CSS pixels
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that matplotlib alone draws, and the page shows as SVG: what a `Chart` cannot describe, such as bars."""
+
+    name: str  # file name without .png
+    title: str
+    alt: str
+    caption: str
+    draw: Callable[[Sheet], Figure]
+
+
 def canvas(
     rows: int = 1, columns: int = 1, height: float = 3.0, sheet: Sheet = WIDE, **options: Any
 ) -> tuple[Figure, Any]:
@@ -101,7 +80,7 @@ def canvas(
 
     if sheet.narrow and rows == 1:
         rows, columns, height = columns, 1, height * columns
-    with _plain():
+    with plain_settings():
         figure = Figure(figsize=(sheet.width, height), dpi=DPI, facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, **options)
@@ -115,7 +94,7 @@ def canvas(
 
 
 @contextmanager
-def _plain(**more: Any) -> Iterator[None]:
+def plain_settings(**more: Any) -> Iterator[None]:
     """Settings of every figure; a name with dollar signs is a name, and one in a script without glyphs no warning."""
     import matplotlib
 
@@ -150,74 +129,6 @@ def _separate_thousands(axis: Axis) -> None:
             )
 
     axis.set_major_formatter(Separated())
-
-
-def plot(name: str, title: str, alt: str, caption: str, draw: Callable[[Sheet], Figure]) -> Plot:
-    """A figure that the page shows as it is drawn, for a wide and for a narrow one."""
-    wide = draw(WIDE)
-    return Plot(name, title, alt, caption, png(wide), svg(wide, name), svg(draw(NARROW), f"{name}-narrow"))
-
-
-def svg(figure: Figure, name: str) -> bytes:
-    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes.
-
-    Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
-    """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    out = io.StringIO()
-    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    for patch_behind in (figure.patch, *(ax.patch for ax in figure.axes)):
-        patch_behind.set_facecolor("none")
-    with _plain(**{"svg.fonttype": "none", "svg.hashsalt": name}):
-        _without_math(figure)
-        # Not by savefig, which draws a figure twice.
-        FigureCanvasSVG(figure).print_svg(out, metadata=nothing)
-    text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
-    text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
-    text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
-    text = re.sub(r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL)
-    styles: dict[str, str] = {}  # the same few stand at every line and word
-
-    def classed(found: re.Match[str]) -> str:
-        return f'class="{styles.setdefault(found[1], f"s{len(styles)}")}"'
-
-    text = re.sub(r'(?<= )style="([^"]*)"', classed, text)
-    used = [key for key in ON_DARK if key == INK or any(key[1:] in rule for rule in styles)]
-
-    def scheme(colours: dict[str, str]) -> str:
-        return ":root {" + " ".join(f"--c{key[1:]}: {colours.get(key, key)};" for key in used) + "}"
-
-    rules = "".join(f".{name} {{{rule}}}" for rule, name in styles.items())
-    dark = f"@media screen and (prefers-color-scheme: dark) {{ {scheme(ON_DARK)} }}"
-    style = f"{scheme({})} {dark} text {{ fill: var(--c{INK[1:]}); }} {rules}"
-    return re.sub(r"(<svg[^>]*>)", rf"\1<style>{style}</style>", text, count=1).encode()
-
-
-def _rounded(tag: str) -> str:
-    """A tag whose coordinates have two decimals, which are more than are seen."""
-    tag = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
-    return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as PNG; the same figure gives the same bytes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    with _plain():
-        _without_math(figure)
-        FigureCanvasAgg(figure).print_png(out, metadata={"Software": "minivllm"})
-    figure.set_layout_engine("none")  # all has its place now, in whatever format it is drawn next
-    return out.getvalue()
-
-
-def _without_math(figure: Figure) -> None:
-    """Show words as they are; axes write those of their ticks under the settings of `_plain`."""
-    from matplotlib.text import Text
-
-    for words in figure.findobj(Text):
-        words.set_parse_math(False)
 
 
 def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bool = True) -> None:

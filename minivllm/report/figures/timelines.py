@@ -11,8 +11,7 @@ from minivllm.analysis.tables import frames
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import FAINT, LIGHT, SLATE, TAUPE
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.style import short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +79,7 @@ GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no va
 CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
 
 
-def timeline_plots(cells: list[Cell], looks: Looks) -> list[Plot]:
+def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
     """Steps and telemetry of the first cells that have them; cells without the files are passed over."""
     plots = (
         _timeline(
@@ -137,7 +136,7 @@ def _timeline(
     *,
     name: str,
     caption: str,
-) -> Plot | None:
+) -> Chart | None:
     able = [cell for cell in cells if cell.ok]
     drawn: list[tuple[Cell, pd.DataFrame]] = []
     for cell in able:
@@ -184,7 +183,7 @@ def _timeline(
     title = f"How did {listing([track.noun for track, _ in shown])} change over time?"
     labels = listing([line[1] for _, lines in shown for line in lines], 8)
     alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
-    return finish(Chart(name, title, alt, caption + note + looks.note, rows))
+    return Chart(name, title, alt, caption + note + looks.note, rows)
 
 
 def _has(frame: pd.DataFrame, key: str) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis import ranking
 from minivllm.analysis.cells import Cell
-from minivllm.analysis.findings import Analysis, Attribution, Effect, Planned
+from minivllm.analysis.findings import Analysis, Attribution, Effect
 from minivllm.analysis.format import (
     MISSING,
     count,
@@ -19,26 +20,28 @@ from minivllm.analysis.format import (
     spanned,
     whole_percent,
 )
-from minivllm.analysis.rows import Row
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import BETTER, FAINT, INK, LIGHT, NEUTRAL, SLATE, UNDECIDED, WORSE
-from minivllm.report.figures.render import finish
+from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import (
-    Plot,
+    Drawing,
     Sheet,
     beside,
     canvas,
     plain_ticks,
-    plot,
     rows_axis,
     short,
 )
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import place_of
-from minivllm.report.studies.effects import every_effect, markdown_text, together
-from minivllm.report.verdict import Verdict, remarks
+from minivllm.report.studies.base import Study
+from minivllm.report.studies.effects import effects_table, every_effect, markdown_text, together
+from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 NAMES = {
     "output_tokens_per_s": "output tokens/s",
@@ -68,18 +71,49 @@ DESIGNS = {
 }
 
 
-def find(rows: list[Row], planned: Planned | None = None) -> Analysis | None:
-    """The analysis of the records' ablation; None where there is none. See `analyse`."""
-    if not any(row.get("ablation.design") for row in rows):
-        return None
-    from minivllm.analysis.ablation import analyse  # with scipy: a second that other reports are spared
+class AblationStudy(Study[Analysis]):
+    """What each optimisation is worth."""
 
-    return analyse(rows, planned)
+    name = "ablation"
+    title = "What is each optimisation worth?"
+    leads = True
+    template = "ablation"
+    figure_names = ("forest", "waterfall")
+    file_names = ("effects.md",)
 
+    def find(self, inputs: ReportInputs) -> Analysis | None:
+        """The analysis of the records' ablation; None where there is none. See `analyse`."""
+        if not any(row.get("ablation.design") for row in inputs.rows):
+            return None
+        from minivllm.analysis.ablation import analyse  # with scipy: a second that other reports are spared
 
-def markdown(analysis: Analysis | None) -> str:
-    """effects.md: a line for each optimisation; empty where there is no ablation."""
-    return "" if analysis is None else markdown_text(analysis)
+        return analyse(inputs.rows, inputs.planned)
+
+    def conclusion(self, found: Analysis, inputs: ReportInputs) -> Conclusion:
+        """See `verdict`."""
+        return verdict(found, inputs.cells)
+
+    def statements(self, found: Analysis, inputs: ReportInputs) -> list[str]:
+        """Which effects do not multiply, and the notes of the analysis."""
+        return [*together(found), *found.notes]
+
+    def tables(self, found: Analysis, inputs: ReportInputs) -> list[Table]:
+        """A line for each optimisation."""
+        return [effects_table(found)]
+
+    def files(self, found: Analysis, inputs: ReportInputs) -> dict[str, str]:
+        """effects.md: the same lines."""
+        return {"effects.md": markdown_text(found)}
+
+    def figures(self, found: Analysis, inputs: ReportInputs) -> list[Described | None]:
+        """The forest of effects, and the waterfall where a factorial attributes the whole."""
+        return [forest(found), waterfall(found.attribution) if found.attribution else None]
+
+    def section(
+        self, found: Analysis, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(found, inputs.cells, plots, out_dir)
 
 
 def metric_name(metric: str) -> str:
@@ -87,7 +121,7 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric)
 
 
-def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
+def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
     """What each optimisation gives, with its interval, then what is not decided."""
     name = metric_name(analysis.metric)
     ranked = sorted(
@@ -120,7 +154,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Verdict:
         total = spanned(whole.total, whole.low, whole.high)
         lines.append(f"All of them together: {total} against none of them.")
     lines += [*together(analysis), *analysis.notes, *remarks(cells)]
-    return Verdict(headline, list(dict.fromkeys(lines)))
+    return Conclusion(headline, list(dict.fromkeys(lines)))
 
 
 def _undecidable(analysis: Analysis) -> bool:
@@ -141,20 +175,35 @@ def _undecided(effect: Effect) -> str:
     return f"{effect.name} (found from {sig(100 * effect.minimum_detectable, 2)} %)"
 
 
-def section(
-    analysis: Analysis | None, cells: list[Cell], plots: list[Plot], out_dir: Any
-) -> dict[str, Any] | None:
+def section(analysis: Analysis, cells: list[Cell], plots: list[Plot], out_dir: Any) -> dict[str, Any]:
     """The section as plain data for its template."""
-    if analysis is None:
-        return None
     places = {
         cell.arm: place_of(cell, i, out_dir)
         for i, cell in enumerate(cells)
         if cell.ok and cell.sweep == analysis.sweep
     }
     others = list(dict.fromkeys(e.metric for e in analysis.others))
+    return {
+        "design": DESIGNS.get(analysis.design, analysis.design),
+        "metric": metric_name(analysis.metric),
+        "better": "above 1 is better" if analysis.direction == "higher" else "below 1 is better",
+        "baseline": analysis.baseline,
+        "blocks": count(analysis.blocks, "block"),
+        "needed": analysis.blocks_needed if analysis.blocks < analysis.blocks_needed else None,
+        "noise": analysis.noise and spanned(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
+        "others": [metric_name(m) for m in others],
+        "rows": _effect_rows(analysis, others, places),
+        "interactions": _interaction_rows(analysis),
+        "plots": plots,
+    }
+
+
+def _effect_rows(
+    analysis: Analysis, others: list[str], places: dict[str, str | None]
+) -> list[dict[str, Any]]:
+    """A row for each optimisation; `others` are the further metrics, `places` where an arm's records are."""
     further = {(e.name, e.metric): e for e in analysis.others}
-    rows = [
+    return [
         {
             "name": e.name,
             "verdict": e.verdict,
@@ -174,7 +223,11 @@ def section(
         }
         for e in every_effect(analysis)
     ]
-    together = [
+
+
+def _interaction_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """A row for each two optimisations."""
+    return [
         {
             "names": f"{i.first} with {i.second}",
             "verdict": i.verdict,
@@ -188,19 +241,6 @@ def section(
         }
         for i in analysis.interactions
     ]
-    return {
-        "design": DESIGNS.get(analysis.design, analysis.design),
-        "metric": metric_name(analysis.metric),
-        "better": "above 1 is better" if analysis.direction == "higher" else "below 1 is better",
-        "baseline": analysis.baseline,
-        "blocks": count(analysis.blocks, "block"),
-        "needed": analysis.blocks_needed if analysis.blocks < analysis.blocks_needed else None,
-        "noise": analysis.noise and spanned(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
-        "others": [metric_name(m) for m in others],
-        "rows": rows,
-        "interactions": together,
-        "plots": plots,
-    }
 
 
 def _other(effect: Effect | None) -> dict[str, Any]:
@@ -212,17 +252,7 @@ def _other(effect: Effect | None) -> dict[str, Any]:
     return {"text": ratio(effect.ratio), "interval": ends, "tinge": tinge, "sort": effect.ratio}
 
 
-def figures(analysis: Analysis | None) -> list[Plot]:
-    """The forest of effects, and the waterfall where a factorial attributes the whole."""
-    if analysis is None:
-        return []
-    found = [forest(analysis)]
-    if analysis.attribution is not None:
-        found.append(waterfall(analysis.attribution))
-    return [one for one in found if one is not None]
-
-
-def forest(analysis: Analysis) -> Plot | None:
+def forest(analysis: Analysis) -> Chart | None:
     """Each optimisation's ratio with its interval, over the band of the A/A arm."""
     known = [e for e in analysis.effects if e.ratio is not None]
     if not known:
@@ -260,7 +290,7 @@ def forest(analysis: Analysis) -> Plot | None:
         "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
         "effect. The verdict is that of the test, after correction for the number of optimisations."
     )
-    return finish(Chart("forest", "Which effects are real?", alt, caption, [("", [panel])]))
+    return Chart("forest", "Which effects are real?", alt, caption, [("", [panel])])
 
 
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
@@ -270,7 +300,7 @@ def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
     return found
 
 
-def waterfall(whole: Attribution) -> Plot:
+def waterfall(whole: Attribution) -> Drawing:
     """The whole change as a product of factors, one bar from where the last one ended."""
     names = ["none of them", *(short(factor.name, 30) for factor in whole.factors), "all of them"]
 
@@ -305,4 +335,4 @@ def waterfall(whole: Attribution) -> Plot:
         "switching them on (Shapley values of the logarithm), so that none is favoured by coming first and nothing is "
         "counted twice."
     )
-    return plot("waterfall", "What is the whole made of?", alt, caption, draw)
+    return Drawing("waterfall", "What is the whole made of?", alt, caption, draw)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.capacity import TASK, Capacity, Search, from_records
+from minivllm.analysis.capacity import TASK, Capacity, CapacityRun, from_records
 from minivllm.analysis.cells import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.rows import Row, record_folder
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import BETTER, FAINT, INK, SLATE, UNDECIDED, WORSE
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot
-from minivllm.report.verdict import Verdict, remarks
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.studies.base import Study
+from minivllm.report.verdict import remarks
 
 TONES = {"holds": "ok", "fails": "failed", "undecided": "mixed"}
 COLOURS = {"holds": BETTER, "fails": WORSE, "undecided": UNDECIDED}
 
 
-def find(rows: list[Row]) -> list[Search]:
+def find(rows: list[Row]) -> list[CapacityRun]:
     """The searches that these records are of."""
     folders = [
         folder
@@ -29,7 +32,39 @@ def find(rows: list[Row]) -> list[Search]:
     return from_records(folders)
 
 
-def verdict(searches: list[Search], cells: list[Cell]) -> Verdict:
+class CapacityStudy(Study[list[CapacityRun]]):
+    """What rate of requests can be served."""
+
+    name = "capacity"
+    title = "What rate can it serve?"
+    leads = True
+    template = "capacity"
+    figure_names = ("capacity",)
+
+    def find(self, inputs: ReportInputs) -> list[CapacityRun] | None:
+        """See `find`."""
+        return find(inputs.rows) or None
+
+    def question(self, found: list[CapacityRun], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "What rate of requests can {model} serve?"
+
+    def conclusion(self, found: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
+        """See `verdict`."""
+        return verdict(found, inputs.cells)
+
+    def figures(self, found: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
+        """See `figure`."""
+        return [figure(found)]
+
+    def section(
+        self, found: list[CapacityRun], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(found, plots)
+
+
+def verdict(searches: list[CapacityRun], cells: list[Cell]) -> Conclusion:
     """The capacity that was found; of several searches each has a line of its own."""
     said = [
         f"{name}: {search.found.sentence()}."
@@ -39,17 +74,15 @@ def verdict(searches: list[Search], cells: list[Cell]) -> Verdict:
     ]
     if len(searches) > 1:
         said.insert(0, f"Capacity of {len(searches)} searches.")
-    return Verdict(said[0], [*said[1:], *remarks(cells)])
+    return Conclusion(said[0], [*said[1:], *remarks(cells)])
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def section(searches: list[Search], plots: list[Plot]) -> dict[str, Any] | None:
+def section(searches: list[CapacityRun], plots: list[Plot]) -> dict[str, Any]:
     """The section as plain data for its template."""
-    if not searches:
-        return None
     return {
         "searches": [
             {
@@ -86,7 +119,7 @@ def _rows(found: Capacity) -> list[dict[str, Any]]:
     ]
 
 
-def _named(searches: list[Search]) -> list[tuple[str, Search]]:
+def _named(searches: list[CapacityRun]) -> list[tuple[str, CapacityRun]]:
     """Each by what was measured; where that is the same by its sweep too, and where that is the same by a number."""
     counts = Counter(search.cell for search in searches)
     names = [s.cell if counts[s.cell] == 1 else f"{s.cell} ({s.sweep})" for s in searches]
@@ -97,10 +130,8 @@ def _named(searches: list[Search]) -> list[tuple[str, Search]]:
     return list(zip(names, searches, strict=True))
 
 
-def figure(searches: list[Search]) -> Plot | None:
+def figure(searches: list[CapacityRun]) -> Chart:
     """Share against rate, with its interval and the share that is wanted; a row a search."""
-    if not searches:
-        return None
     named = _named(searches)
     panels = [
         (name if len(searches) > 1 else "", [_panel(search.found, len(searches) > 1)])
@@ -113,7 +144,7 @@ def figure(searches: list[Search]) -> Plot | None:
     rates = sum(len(search.found.probes) for search in searches)
     alt = f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: {'; '.join(said)}."
     caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
-    return finish(Chart("capacity", "At which rates are the objectives met?", alt, caption, panels))
+    return Chart("capacity", "At which rates are the objectives met?", alt, caption, panels)
 
 
 def _panel(found: Capacity, several: bool) -> Panel:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.cells import DEVICE, gather, show
-from minivllm.analysis.comparison import Comparison, Verdict
-from minivllm.analysis.format import MISSING, count, cut, interval, listing, p_value, sig
+from minivllm.analysis.comparison import ChangeVerdict, Compared, Comparison
+from minivllm.analysis.format import MISSING, count, cut, interval, listing, p_value, sig, spanned
 from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
+from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
-from minivllm.report.figures.style import (
-    MAX_BARS,
-    Plot,
-    Sheet,
-    canvas,
-    legend_below,
-    mark,
-    plain_ticks,
-    plot,
-    rows_axis,
-)
-from minivllm.report.html import Front, Section, page
-from minivllm.report.sections import MAX_ROWS, commands, newest
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.style import MAX_BARS
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.sections import MAX_ROWS, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
+from minivllm.report.studies.alone import write_alone
+from minivllm.report.studies.base import Study
 from minivllm.report.terminal import rich_table
-from minivllm.report.writing import make_folder, write_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 # One kind of mean, and how it stands beside the ratio.
@@ -46,7 +40,7 @@ HEADINGS = (
     "test",
     "verdict",
 )
-TONES: dict[Verdict, str] = {
+TONES: dict[ChangeVerdict, str] = {
     "slower": "failed",
     "failed": "failed",
     "faster": "ok",
@@ -54,8 +48,8 @@ TONES: dict[Verdict, str] = {
     "undecided": "mixed",
     "not comparable": "mixed",
 }
-TINGES: dict[Verdict, str] = {"faster": "better", "slower": "worse"}  # of a ratio
-COLOURS: dict[Verdict, str] = {
+TINGES: dict[ChangeVerdict, str] = {"faster": "better", "slower": "worse"}  # of a ratio
+COLOURS: dict[ChangeVerdict, str] = {
     "slower": WORSE,
     "failed": WORSE,
     "faster": BETTER,
@@ -65,16 +59,86 @@ COLOURS: dict[Verdict, str] = {
 }
 
 
-def write(
-    comparison: Comparison, names: tuple[str, str], sides: tuple[list[Row], list[Row]], out_dir: Path
-) -> Path:
-    """Write index.html, compare.md, compare.csv and compare.png.
+@dataclass(frozen=True)
+class ComparedRuns:
+    """A comparison with the runs that it is of.
 
     Args:
         comparison: of the two runs.
         names: theirs, the older first.
         sides: their records.
-        out_dir: where to write.
+    """
+
+    comparison: Comparison
+    names: tuple[str, str]
+    sides: tuple[list[Row], list[Row]]
+
+
+class ComparisonStudy(Study[ComparedRuns]):
+    """Whether anything got slower from one run to another; it finds nothing in the records of one report."""
+
+    name = "compare"
+    title = "Which cells changed?"
+    template = "compare"
+    figure_names = ("compare",)
+    file_names = ("compare.md", "compare.csv")
+
+    def find(self, inputs: ReportInputs) -> None:
+        """See `analysis.comparison.compare`."""
+        return None
+
+    def question(self, found: ComparedRuns, inputs: ReportInputs) -> str:
+        """Names the metric and the runs."""
+        return f"Did {_said(found.comparison.metric)} get worse from {found.names[0]} to {found.names[1]}?"
+
+    def conclusion(self, found: ComparedRuns, inputs: ReportInputs) -> Conclusion:
+        """That of the comparison, and how far to trust it."""
+        lines = [*found.comparison.notes, *busy(found.names, found.sides)]
+        return Conclusion(found.comparison.conclusion, lines)
+
+    def tables(self, found: ComparedRuns, inputs: ReportInputs) -> list[Table]:
+        """See `comparison_table`."""
+        return [comparison_table(found.comparison)]
+
+    def files(self, found: ComparedRuns, inputs: ReportInputs) -> dict[str, str]:
+        """compare.md and compare.csv."""
+        return {
+            "compare.md": markdown(found.comparison, found.names),
+            "compare.csv": csv_table(HEADINGS, table_rows(found.comparison)),
+        }
+
+    def figures(self, found: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
+        """See `figure`."""
+        return [figure(found.comparison, found.names)]
+
+    def section(
+        self, found: ComparedRuns, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """The section as plain data for its template."""
+        comparison = found.comparison
+        rows = [
+            {
+                "texts": texts[:-1],
+                "verdict": cell.verdict,
+                "reason": cell.reason,
+                "tone": TONES[cell.verdict],
+                "tinge": TINGES.get(cell.verdict, ""),
+            }
+            for cell, texts in zip(comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False)
+        ]
+        only = zip(found.names, (comparison.only_before, comparison.only_after), strict=True)
+        return {
+            "headings": HEADINGS,
+            "rows": rows,
+            "unshown": max(0, len(comparison.cells) - MAX_ROWS),
+            "means": MEANS,
+            "only": [(name, labels[:MAX_ROWS]) for name, labels in only if labels],
+            "plots": plots,
+        }
+
+
+def write(found: ComparedRuns, out_dir: Path) -> Path:
+    """Write index.html, compare.md, compare.csv and compare.png.
 
     Returns:
         The path of index.html.
@@ -82,53 +146,16 @@ def write(
     Raises:
         BadInput: nothing can be written there.
     """
-    make_folder(out_dir)
-    drawn = figure(comparison, names)
-    write_bytes(out_dir / "compare.md", markdown(comparison, names).encode())
-    write_bytes(out_dir / "compare.csv", csv_table(HEADINGS, table_rows(comparison)).encode())
-    if drawn is None:
-        (out_dir / "compare.png").unlink(missing_ok=True)
-    else:
-        write_bytes(out_dir / "compare.png", drawn.png)
-    rows = [*sides[0], *sides[1]]
-    facts = [(name, _side(side)) for name, side in zip(names, sides, strict=True)]
-    parts = [
-        Section("compare", "Which cells changed?", section(comparison, names, drawn)),
-        Section("asked", "What was compared?", {"facts": facts, "commands": commands(rows)}),
-    ]
-    front = Front(
-        f"Did {_said(comparison.metric)} get worse from {names[0]} to {names[1]}?",
-        " and ".join(names),
-        verdict.Verdict(comparison.conclusion, [*comparison.notes, *busy(names, sides)]),
-        newest(rows),
+    facts = [(name, _side(side)) for name, side in zip(found.names, found.sides, strict=True)]
+    return write_alone(
+        ComparisonStudy(),
+        found,
+        ReportInputs([*found.sides[0], *found.sides[1]]),
+        out_dir,
+        names=" and ".join(found.names),
+        asked=("What was compared?", facts),
         command="task=compare 'runs=[before,after]'",
     )
-    index = out_dir / "index.html"
-    write_bytes(index, page(front, parts, {drawn.name: drawn} if drawn else {}).encode())
-    return index
-
-
-def section(comparison: Comparison, names: tuple[str, str], drawn: Plot | None) -> dict[str, Any]:
-    """The page's section as plain data for its template."""
-    rows = [
-        {
-            "texts": texts[:-1],
-            "verdict": cell.verdict,
-            "reason": cell.reason,
-            "tone": TONES[cell.verdict],
-            "tinge": TINGES.get(cell.verdict, ""),
-        }
-        for cell, texts in zip(comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False)
-    ]
-    sides = zip(names, (comparison.only_before, comparison.only_after), strict=True)
-    return {
-        "headings": HEADINGS,
-        "rows": rows,
-        "unshown": max(0, len(comparison.cells) - MAX_ROWS),
-        "means": MEANS,
-        "only": [(name, labels[:MAX_ROWS]) for name, labels in sides if labels],
-        "plot": drawn,
-    }
 
 
 def _said(metric: str) -> str:
@@ -197,35 +224,48 @@ def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def figure(comparison: Comparison, names: tuple[str, str]) -> Plot | None:
+def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
     """Ratios with their intervals on a logarithmic axis, a row a cell; None where no cell has one."""
     known = [cell for cell in comparison.cells if cell.ratio is not None]
     if not known:
         return None
     cells, threshold = known[:MAX_BARS], comparison.threshold
-    met = {cell.verdict for cell in cells}
-
-    def draw(sheet: Sheet) -> Figure:
-        drawn, axes = canvas(height=sheet.height(len(cells), 1.2), sheet=sheet)
-        axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
-        axes.axvspan(max(1 - threshold, 0.01), 1 + threshold, color=GRID, lw=0)
-        axes.axvline(1, color=FAINT, lw=1)
-        for row, cell in enumerate(cells):
-            colour = COLOURS[cell.verdict]
-            if cell.low is not None and cell.high is not None:
-                axes.plot(cut([cell.low, cell.high]), [row, row], color=colour, lw=2, solid_capstyle="butt")
-            axes.plot([cell.ratio], [row], "o", color=colour, ms=6)
-        rows_axis(axes, [comparison.name(cell) for cell in cells], sheet)
-        better = f"{comparison.direction} is better, " if comparison.direction else ""
-        axes.set_xlabel(f"{_said(comparison.metric)}, after / before ({better}log scale)")
-        legend_below(drawn, [(mark("o", colour), name) for name, colour in COLOURS.items() if name in met])
-        return drawn
-
+    series = [
+        Series("", GRID, [max(1 - threshold, 0.01), 1 + threshold], [], "band"),
+        Series("", FAINT, [1.0, 1.0], [-0.6, len(cells) - 0.4], "line"),
+        *(
+            _points(comparison, cells, state, colour)
+            for state, colour in COLOURS.items()
+            if any(cell.verdict == state for cell in cells)
+        ),
+    ]
+    better = f"{comparison.direction} is better, " if comparison.direction else ""
+    label = f"{_said(comparison.metric)}, after / before ({better}log scale)"
+    panel = Panel("", label, "", series, log_x=True, rows=[comparison.name(cell) for cell in cells])
     caption = (
         f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % intervals, in the colour of the verdict; "
         "the grey band is what the threshold lets pass."
     )
     if len(known) > MAX_BARS:
         caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."
-    return plot("compare", "By how much did each change?", comparison.conclusion, caption, draw)
+    title = "By how much did each change?"
+    return Chart("compare", title, comparison.conclusion, caption, [("", [panel])])
+
+
+def _points(comparison: Comparison, cells: list[Compared], state: ChangeVerdict, colour: str) -> Series:
+    """The ratios of the cells with a verdict, in the rows of all cells."""
+    members = [(float(row), cell) for row, cell in enumerate(cells) if cell.verdict == state]
+    ratios = [cell.ratio or 1.0 for _, cell in members]
+    ends = [
+        (ratio, ratio) if cell.low is None or cell.high is None else (cell.low, cell.high)
+        for ratio, (_, cell) in zip(ratios, members, strict=True)
+    ]
+    return Series(
+        state,
+        colour,
+        ratios,
+        [row for row, _ in members],
+        names=[f"{comparison.name(cell)}: {spanned(cell.ratio, cell.low, cell.high)}" for _, cell in members],
+        low=cut([low for low, _ in ends]),
+        high=cut([high for _, high in ends]),
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
 from minivllm.analysis.format import MISSING, count, sig
+from minivllm.analysis.rows import Row
 from minivllm.bench.metrics.validity import OTHERS_PERCENT
 from minivllm.bench.records.reading import flatten
 from minivllm.bench.records.record import KERNELS_VERSION
@@ -16,19 +17,18 @@ from minivllm.errors import BadInput
 from minivllm.platform.untrusted import read_object
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import INK, MARKERS, PALETTE
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot
-from minivllm.report.html import Front, Section, page
-from minivllm.report.sections import MAX_ROWS, commands, facts, newest
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.provenance import facts
+from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
+from minivllm.report.studies.alone import write_alone
+from minivllm.report.studies.base import Study
 from minivllm.report.terminal import bare_table
-from minivllm.report.verdict import Verdict
-from minivllm.report.writing import make_folder, write_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Row = dict[str, Any]
 MICRO, GIGA = 1e6, 1e-9
 HEADINGS = (
     *(
@@ -80,44 +80,63 @@ def read(folder: Path) -> dict[str, Any]:
     return redaction.clean({**record, "config": redaction.shown(record["config"])})
 
 
+class KernelsStudy(Study[dict[str, Any]]):
+    """How far each kernel is from the measured limit; it finds nothing in records of requests."""
+
+    name = "kernels"
+    title = "How far is each kernel from the limit?"
+    template = "kernels"
+    figure_names = ("kernels",)
+    file_names = ("kernels.md", "kernels.csv")
+
+    def find(self, inputs: ReportInputs) -> None:
+        """See `read`."""
+        return None
+
+    def question(self, found: dict[str, Any], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return f"How fast are the kernels of {(found['config'].get('choices') or {}).get('model')}?"
+
+    def statements(self, found: dict[str, Any], inputs: ReportInputs) -> list[str]:
+        """See `findings`."""
+        return findings(found)
+
+    def tables(self, found: dict[str, Any], inputs: ReportInputs) -> list[Table]:
+        """See `table`."""
+        return [table(found)]
+
+    def files(self, found: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
+        """kernels.md and kernels.csv."""
+        return {"kernels.md": markdown(found), "kernels.csv": csv_text(found)}
+
+    def figures(self, found: dict[str, Any], inputs: ReportInputs) -> list[Described | None]:
+        """See `figure`."""
+        return [figure(found)]
+
+    def section(
+        self, found: dict[str, Any], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """The section as plain data for its template."""
+        shown = [heading for heading in HEADINGS if heading not in BELOW.values()]
+        return {
+            "headings": [(heading, BELOW.get(heading, "")) for heading in shown],
+            "left": LEFT,
+            "rows": [_entries(row, shown) for row in found["rows"][:MAX_ROWS]],
+            "plots": plots,
+        }
+
+
 def write(record: dict[str, Any], out_dir: Path) -> Path:
     """index.html, kernels.md, kernels.csv and kernels.png below a folder, which is returned.
 
     Raises:
         BadInput: nothing can be written there.
     """
-    make_folder(out_dir)
-    write_bytes(out_dir / "kernels.md", markdown(record).encode())
-    write_bytes(out_dir / "kernels.csv", csv_text(record).encode())
-    figure = plot(record)
-    if figure is None:
-        (out_dir / "kernels.png").unlink(missing_ok=True)
-    else:
-        write_bytes(out_dir / "kernels.png", figure.png)
-    write_bytes(out_dir / "index.html", _page(record, figure).encode())
-    return out_dir
-
-
-def _page(record: dict[str, Any], figure: Plot | None) -> str:
-    headline, *lines = findings(record)
     row = flatten({key: record.get(key) for key in ("provenance", "schema_version")})
     limits = [("Measured limits", _limits(record)), *(("Note", str(note)) for note in _notes(record))]
-    shown = [heading for heading in HEADINGS if heading not in BELOW.values()]
-    table = {
-        "headings": [(heading, BELOW.get(heading, "")) for heading in shown],
-        "left": LEFT,
-        "rows": [_entries(row, shown) for row in record["rows"][:MAX_ROWS]],
-        "plot": figure,
-    }
-    parts = [
-        Section("kernels", "How far is each kernel from the limit?", table),
-        Section(
-            "asked", "What was measured?", {"facts": [*limits, *facts([row])], "commands": commands([row])}
-        ),
-    ]
-    title = f"How fast are the kernels of {(record['config'].get('choices') or {}).get('model')}?"
-    front = Front(title, _title(record), Verdict(headline, lines), newest([row]))
-    return page(front, parts, {figure.name: figure} if figure else {})
+    asked = "What was measured?", [*limits, *facts([row])]
+    write_alone(KernelsStudy(), record, ReportInputs([row]), out_dir, names=_title(record), asked=asked)
+    return out_dir
 
 
 def _entries(row: Row, shown: list[str]) -> list[tuple[str, str]]:
@@ -311,7 +330,7 @@ def csv_text(record: dict[str, Any]) -> str:
     return csv_table(columns, rows)
 
 
-def plot(record: dict[str, Any]) -> Plot | None:
+def figure(record: dict[str, Any]) -> Chart | None:
     """Share of the limit against operations a byte, the reference hollow; None where no limit is known.
 
     What does no matrix product has no place on that axis and stands at its left end.
@@ -343,4 +362,4 @@ def plot(record: dict[str, Any]) -> Plot | None:
         "Full: this project's kernels; hollow: the reference. The limit of a case is the longer of bytes / bandwidth and "
         "operations / matrix rate. Steps without a matrix product stand at the left end."
     )
-    return finish(Chart("kernels", "How far is each kernel from the limit?", alt, caption, [("", [panel])]))
+    return Chart("kernels", "How far is each kernel from the limit?", alt, caption, [("", [panel])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.cells import Cell, name_columns, names_of, show
@@ -13,13 +13,14 @@ from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import LIGHT
 from minivllm.report.figures.plots import THROUGHPUT
-from minivllm.report.figures.render import finish
+from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.scatter import chosen, frontier, point_series, thinning
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.style import short
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, anchor, unshown
 from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.tables import COLUMNS as USUAL
-from minivllm.report.tables import Column, entries, summary_table, text
+from minivllm.report.studies.base import Study
+from minivllm.report.tables import Column, entries, text
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:
@@ -47,6 +48,43 @@ LEAST_KL = 1e-8  # nats; where a cell that equals the reference is drawn, since 
 PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
 
+class PrecisionStudy(Study[list[Cell]]):
+    """What each cell costs in quality; it finds the cells of which quality was asked."""
+
+    name = "precision"
+    title = "What does each cost in quality?"
+    template = "precision"
+    figure_names = ("precision",)
+    file_names = ("precision.md",)
+
+    def find(self, inputs: ReportInputs) -> list[Cell] | None:
+        """See `judged`."""
+        return judged(inputs.cells) or None
+
+    def tables(self, found: list[Cell], inputs: ReportInputs) -> list[Table]:
+        """Quality, a row a cell."""
+        return [_quality_table(found)]
+
+    def replaces_summary(self, found: list[Cell], inputs: ReportInputs) -> bool:
+        """Where quality is all that was measured."""
+        timed = any(cell.mean(THROUGHPUT) is not None for cell in inputs.cells)
+        return not timed and len(found) == len(inputs.cells)
+
+    def files(self, found: list[Cell], inputs: ReportInputs) -> dict[str, str]:
+        """precision.md: every used column."""
+        return {"precision.md": markdown_text(found)}
+
+    def figures(self, found: list[Cell], inputs: ReportInputs) -> list[Described | None]:
+        """See `pareto`."""
+        return [pareto(inputs.cells, inputs.looks)]
+
+    def section(
+        self, found: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(found, inputs.cells, plots)
+
+
 def judged(cells: list[Cell]) -> list[Cell]:
     """Cells of which quality was asked, failed ones too; none at all where no record has any."""
     if not any(cell.mean(PERPLEXITY) is not None for cell in cells):
@@ -68,11 +106,8 @@ def used(cells: list[Cell]) -> list[Column]:
     return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
 
 
-def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | None:
-    """The precision section as plain data for the page's template; None where no record has quality."""
-    shown = judged(cells)
-    if not shown:
-        return None
+def section(shown: list[Cell], cells: list[Cell], plots: list[Plot]) -> dict[str, Any]:
+    """The section as plain data for its template."""
     columns, names = [column for column in used(shown) if column.key not in BESIDE], name_columns(shown)
     places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
     return {
@@ -89,7 +124,7 @@ def section(cells: list[Cell], plot: Plot | None = None) -> dict[str, Any] | Non
             for cell in shown[:MAX_ROWS]
         ],
         "notes": [*filter(None, [unshown(shown, "precision.md")]), *_notes(shown, columns)],
-        "plot": plot,
+        "plots": plots,
     }
 
 
@@ -118,28 +153,14 @@ def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
     return notes
 
 
-def markdown_text(cells: list[Cell]) -> str:
-    """precision.md: every used column, a row a cell; empty where no record has quality."""
-    shown = judged(cells)
-    if not shown:
-        return ""
+def markdown_text(shown: list[Cell]) -> str:
+    """precision.md: every used column, a row a cell."""
     columns, names = used(shown), name_columns(shown)
     lines = [
         [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
         for cell in shown
     ]
     return markdown_table([*names, "status"], [column.heading for column in columns], lines)
-
-
-def summary_tables(cells: list[Cell], columns: Sequence[Column] = USUAL) -> list[Table]:
-    """The terminal's tables: the summary, and quality where records have it.
-
-    Where quality is all that was measured its table says everything, so the other one is left out.
-    """
-    shown = judged(cells)
-    timed = any(cell.mean(THROUGHPUT) is not None for cell in cells)
-    tables = [summary_table(cells, columns)] if timed or len(shown) < len(cells) else []
-    return [*tables, _quality_table(shown)] if shown else tables
 
 
 def _quality_table(shown: list[Cell]) -> Table:
@@ -153,7 +174,7 @@ def _quality_table(shown: list[Cell]) -> Table:
     return table
 
 
-def pareto(cells: list[Cell], looks: Looks) -> Plot | None:
+def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
     """Quality against throughput, a point a cell; None unless two cells have both."""
     drawn = [
         cell for cell in judged(cells) if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
@@ -196,7 +217,7 @@ def pareto(cells: list[Cell], looks: Looks) -> Plot | None:
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."
-    return finish(Chart("precision", "What does speed cost in quality?", alt, caption, [("", panels)]))
+    return Chart("precision", "What does speed cost in quality?", alt, caption, [("", panels)])
 
 
 def _loss(cell: Cell, key: str, logarithmic: bool) -> float:

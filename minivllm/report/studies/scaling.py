@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import Cell, Stat
+from minivllm.analysis.cells import Cell, Summary
 from minivllm.analysis.format import MISSING, listing, ratio, sig
 from minivllm.analysis.rows import number
 from minivllm.analysis.tables import frames
 from minivllm.bench.metrics import roofline
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.style import short
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.spreadsheet import markdown_text as escaped
-from minivllm.report.verdict import Verdict, remarks
+from minivllm.report.studies.base import Study
+from minivllm.report.verdict import remarks
 
 PRESET = "scaling"
 REQUESTS, PROMPT = "workload.num_requests", "workload.input_len"
@@ -32,7 +36,7 @@ class Rung:
     cell: Cell
     batch: float  # requests of a step
     context: float  # tokens of each of them
-    ms: Stat  # mean of a step (of a prompt), over blocks
+    ms: Summary  # mean of a step (of a prompt), over blocks
     least_ms: float | None  # by the measured limits
     limit: str  # which of them: "memory" | "matrix"
 
@@ -71,6 +75,42 @@ KINDS = {
     "context": ("A decode step by its context", "tokens of context"),
     "prompt": ("A prompt by its length", "tokens of the prompt"),
 }
+
+
+class ScalingStudy(Study[list[Ladder]]):
+    """How the cost grows with the work."""
+
+    name = "scaling"
+    title = "How does the cost grow with the work?"
+    leads = True
+    figure_names = ("scaling",)
+    file_names = ("scaling.md",)
+
+    def find(self, inputs: ReportInputs) -> list[Ladder] | None:
+        """See `ladders`."""
+        return ladders(inputs.cells) or None
+
+    def question(self, found: list[Ladder], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "How does the cost of {model} grow with the work?"
+
+    def conclusion(self, found: list[Ladder], inputs: ReportInputs) -> Conclusion:
+        """See `verdict`."""
+        return verdict(found, inputs.cells)
+
+    def files(self, found: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
+        """scaling.md: statements and tables."""
+        return {"scaling.md": markdown_text(found)}
+
+    def figures(self, found: list[Ladder], inputs: ReportInputs) -> list[Described | None]:
+        """See `figure`."""
+        return [figure(found)]
+
+    def section(
+        self, found: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(found, plots)
 
 
 def ladders(cells: list[Cell]) -> list[Ladder]:
@@ -126,7 +166,7 @@ def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float)
         if done and most:
             limits[name] = done / most * scale
     limit = max(limits, key=lambda name: limits[name], default="")
-    ms = Stat(seconds.mean * scale, seconds.low * scale, seconds.high * scale, seconds.n)
+    ms = Summary(seconds.mean * scale, seconds.low * scale, seconds.high * scale, seconds.n)
     return Rung(cell, batch, context, ms, limits.get(limit), limit)
 
 
@@ -186,14 +226,14 @@ def _size(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else sig(value)
 
 
-def verdict(found: Sequence[Ladder], cells: list[Cell]) -> Verdict:
+def verdict(found: Sequence[Ladder], cells: list[Cell]) -> Conclusion:
     """Whether any cost grows faster than it must: which rung is the fastest answers nothing."""
     steep = [_title(ladder) for ladder in found if ladder.steep()]
     if steep:
         headline = f"Super-linear beyond the limits: {listing(steep)}."
     else:
         headline = "No cost grows faster than the work and the limits explain."
-    return Verdict(headline, remarks(cells))
+    return Conclusion(headline, remarks(cells))
 
 
 def _title(ladder: Ladder) -> str:
@@ -217,18 +257,14 @@ def rows(ladder: Ladder) -> list[list[str]]:
     ]
 
 
-def section(found: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any] | None:
+def section(found: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
     """The page's section as plain data."""
-    if not found:
-        return None
-    tables = [{"title": _title(ladder), "rows": rows(ladder)} for ladder in found]
-    return {"statements": statements(found), "headings": HEADINGS, "tables": tables, "plots": plots}
+    tables = [{"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in found]
+    return {"statements": statements(found), "tables": tables, "plots": plots}
 
 
 def markdown_text(found: Sequence[Ladder]) -> str:
-    """Statements and tables; empty where there is no ladder."""
-    if not found:
-        return ""
+    """Summaryements and tables."""
     parts = ["\n".join(f"* {escaped(line)}" for line in statements(found)) + "\n"]
     parts += [
         f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found
@@ -236,10 +272,8 @@ def markdown_text(found: Sequence[Ladder]) -> str:
     return "\n".join(parts)
 
 
-def figure(found: Sequence[Ladder]) -> Plot | None:
+def figure(found: Sequence[Ladder]) -> Chart:
     """A panel a kind: the time, and dashed the least time."""
-    if not found:
-        return None
     names = dict.fromkeys(ladder.series for ladder in found)
     colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))  # further ones are in the tables
     panels = []
@@ -254,14 +288,12 @@ def figure(found: Sequence[Ladder]) -> Plot | None:
         "The dashed line is the least time: bytes at the measured bandwidth or operations at the measured matrix rate, "
         "whichever takes longer. Parallel lines are a constant share of the limit; a line that is steeper loses it."
     )
-    return finish(
-        Chart(
-            "scaling",
-            "How does the cost grow with the work?",
-            " ".join(statements(found)),
-            caption,
-            [("", panels)],
-        )
+    return Chart(
+        "scaling",
+        "How does the cost grow with the work?",
+        " ".join(statements(found)),
+        caption,
+        [("", panels)],
     )
 
 

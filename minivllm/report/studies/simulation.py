@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from minivllm.analysis.cells import CHOICE_ORDER, Cell, show
 from minivllm.analysis.format import MISSING, count, listing, sig
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
+from minivllm.report.figures.render import Plot
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.studies.base import Study
 
 FIGURES = (
     ("metrics.output_tokens_per_s", "Output", "tok/s"),
@@ -42,6 +46,22 @@ class Check:
     pairs: list[Pair]
     summary: str
     columns: tuple[tuple[str, str], ...] = tuple((title, unit) for _, title, unit in FIGURES)
+
+
+class SimulationStudy(Study[Check]):
+    """How well a simulation predicts what was measured."""
+
+    name = "simulation"
+    title = "How well does the simulation predict?"
+    template = "simulation"
+
+    def find(self, inputs: ReportInputs) -> Check | None:
+        """See `simulation_check`."""
+        return simulation_check(inputs.cells)
+
+    def section(self, found: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path) -> Check:
+        """What was found, as it is."""
+        return found
 
 
 def simulation_check(cells: list[Cell]) -> Check | None:

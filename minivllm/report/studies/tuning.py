@@ -1,177 +1,78 @@
-"""What a search found: its trials by what they are worth, and the best of those within the limits."""
+"""What a search found: the best of the trials within its limits, all trials in a table, and how the search went."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell, name_columns, names_of, started, varying_columns
-from minivllm.analysis.findings import Goal
+from minivllm.analysis.cells import name_columns, names_of, varying_columns
 from minivllm.analysis.format import count, listing, sig
-from minivllm.analysis.ranking import LATENCIES, NAMES, Ranking, keeps_up, rank
-from minivllm.analysis.rows import Row, below, number
+from minivllm.analysis.ranking import LATENCIES, NAMES, keeps_up
 from minivllm.report import tables
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import BETTER, INK, WORSE
-from minivllm.report.figures.render import finish
-from minivllm.report.figures.style import Plot, short
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.style import short
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, place_of, unshown
-from minivllm.report.studies import precision
-from minivllm.report.tables import Column, entries, searched, text
+from minivllm.report.studies.base import Study
+from minivllm.report.studies.trials import Trial, Tuning, find
+from minivllm.report.tables import Column, entries, text
 from minivllm.report.terminal import rich_table
-from minivllm.report.verdict import Verdict, remarks
+from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.table import Table
 
-KNOWN = {c.key: c for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW) if c.per is None}
-UNITS = (("_per_s", "per s"), ("_ms", "ms"), ("_s", "s"))  # endings of a number's name
 MOST_KNOBS, MOST_VALUES = 4, 12  # of the figure of values: more cannot be read
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One cell of a search.
+class TuningStudy(Study[Tuning]):
+    """What a search found."""
 
-    Args:
-        number: from 1, in the order of the trials.
-        index: of the cell on the page.
-        excess: see `Goal.excess`; infinite where the cell failed, or has not the figures.
-    """
+    name = "tuning"
+    title = "What did the search find?"
+    leads = True
+    template = "tuning"
+    figure_names = ("tuning", "tuning_values")
 
-    cell: Cell
-    number: int
-    index: int
-    excess: float
-    objective: float | None
+    def find(self, inputs: ReportInputs) -> Tuning | None:
+        """See `trials.find`."""
+        return find(inputs.rows, inputs.cells, inputs.goal)
 
-    @property
-    def within(self) -> bool:
-        """Whether it kept within the limits, and so may be the best."""
-        return self.excess == 0
+    def question(self, found: Tuning, inputs: ReportInputs) -> str:
+        """Names the knobs, where any differ."""
+        return "Which {knobs} are best for {model}?" if inputs.cells[0].varying else ""
 
-    @property
-    def tone(self) -> str:
-        """How a table shows how it ended."""
-        return self.cell.tone if self.within or self.cell.failed else "failed"
+    def conclusion(self, found: Tuning, inputs: ReportInputs) -> Conclusion:
+        """The best trial within the limits, or the nearest to them, and how far to trust it."""
+        headline, *lines = sentences(found)
+        return Conclusion(headline, [*lines, *remarks(inputs.cells)])
 
+    def statements(self, found: Tuning, inputs: ReportInputs) -> list[str]:
+        """See `sentences`."""
+        return sentences(found)
 
-@dataclass(frozen=True)
-class Tuning:
-    """A search with all of its trials."""
+    def tables(self, found: Tuning, inputs: ReportInputs) -> list[Table]:
+        """The trials, best first."""
+        return [table(found)]
 
-    goal: Goal
-    trials: tuple[Trial, ...]  # in their order
+    def replaces_summary(self, found: Tuning, inputs: ReportInputs) -> bool:
+        """Always: its columns are those that the search is about."""
+        return True
 
-    @cached_property
-    def ranking(self) -> Ranking:
-        """What ranks the trials that could be the best."""
-        done = [trial.cell for trial in self.kept]
-        return rank(done or [trial.cell for trial in self.trials if trial.cell.ok])
+    def figures(self, found: Tuning, inputs: ReportInputs) -> list[Described | None]:
+        """How the search went, and what came of each value that it tried."""
+        return figures(found)
 
-    @property
-    def paced(self) -> bool:
-        """Whether the load sets the objective, so that it says little of the engine and nothing is best by it."""
-        return self.ranking.sets(self.goal.objective)
-
-    @cached_property
-    def ranked(self) -> list[Trial]:
-        """Best first: those within the limits by their objective, then by how far they miss them."""
-        return sorted(self.trials, key=lambda trial: (trial.excess, self.loss(trial)))
-
-    @property
-    def kept(self) -> list[Trial]:
-        """Those within the limits, best first."""
-        return [trial for trial in self.ranked if trial.within]
-
-    @cached_property
-    def columns(self) -> list[Column]:
-        """The objective, then the limits."""
-        return [heading(name) for name in dict.fromkeys((self.goal.objective, *self.goal.limits))]
-
-    def limit(self, column: Column) -> float | None:
-        """The most that a column may be, in its unit."""
-        limit = self.goal.limits.get(column.key)
-        return None if limit is None else limit * column.scale
-
-    def status(self, trial: Trial) -> str:
-        """How a trial ended: within the limits or not, or its failure; and whether other processes were at work."""
-        if trial.cell.failed:
-            return trial.cell.marked_status
-        well = "within" if self.goal.limits else "ok"
-        ended = well if trial.within else "outside" if math.isfinite(trial.excess) else "no figure"
-        return ended + ", busy" * trial.cell.busy
-
-    def loss(self, trial: Trial) -> float:
-        """The less the better; of a trial without an objective infinite."""
-        if trial.objective is None:
-            return math.inf
-        return -trial.objective if self.goal.maximize else trial.objective
-
-
-def heading(name: str) -> Column:
-    """A number of the record as a column; of one that no table has, the name says what it is."""
-    if name in KNOWN:
-        return KNOWN[name]
-    group, _, rest = name.partition(".")
-    figure, *parts = (rest or group).split(".")
-    last = parts.pop() if parts and not re.match(r"p\d|mean|n$", parts[-1]) else None
-    named = last or figure
-    ending, unit = next(((end, unit) for end, unit in UNITS if named.endswith(end)), ("", ""))
-    if group == "memory" and not ending:
-        unit = "GB"
-    short_name = named.removesuffix(ending).replace("_", " ")
-    title = short_name.upper() if group == "metrics" and unit == "ms" else short_name
-    words = [figure, title] if last else [title]
-    text_of = " ".join([*words, *parts])
-    return Column(name, text_of[:1].upper() + text_of[1:], unit, 1e-9 if unit == "GB" else 1.0)
-
-
-def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning | None:
-    """The search that these records are of; None where they are of none, or of more than one sweep.
-
-    Args:
-        goal: of a search that has just ended; else that of the newest record, which may have been made for another one.
-    """
-    if goal is None and not searched(cells):
-        return None
-    goal = goal or _recorded(rows)
-    # As they were measured: of a search that was gone on with, positions begin again.
-    order = sorted(enumerate(cells), key=lambda item: (min(map(started, item[1].rows)), item[0]))
-    return Tuning(goal, tuple(_trial(cell, n, i, goal) for n, (i, cell) in enumerate(order, 1)))
-
-
-def _recorded(rows: list[Row]) -> Goal:
-    newest = max((row for row in rows if row.get("config.sweep.objective")), key=started)
-    limits = {
-        name: most
-        for name, value in below(newest, "config.sweep.limits").items()
-        if (most := number(value)) is not None
-    }
-    return Goal(newest["config.sweep.objective"], newest.get("config.sweep.direction") != "minimize", limits)
-
-
-def _trial(cell: Cell, n: int, index: int, goal: Goal) -> Trial:
-    figures = {name: cell.mean(name) for name in (goal.objective, *goal.limits)}
-    known = {name: value for name, value in figures.items() if value is not None}
-    whole = not cell.failed and len(known) == len(figures)
-    excess = goal.excess(known.__getitem__) if whole else math.inf
-    return Trial(cell, n, index, excess, figures[goal.objective])
-
-
-# ---- words
-
-
-def verdict(tuning: Tuning, cells: list[Cell]) -> Verdict:
-    """The best trial within the limits, or the nearest to them, and how far to trust it."""
-    headline, *lines = sentences(tuning)
-    return Verdict(headline, [*lines, *remarks(cells)])
+    def section(
+        self, found: Tuning, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(found, plots, out_dir)
 
 
 def sentences(tuning: Tuning) -> list[str]:
@@ -259,9 +160,6 @@ def _figure(trial: Trial, column: Column) -> str:
     return f"{column.title} {text(trial.cell, column)} {column.unit}".rstrip()
 
 
-# ---- tables and figures
-
-
 def table(tuning: Tuning) -> Table:
     """The trials for the terminal, best first."""
     from rich.text import Text
@@ -285,10 +183,8 @@ def _unit(tuning: Tuning, column: Column) -> str:
     return column.unit if limit is None else f"{column.unit} ≤ {limit:,g}".strip()
 
 
-def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str, Any] | None:
+def section(tuning: Tuning, plots: list[Plot], out_dir: Path) -> dict[str, Any]:
     """The section as plain data for its template."""
-    if tuning is None:
-        return None
     names = name_columns([trial.cell for trial in tuning.trials])
     return {
         "names": names,
@@ -310,15 +206,13 @@ def section(tuning: Tuning | None, plots: list[Plot], out_dir: Path) -> dict[str
     }
 
 
-def figures(tuning: Tuning | None) -> list[Plot]:
+def figures(tuning: Tuning) -> list[Described | None]:
     """How the search went, and what came of each value that it tried."""
-    if tuning is None:
-        return []
     drawn = [trial for trial in tuning.trials if trial.objective is not None and not trial.cell.failed]
-    return [plot for draw in (_history, _values) if (plot := draw(tuning, drawn)) is not None]
+    return [_history(tuning, drawn), _values(tuning, drawn)]
 
 
-def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
+def _history(tuning: Tuning, drawn: list[Trial]) -> Chart | None:
     """The objective trial by trial, and the best so far."""
     if len(drawn) < 2:
         return None
@@ -340,10 +234,10 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
         caption += " Only those within the limits can be the best."
     caption += _left_out(tuning, drawn)
     panel = Panel("", "trial", objective.heading, series)
-    return finish(Chart("tuning", "How did the search go?", alt, caption, [("", [panel])]))
+    return Chart("tuning", "How did the search go?", alt, caption, [("", [panel])])
 
 
-def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
+def _values(tuning: Tuning, drawn: list[Trial]) -> Chart | None:
     """The objective by the value of each knob, a panel a knob."""
     objective = tuning.columns[0]
     panels: list[Panel] = []
@@ -370,7 +264,7 @@ def _values(tuning: Tuning, drawn: list[Trial]) -> Plot | None:
     if missing:
         caption += f" Not drawn: {listing(missing)}, of too many values or beyond {MOST_KNOBS} knobs."
     caption += _left_out(tuning, drawn)
-    return finish(Chart("tuning_values", "Which values of each knob did well?", alt, caption, [("", panels)]))
+    return Chart("tuning_values", "Which values of each knob did well?", alt, caption, [("", panels)])
 
 
 def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:

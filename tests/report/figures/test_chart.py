@@ -25,13 +25,13 @@ from minivllm.bench.records.record import Breakdown, Memory
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures import chart as chart_module
 from minivllm.report.figures import live
-from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.chart import Chart, Panel, Series, keys
 from minivllm.report.figures.distributions import distributions, token_gaps
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import BETTER, INK, NEUTRAL, ON_DARK, PALETTE, UNDECIDED, WORSE
 from minivllm.report.figures.parts import breakdown, memory
 from minivllm.report.figures.plots import latency, throughput
-from minivllm.report.figures.render import finish
+from minivllm.report.figures.render import finish, svg
 from minivllm.report.figures.roofline import roofline
 from minivllm.report.figures.scatter import point_series, thinning, trade_off
 from minivllm.report.figures.style import (
@@ -41,7 +41,6 @@ from minivllm.report.figures.style import (
     plain_ticks,
     row_labels,
     short,
-    svg,
 )
 from minivllm.report.figures.timelines import timeline_plots
 from tests.report.synthetic import counted, make_record, write
@@ -182,9 +181,15 @@ def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:
     return gather(read_rows(write(tmp_path / "runs", list(records), parquet=False))[0])
 
 
+def described(draw: Any, cells: list[Cell]) -> Any:
+    """The description of a figure of these cells."""
+    return draw(cells, Looks(cells))
+
+
 def figure_of(draw: Any, cells: list[Cell]) -> Any:
     """What the page of these cells shows."""
-    return draw(cells, Looks(cells))
+    found = described(draw, cells)
+    return finish(found) if found else None
 
 
 def points_of(cells: list[Cell], looks: Looks) -> list[Series]:
@@ -360,11 +365,11 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
     for some in (cells, cells[2:], cells[4:]):
         expected = {looks[cell.label].colour for cell in some}
         assert {series.colour for series in points_of(some, looks)} == expected
-        plot = roofline(some, looks)
-        assert plot is not None and {key["colour"] for key in plot.legend} - {INK} == expected
+        roofs = roofline(some, looks)
+        assert roofs is not None and {key["colour"] for key in keys(roofs)} - {INK} == expected
     assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
-    plot = throughput(cells, looks)
-    assert plot is not None and all(colour.lower() in plot.svg.decode() for colour in PALETTE[:3])
+    bars = throughput(cells, looks)
+    assert bars is not None and all(colour.lower() in finish(bars).svg.decode() for colour in PALETTE[:3])
 
 
 def test_cells_that_no_two_columns_tell_apart_have_a_look_each(tmp_path: Path) -> None:
@@ -499,8 +504,7 @@ def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
 def test_figures_over_time_are_named_by_what_they_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.figures.timelines.finish", lambda chart: chart)
-    steps, telemetry = figure_of(timeline_plots, gather(read_rows(write(tmp_path, [make_record()]))[0]))
+    steps, telemetry = described(timeline_plots, gather(read_rows(write(tmp_path, [make_record()]))[0]))
     assert steps.title == "How did tokens, requests and KV blocks change over time?"
     assert (
         telemetry.title == "How did memory and CPU use change over time?"
@@ -511,22 +515,20 @@ def test_figures_over_time_are_named_by_what_they_show(
 
 
 def test_of_many_cells_a_few_timelines_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.report.figures.timelines.finish", lambda chart: chart)
     records = [make_record(cell_id=f"c{i}", arm=f"a{i}", run_id=f"r{i}") for i in range(5)]
     cells = gather(read_rows(write(tmp_path, records))[0])
-    assert all(len(chart.rows) == 5 for chart in figure_of(timeline_plots, cells))
+    assert all(len(chart.rows) == 5 for chart in described(timeline_plots, cells))
     monkeypatch.setattr("minivllm.report.figures.timelines.MANY", 4)
-    assert all(len(chart.rows) == 3 for chart in figure_of(timeline_plots, cells))
+    assert all(len(chart.rows) == 3 for chart in described(timeline_plots, cells))
 
 
 def test_the_measured_window_is_marked_where_the_machine_was_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.figures.timelines.finish", lambda chart: chart)
     phases = ["loading", "probing", "measuring", "measuring", "done"]
     samples = [{"t_s": 7.0 + i, "rss": 1e9, "phase": phase} for i, phase in enumerate(phases)]
     write_record(tmp_path / "s" / "r", make_record(), telemetry=samples)
-    (telemetry,) = figure_of(timeline_plots, gather(read_rows(tmp_path)[0]))
+    (telemetry,) = described(timeline_plots, gather(read_rows(tmp_path)[0]))
     bands = [s for _, panels in telemetry.rows for p in panels for s in p.series if s.kind == "band"]
     assert [(list(band.x), band.label) for band in bands] == [([2.0, 3.0], "measured window")]
 

@@ -13,11 +13,15 @@ from minivllm.analysis.ablation import analyse
 from minivllm.analysis.cells import gather
 from minivllm.analysis.design import Design
 from minivllm.analysis.format import cut, interval, spanned
+from minivllm.report.figures.chart import keys
 from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.render import finish
 from minivllm.report.figures.scatter import trade_off
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.page import build_report
 from minivllm.report.sections import heading, place_of
 from minivllm.report.studies import ablation
+from minivllm.report.studies.effects import markdown_text
 from minivllm.report.verdict import remarks
 from tests.experiments.synthetic import ablation_rows
 from tests.report.pagereader import Page
@@ -50,9 +54,7 @@ def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
     small = replace(found, effects=tuple(replace(e, p_holm=0.0004) for e in found.effects))
     shown = ablation.section(small, [], [], None)
     assert shown is not None and {row["p"] for row in shown["rows"][:-1]} == {"< 0.001"}
-    assert ablation.markdown(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in ablation.markdown(
-        small
-    )
+    assert markdown_text(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in markdown_text(small)
 
 
 def test_too_few_blocks_have_no_verdict() -> None:
@@ -98,7 +100,8 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
     found = analyse(rows_of("factorial"))
     assert found is not None and found.attribution is not None
     assert math.prod(f.ratio for f in found.attribution.factors) == pytest.approx(found.attribution.total)
-    plots = {plot.name: plot for plot in ablation.figures(found)}
+    figures = ablation.AblationStudy().figures(found, ReportInputs([]))
+    plots = {one.name: finish(one) for one in figures if one is not None}
     assert set(plots) == {"forest", "waterfall"}
     assert (
         spanned(found.attribution.total, found.attribution.low, found.attribution.high)
@@ -111,8 +114,8 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
 
 def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of("pairs")
-    monkeypatch.setattr("minivllm.report.material.read_rows", lambda source: (rows, []))
-    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    monkeypatch.setattr("minivllm.report.inputs.read_rows", lambda source: (rows, []))
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.index("What each optimisation is worth in") < page.text.index("What was measured?")
     assert "prefix caching with nf4" in page.text and "no effect found" not in page.text
@@ -150,8 +153,8 @@ def test_each_arm_has_a_key_of_its_own() -> None:
     cells = gather(rows_of("pairs"))
     plot = trade_off(cells, Looks(cells))
     assert plot is not None
-    assert [item["label"] for item in plot.legend] == [cell.label for cell in cells]
-    assert len({(item["colour"], item["glyph"]) for item in plot.legend}) == len(cells) == 8
+    assert [item["label"] for item in keys(plot)] == [cell.label for cell in cells]
+    assert len({(item["colour"], item["glyph"]) for item in keys(plot)}) == len(cells) == 8
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_ends_that_say_nothing_are_cut() -> None:
 
 
 def test_other_reports_do_not_pay_for_the_analysis() -> None:
-    assert ablation.find([{"config.quant": "nf4"}]) is None
+    assert ablation.AblationStudy().find(ReportInputs([{"config.quant": "nf4"}])) is None
 
 
 def test_a_worse_latency_is_coloured_like_a_worse_throughput() -> None:

@@ -14,6 +14,8 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Record
 from minivllm.bench.records.storage import write_record
+from minivllm.report.figures.render import finish
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.page import build_report
 from minivllm.report.studies import capacity
 from tests.report.pagereader import Page
@@ -52,9 +54,7 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
         measured(tmp_path, rate, slow)
     rows, _ = read_rows(tmp_path)
     found = capacity.find(rows)
-    plot = capacity.figure(found)
-    shown = capacity.section(found, [])
-    assert plot is not None and shown is not None
+    plot, shown = finish(capacity.figure(found)), capacity.section(found, [])
     (search,) = shown["searches"]
     assert [(row["rate"], row["share"], row["verdict"]) for row in search["rows"]] == [
         ("1", "100", "holds"),
@@ -83,7 +83,7 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fastest rate is no result: it may have failed."""
-    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     for position, (rate, slow) in enumerate(((1.0, 0), (4.0, 50), (2.0, 0))):
         record = measured(tmp_path, rate, slow)
         record.position = position
@@ -98,7 +98,7 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
 def test_a_search_in_which_nothing_failed_is_a_lower_bound_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.page.figures", lambda cells: [])
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     for rate in (1.0, 2.0):
         measured(tmp_path, rate, 0)
     page = Page(build_report(tmp_path, tmp_path / "out"))
@@ -162,4 +162,4 @@ def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
 def test_records_of_other_tasks_are_no_search(tmp_path: Path) -> None:
     write_record(tmp_path / "s" / "r", make_record())
     rows, _ = read_rows(tmp_path)
-    assert capacity.find(rows) == [] and capacity.figure([]) is None and capacity.section([], []) is None
+    assert capacity.CapacityStudy().finding(ReportInputs(rows)) is None

@@ -10,8 +10,9 @@ import pytest
 
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.bench.records.record import Metrics, Quality, Record, Validity
-from minivllm.report import read, summary_tables
 from minivllm.report.figures.scatter import frontier
+from minivllm.report.inputs import read
+from minivllm.report.studies.listed import findings, terminal_tables
 from minivllm.report.studies.precision import headline
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
@@ -52,7 +53,8 @@ def rendered(folder: Path, width: int = 120) -> str:
     from rich.console import Console
 
     console = Console(file=StringIO(), width=width)
-    for one in summary_tables(read(folder).cells):
+    inputs = read(folder)
+    for one in terminal_tables(inputs, findings(inputs)):
         console.print(one)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -71,7 +73,8 @@ def test_nothing_of_it_without_quality(tmp_path: Path) -> None:
     page, out = build(tmp_path, make_sweep(1))
     assert 'id="precision"' not in page.source and "KL" not in page.text
     assert not (out / "precision.md").exists() and not (out / "precision.png").exists()
-    assert len(summary_tables(read(tmp_path / "runs").cells)) == 1
+    inputs = read(tmp_path / "runs")
+    assert len([*terminal_tables(inputs, findings(inputs))]) == 1
 
 
 def test_names_with_brackets_are_shown_whole(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.records.storage import write_record
 from minivllm.config.compose import compose
-from minivllm.report import build_report
+from minivllm.report.inputs import read
+from minivllm.report.page import build_report
 from minivllm.report.studies import scaling
 from tests.report.synthetic import make_record
 
@@ -152,7 +153,7 @@ def test_what_else_varies_makes_ladders_of_its_own(tmp_path: Path) -> None:
 def test_records_of_other_presets_have_none(tmp_path: Path) -> None:
     for batch in (1, 8):
         rung(tmp_path, batch, 128, 100.0, preset="none")
-    assert found(tmp_path) == [] and scaling.section([], []) is None and scaling.figure([]) is None
+    assert scaling.ScalingStudy().finding(read(tmp_path)) is None
     build_report(tmp_path, tmp_path / "report")
     assert not (tmp_path / "report" / "scaling.md").exists()
 

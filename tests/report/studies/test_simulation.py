@@ -10,7 +10,7 @@ import pytest
 from minivllm.analysis.cells import gather, like_for_like
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
-from minivllm.report import build_report
+from minivllm.report.page import build_report
 from minivllm.report.studies.simulation import simulation_check
 from tests.report.synthetic import make_record, write
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from minivllm.analysis.findings import Goal
 from minivllm.bench.records.record import Record, Validity
-from minivllm.report.material import Material, read
+from minivllm.report.figures.render import Described, Plot, finish
+from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.studies import tuning
+from minivllm.report.studies.trials import Tuning, heading
 from tests.report.pagereader import Page, build, table
 from tests.report.studies.test_precision import sweep_with_quality
 from tests.report.synthetic import failed, make_record, write
@@ -31,12 +34,20 @@ def trial(index: int, speed: float, ttft: float = 90.0, itl: float = 10.0, **swe
     return record
 
 
-def material(tmp_path: Path, *records: Record, goal: Goal | None = None) -> Material:
+def material(tmp_path: Path, *records: Record, goal: Goal | None = None) -> ReportInputs:
     return read(write(tmp_path / "runs", list(records), parquet=False), goal=goal)
 
 
+def tuning_of(inputs: ReportInputs) -> Tuning | None:
+    return tuning.TuningStudy().finding(inputs)
+
+
+def finished(figures: Iterable[Described | None]) -> dict[str, Plot]:
+    return {one.name: finish(one) for one in figures if one is not None}
+
+
 def said(tmp_path: Path, *records: Record, goal: Goal | None = None) -> list[str]:
-    found = material(tmp_path, *records, goal=goal).tuning
+    found = tuning_of(material(tmp_path, *records, goal=goal))
     assert found is not None
     return tuning.sentences(found)
 
@@ -108,7 +119,7 @@ def test_a_failure_is_never_the_best_and_no_figure_is_no_zero(tmp_path: Path) ->
     unknown.metrics.ttft_ms.p90 = None  # of too few requests
     headline, *_ = said(tmp_path, lost, unknown, trial(3, 10.0))
     assert headline.endswith(": max_num_seqs=3.")
-    found = material(tmp_path, lost, unknown, trial(3, 10.0)).tuning
+    found = tuning_of(material(tmp_path, lost, unknown, trial(3, 10.0)))
     assert found is not None
     told = [(one.number, found.status(one)) for one in found.ranked]
     assert told == [(3, "within"), (2, "no figure"), (1, "oom")]
@@ -133,11 +144,11 @@ def test_what_was_just_asked_for_goes_before_what_records_were_made_for(tmp_path
 
 def test_other_records_are_of_no_search(tmp_path: Path) -> None:
     plain = [trial(*one, objective=None) for one in THREE]
-    assert material(tmp_path / "plain", *plain).tuning is None
+    assert tuning_of(material(tmp_path / "plain", *plain)) is None
     one, other = trial(1, 50.0), trial(2, 60.0)
     other.sweep = "another"
     write(tmp_path / "two", [one, other], parquet=False)
-    assert read(tmp_path / "two").tuning is None
+    assert tuning_of(read(tmp_path / "two")) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +166,7 @@ def test_other_records_are_of_no_search(tmp_path: Path) -> None:
     ],
 )
 def test_every_number_of_a_record_has_a_heading(name: str, title: str, unit: str) -> None:
-    column = tuning.heading(name)
+    column = heading(name)
     assert (column.key, column.title, column.unit) == (name, title, unit)
 
 
@@ -175,7 +186,7 @@ def test_the_page_leads_with_the_search(tmp_path: Path) -> None:
 
 
 def test_the_terminal_ranks_trials(tmp_path: Path) -> None:
-    found = material(tmp_path, *(trial(*one) for one in THREE)).tuning
+    found = tuning_of(material(tmp_path, *(trial(*one) for one in THREE)))
     assert found is not None
     shown = tuning.table(found)
     columns = [[str(cell) for cell in column.cells] for column in shown.columns]
@@ -189,7 +200,7 @@ def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Pat
     found = material(
         tmp_path, trial(1, 90.0, ttft=200.0), *(trial(i, s) for i, s in ((2, 50.0), (3, 40.0), (4, 60.0)))
     )
-    plots = {plot.name: plot for plot in tuning.figures(found.tuning)}
+    plots = finished(tuning.figures(tuning_of(found)))
     assert set(plots) == {"tuning", "tuning_values"}
     labels = [key["label"] for key in plots["tuning"].legend]
     assert labels == ["best so far", "within the limits", "outside"]
@@ -213,7 +224,7 @@ def test_trials_are_numbered_as_they_were_measured(tmp_path: Path) -> None:
     """A search that is gone on with counts its positions anew."""
     first, later = trial(2, 50.0), trial(1, 60.0)
     later.provenance["started_at"] = "2026-03-04T10:00:00+0000"
-    found = material(tmp_path, first, later).tuning
+    found = tuning_of(material(tmp_path, first, later))
     assert found is not None
     assert [(one.cell.arm, one.number, one.index) for one in found.trials] == [
         ("seqs=2", 1, 1),
@@ -225,7 +236,7 @@ def test_records_that_do_not_say_which_way_is_better_are_of_no_search(tmp_path: 
     records = [trial(*one) for one in THREE]
     for record in records:
         del record.config["sweep"]["direction"]
-    assert material(tmp_path, *records).tuning is None
+    assert tuning_of(material(tmp_path, *records)) is None
 
 
 def test_a_trial_of_which_a_block_failed_is_not_the_best(tmp_path: Path) -> None:
@@ -244,7 +255,7 @@ def test_quality_has_no_noise_to_be_warned_of(tmp_path: Path) -> None:
         record.position = position
         goal = {"objective": "quality.kl_mean", "direction": "minimize", "limits": {}}
         record.config["sweep"] = {"name": "s", **goal}
-    found = material(tmp_path, *records).tuning
+    found = tuning_of(material(tmp_path, *records))
     assert found is not None
     values = [one.objective for one in found.ranked if one.objective is not None]
     assert values == sorted(values) and len(values) > 1
@@ -257,6 +268,6 @@ def test_what_the_figures_leave_out_is_said(tmp_path: Path) -> None:
         record.config["cache"]["block_size"] = 8 * (1 + record.position % 2)
     lost = failed(trial(20, 1.0), "oom", "MemoryError", "no room")
     lost.config["cache"]["block_size"] = 8
-    plots = {plot.name: plot for plot in tuning.figures(material(tmp_path, *records, lost).tuning)}
+    plots = finished(tuning.figures(tuning_of(material(tmp_path, *records, lost))))
     assert "Not drawn: batching.max_num_seqs" in plots["tuning_values"].caption
     assert all(plot.caption.endswith("1 trial failed or has no figure.") for plot in plots.values())

@@ -12,7 +12,7 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.record import Record, Validity
 from minivllm.experiments.ending import conclude
-from minivllm.report import banner
+from minivllm.report import notices
 from tests.report.pagereader import build
 from tests.report.synthetic import make_record, write
 
@@ -60,7 +60,7 @@ def test_a_page_of_both_says_which_is_which(tmp_path: Path) -> None:
 def test_simulated_cells_are_named_where_their_engine_does_not_tell_them(tmp_path: Path) -> None:
     records = [make_record(), predicted("int8", 1)]
     records[1].config["choices"]["engine"] = "minivllm"
-    found = banner.simulated(gather(read_rows(write(tmp_path, records))[0]))
+    found = notices.simulated(gather(read_rows(write(tmp_path, records))[0]))
     assert found is not None and found.text.startswith("in int8 · bandwidth_gb_s=3350 ·")
 
 

@@ -10,19 +10,19 @@ from minivllm.analysis.rows import Row, distinct, number
 
 
 @dataclass(frozen=True)
-class Banner:
+class Notice:
     """One line above the verdict."""
 
     title: str
     text: str
 
 
-def banners(cells: list[Cell]) -> list[Banner]:
+def notices(cells: list[Cell]) -> list[Notice]:
     """Those that the records ask for."""
     return [one for one in (simulated(cells), _random(cells)) if one is not None]
 
 
-def simulated(cells: list[Cell]) -> Banner | None:
+def simulated(cells: list[Cell]) -> Notice | None:
     """What the times are those of, and of which cells; None where all were measured."""
     predicted = [cell for cell in cells if cell.simulated]
     if not predicted:
@@ -30,8 +30,8 @@ def simulated(cells: list[Cell]) -> Banner | None:
     models = list(dict.fromkeys(text for cell in predicted for row in cell.rows if (text := _model(row))))
     times = f"nothing was computed; times are those of a model {listing(models) or 'of a step'}"
     if len(predicted) == len(cells):
-        return Banner("Simulated:", f"{times}.")
-    return Banner(
+        return Notice("Simulated:", f"{times}.")
+    return Notice(
         "Partly simulated:", f"in {_which(predicted, cells)} {times}. The other cells were measured."
     )
 
@@ -56,13 +56,13 @@ def _model(row: Row) -> str:
     return f"of {bandwidth:,g} GB/s and {tflops:,g} TFLOP/s{besides}"
 
 
-def _random(cells: list[Cell]) -> Banner | None:
+def _random(cells: list[Cell]) -> Notice | None:
     """Of measured cells alone: a simulation has no weights."""
     kinds = distinct((row for cell in cells if not cell.simulated for row in cell.rows), "weights")
     if "random" not in kinds:
         return None
     some = " in some cells" if len(kinds) > 1 or any(cell.simulated for cell in cells) else ""
-    return Banner(
+    return Notice(
         f"Random weights{some}.",
         "Speed and memory are those of the real architecture; the text it writes is noise, so nothing here says anything "
         "about quality.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minivllm.analysis.cells import DEVICE, Cell, Stat, like_for_like, set_load, show
+from minivllm.analysis.cells import DEVICE, Cell, Summary, like_for_like, set_load, show
 from minivllm.analysis.format import ratio, sig
 from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.ranking import LATENCIES, NAMES, rank
@@ -47,7 +47,7 @@ def not_separated(cells: list[Cell]) -> list[str]:
     return _tie(sorted(known, key=lambda item: -item[1].mean), "fastest")
 
 
-def _tied(ranked: list[tuple[Cell, Stat]]) -> Cell | None:
+def _tied(ranked: list[tuple[Cell, Summary]]) -> Cell | None:
     """The second of a ranking, if it did the same work as the first and the two cannot be told apart."""
     if len(ranked) < 2:
         return None
@@ -55,7 +55,7 @@ def _tied(ranked: list[tuple[Cell, Stat]]) -> Cell | None:
     return second if like_for_like(first, second) and _overlap(mine, theirs) else None
 
 
-def _tie(ranked: list[tuple[Cell, Stat]], called: str) -> list[str]:
+def _tie(ranked: list[tuple[Cell, Summary]], called: str) -> list[str]:
     """That the first two of a ranking cannot be told apart, if so."""
     second = _tied(ranked)
     if second is None:
@@ -75,7 +75,7 @@ def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
     return None if found is None else _lowest(*found, base, _not_like_for_like(done))
 
 
-def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Stat]]] | None:
+def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | None:
     """The latency that ranks the cells, and the cells, the lowest first; None where throughput does."""
     if rank(done).metrics != LATENCIES:
         return None
@@ -87,7 +87,7 @@ def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Stat]]] | None:
 
 
 def _lowest(
-    name: str, ranked: list[tuple[Cell, Stat]], base: Cell, apart: list[str]
+    name: str, ranked: list[tuple[Cell, Summary]], base: Cell, apart: list[str]
 ) -> tuple[str, list[str]]:
     """Of a latency, the least first; `apart` is why the cells must not be held against each other."""
     (best, least), (worst, most) = ranked[0], ranked[-1]
@@ -118,12 +118,12 @@ def _no_baseline(base: Cell, figure: str) -> str:
     return f"The first cell ({base.label}) {what}, so there is no baseline to compare with."
 
 
-def _overlap(first: Stat, second: Stat) -> bool:
+def _overlap(first: Summary, second: Summary) -> bool:
     """Whether both have ranges, and those meet."""
     return bool(first.spread and second.spread and first.low <= second.high and second.low <= first.high)
 
 
-def range_text(stat: Stat) -> str:
+def range_text(stat: Summary) -> str:
     """Least and greatest block, once where they read the same."""
     low, high = sig(stat.low), sig(stat.high)
     return low if low == high else f"{low} to {high}"

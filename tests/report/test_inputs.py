@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minivllm.report.material import read
+from minivllm.report.inputs import read
 from minivllm.report.page import write_report
+from minivllm.report.studies.listed import findings
 from tests.damage import damaged
 from tests.report.synthetic import make_record, make_sweep, write
 
@@ -100,7 +101,7 @@ def test_a_damaged_record_is_one_of_many(tmp_path: Path, study: str, data: st.Da
     assert sum(len(cell.rows) for cell in material.cells) == len(material.rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _ = (material.analysis, material.searches, material.tuning)
+        findings(material)
 
 
 @pytest.mark.fuzz("records")

@@ -1,28 +1,28 @@
-"""What a report is made of: records, and what they say, worked out once for the page and the terminal."""
+"""What a report is made from: records, and what they say, worked out once for the page and the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from minivllm.analysis.capacity import Search
 from minivllm.analysis.cells import Cell, gather
-from minivllm.analysis.findings import Analysis, Goal, Planned
+from minivllm.analysis.findings import Goal, Planned
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.rows import Row, read_rows, record_folder
 from minivllm.bench.records.schema import Damaged
 from minivllm.bench.records.tables import damaged_tables
 from minivllm.report import percentiles
-from minivllm.report.studies import ablation, capacity, tuning
+from minivllm.report.figures.looks import Looks
 from minivllm.report.tables import COLUMNS, Column
 
 
 @dataclass(frozen=True)
-class Material:
-    """Records as rows, and what is found in them.
+class ReportInputs:
+    """Records as rows, and what is derived from them.
 
     Args:
         rows: at least one.
@@ -33,10 +33,12 @@ class Material:
     """
 
     rows: list[Row]
-    unreadable: list[Damaged]
+    unreadable: list[Damaged] = field(default_factory=list)
     planned: Planned | None = None
     goal: Goal | None = None
     columns: Sequence[Column] = COLUMNS
+    # What studies found, by their names, see `Study.finding`.
+    findings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -53,30 +55,20 @@ class Material:
         """Tables beside the records that are missing, torn, or not those that were recorded."""
         return [table for row in self.rows if record_folder(row) for table in damaged_tables(row)]
 
+    @cached_property
+    def looks(self) -> Looks:
+        """How each cell is drawn in every figure."""
+        return Looks(self.cells)
+
     @property
     def warning(self) -> str | None:
-        """How much of what should be there is not; the page has the files."""
+        """How many records and tables could not be read; the page names the files."""
         found = (
             (self.unreadable, "unreadable record left out", "unreadable records left out"),
             (self.damaged, "table missing or torn", "tables missing or torn"),
         )
-        told = [count(len(paths), one, several) for paths, one, several in found if paths]
-        return f"{', '.join(told)}: the report names them under Validity" if told else None
-
-    @cached_property
-    def analysis(self) -> Analysis | None:
-        """Of the ablation; None where there is none."""
-        return ablation.find(self.rows, self.planned)
-
-    @cached_property
-    def searches(self) -> list[Search]:
-        """For capacity."""
-        return capacity.find(self.rows)
-
-    @cached_property
-    def tuning(self) -> tuning.Tuning | None:
-        """Of preset=tune; None where the records are of no search."""
-        return tuning.find(self.rows, self.cells, self.goal)
+        counts = [count(len(paths), one, several) for paths, one, several in found if paths]
+        return f"{', '.join(counts)}: the report names them under Validity" if counts else None
 
 
 def read(
@@ -84,12 +76,12 @@ def read(
     planned: Planned | None = None,
     goal: Goal | None = None,
     asked: Sequence[float] = (),
-) -> Material:
+) -> ReportInputs:
     """Everything at or below a record folder, a sweep's folder, or several of them.
 
     Args:
         source: what to read.
-        planned, goal: see `Material`.
+        planned, goal: see `ReportInputs`.
         asked: percentiles of latencies for the tables; none: the usual.
 
     Raises:
@@ -98,4 +90,4 @@ def read(
     rows, unreadable = read_rows(source)
     if asked:
         percentiles.complete(rows, asked)
-    return Material(rows, unreadable, planned, goal, percentiles.columns(asked))
+    return ReportInputs(rows, unreadable, planned, goal, percentiles.columns(asked))

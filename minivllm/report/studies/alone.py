@@ -1,0 +1,63 @@
+"""A page of one study by itself: of a record of its own kind, or of two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minivllm.report.figures.render import finish
+from minivllm.report.html import Front, Section, page
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.sections import commands, newest
+from minivllm.report.studies.base import Found, Study
+from minivllm.report.writing import make_folder, write_bytes, write_or_remove
+
+
+def write_alone(
+    study: Study[Found],
+    found: Found,
+    inputs: ReportInputs,
+    out_dir: Path,
+    *,
+    names: str,
+    asked: tuple[str, list[tuple[str, Any]]],
+    command: str = Front.command,
+) -> Path:
+    """Write index.html, a PNG a figure, and the study's files.
+
+    Args:
+        study, found, inputs: what the page is of.
+        out_dir: where to write.
+        names: of the runs.
+        asked: heading of the section that says what was measured, and its facts.
+        command: what writes the page again.
+
+    Returns:
+        The path of index.html.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    make_folder(out_dir)
+    plots = {one.name: finish(one) for one in study.figures(found, inputs) if one is not None}
+    for name in study.figure_names:
+        write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
+    for name, text in study.files(found, inputs).items():
+        write_bytes(out_dir / name, text.encode())
+    title, facts = asked
+    parts = [
+        Section(
+            study.name, study.title, study.section(found, inputs, [*plots.values()], out_dir), study.template
+        ),
+        Section("asked", title, {"facts": facts, "commands": commands(inputs.rows)}),
+    ]
+    front = Front(
+        study.question(found, inputs),
+        names,
+        study.conclusion(found, inputs),
+        newest(inputs.rows),
+        command=command,
+    )
+    index = out_dir / "index.html"
+    write_bytes(index, page(front, parts, plots).encode())
+    return index
