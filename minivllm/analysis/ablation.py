@@ -11,23 +11,23 @@ from typing import Any, Literal
 import numpy as np
 
 from minivllm.analysis import statistics
-from minivllm.analysis.cells import Cell, foundations, gather, started
+from minivllm.analysis.cells import Cell, foundations, gather
 from minivllm.analysis.design import AGAIN, BASELINE, Chosen, Contrast, Design
 from minivllm.analysis.findings import (
     Analysis,
     Attribution,
     Effect,
+    EffectVerdict,
     Factor,
     Interaction,
     Planned,
     Togetherness,
-    Verdict,
 )
 from minivllm.analysis.liveness import liveness
-from minivllm.analysis.metric import OTHERS, USUAL, Block, Metric, find_metric, gaps, logarithms
+from minivllm.analysis.metric import OTHERS, USUAL, Block, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.remarks import Told, remarks, why_none
-from minivllm.analysis.rows import Row, below
+from minivllm.analysis.rows import Row, below, started
 from minivllm.analysis.token_agreement import Sameness
 from minivllm.bench.records.reading import flatten
 
@@ -64,7 +64,7 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
     return _Reading(Told(cells, metric, ranking, left_out, lossless), design).analysis()
 
 
-def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> Metric:
+def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> MetricRef:
     """What the verdicts are about: what the command named, else what ranks the arms, as far as it was recorded."""
     asked = find_metric(str(newest["ablation.metric"]))
     if (
@@ -116,7 +116,7 @@ class _Reading:
         return self.told.cells
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> MetricRef:
         """What the verdicts are about."""
         return self.told.metric
 
@@ -154,17 +154,17 @@ class _Reading:
             gaps=tuple(one for cell in self.cells if (one := gaps(cell, metric)).missing),
         )
 
-    def _further(self, metric: Metric) -> list[Effect]:
+    def _further(self, metric: MetricRef) -> list[Effect]:
         """The effects on another metric, and what the A/A arm has of it."""
         noise = self._noise(metric)
         return [*self._effects(metric, noise), *([noise] if noise else [])]
 
-    def _recorded(self, metric: Metric) -> bool:
+    def _recorded(self, metric: MetricRef) -> bool:
         return any(logarithms(cell, metric) for cell in self.arms.values())
 
     # ---- effects
 
-    def _effects(self, metric: Metric, noise: Effect | None) -> tuple[Effect, ...]:
+    def _effects(self, metric: MetricRef, noise: Effect | None) -> tuple[Effect, ...]:
         read = [self._measured(contrast, metric) for contrast in self.design.contrasts]
         estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
@@ -173,7 +173,7 @@ class _Reading:
         for contrast, (pairs, logs), estimate, p_holm in zip(
             self.design.contrasts, read, estimates, corrected, strict=True
         ):
-            verdict: Verdict
+            verdict: EffectVerdict
             reason = ""
             if estimate is None:
                 verdict = self._lacking({arm for pair in contrast.pairs for arm in pair}, metric)
@@ -192,14 +192,14 @@ class _Reading:
             found.append(effect)
         return tuple(found)
 
-    def _lacking(self, arms: Collection[Chosen], metric: Metric) -> Literal["failed", "not measured"]:
+    def _lacking(self, arms: Collection[Chosen], metric: MetricRef) -> Literal["failed", "not measured"]:
         """Whether some arm failed, or all that lacks is still to be measured."""
         there = [cell for chosen in arms if (cell := self.arms.get(chosen)) is not None]
         return "failed" if any(not logarithms(cell, metric) for cell in there) else "not measured"
 
     def _verdict(
-        self, estimate: statistics.Estimate, p_holm: float | None, metric: Metric, band: float
-    ) -> Verdict:
+        self, estimate: statistics.Estimate, p_holm: float | None, metric: MetricRef, band: float
+    ) -> EffectVerdict:
         if p_holm is None or p_holm > statistics.ALPHA:
             enough = estimate.n >= statistics.blocks_needed(self.tests)
             return "none" if enough else "too few blocks"
@@ -211,12 +211,12 @@ class _Reading:
     def _effect(
         self,
         contrast: Contrast,
-        metric: Metric,
+        metric: MetricRef,
         pairs: int,
         logs: np.ndarray[Any, Any],
         estimate: statistics.Estimate | None,
         p_holm: float | None,
-        verdict: Verdict,
+        verdict: EffectVerdict,
         band: float,
     ) -> Effect:
         with_, without = contrast.pairs[0]
@@ -240,7 +240,7 @@ class _Reading:
         )
 
     def _measured(
-        self, contrast: Contrast, metric: Metric
+        self, contrast: Contrast, metric: MetricRef
     ) -> tuple[list[tuple[Chosen, Chosen]], np.ndarray[Any, Any]]:
         """The pairs of which both arms have figures, and a mean log-ratio for each block that has them all."""
         pairs = [pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)]
@@ -251,7 +251,7 @@ class _Reading:
         )
 
     def _by_block(
-        self, arms: Sequence[Chosen], metric: Metric, value: Callable[[dict[Chosen, float]], float]
+        self, arms: Sequence[Chosen], metric: MetricRef, value: Callable[[dict[Chosen, float]], float]
     ) -> np.ndarray[Any, Any]:
         """`value` of the logarithms of the arms' figures, for each block in which all of them have one."""
         logs = {chosen: self._logs(chosen, metric) for chosen in arms}
@@ -260,7 +260,7 @@ class _Reading:
             [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)], float
         )
 
-    def _logs(self, chosen: Chosen, metric: Metric) -> dict[Block, float]:
+    def _logs(self, chosen: Chosen, metric: MetricRef) -> dict[Block, float]:
         cell = self.arms.get(chosen)
         return {} if cell is None else logarithms(cell, metric)
 
@@ -283,7 +283,7 @@ class _Reading:
                 return True
         return False
 
-    def _noise(self, metric: Metric) -> Effect | None:
+    def _noise(self, metric: MetricRef) -> Effect | None:
         again = next((cell for cell in self.cells if cell.arm == AGAIN), None)
         base = self._logs(self.design.baseline, metric)
         if again is None or not base:
@@ -294,7 +294,7 @@ class _Reading:
             return None
         estimate = statistics.paired(logs)
         enough = len(logs) >= statistics.blocks_needed(1)
-        verdict: Verdict = "none" if enough else "too few blocks"
+        verdict: EffectVerdict = "none" if enough else "too few blocks"
         found = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
         if found and abs(estimate.ratio - 1) >= statistics.SMALLEST:
             verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
@@ -320,7 +320,7 @@ class _Reading:
 
     # ---- more than one at a time
 
-    def _interactions(self, metric: Metric) -> tuple[Interaction, ...]:
+    def _interactions(self, metric: MetricRef) -> tuple[Interaction, ...]:
         contrasts = self.design.interactions
         read = []
         for contrast in contrasts:
@@ -369,7 +369,7 @@ class _Reading:
             )
         return tuple(found)
 
-    def _attribution(self, metric: Metric) -> Attribution | None:
+    def _attribution(self, metric: MetricRef) -> Attribution | None:
         if self.design.kind != "factorial":
             return None
         arms = self.design.arms

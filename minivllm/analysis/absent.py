@@ -10,11 +10,10 @@ from typing import Any
 from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.platform.options import default_of
 
-Row = dict[str, Any]
 OFF = ("none", "off")
 
 
-def fill(rows: Sequence[Row]) -> None:
+def fill(rows: Sequence[dict[str, Any]]) -> None:
     """Give rows the knobs that others have and they lack, where a knob's default asks for nothing.
 
     So a record and one of a later version, which has more knobs and leaves them at their defaults, differ in nothing. A

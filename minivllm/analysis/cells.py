@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 
 from minivllm.analysis.capacity import TASK as CAPACITY
 from minivllm.analysis.capacity import UNITS as RATES
-from minivllm.analysis.format import MISSING
-from minivllm.analysis.rows import Row, below, differing, fields, number, open_loop, status_of, strings
-from minivllm.bench.metrics.validity import shared
+from minivllm.analysis.format import MISSING, show
+from minivllm.analysis.rows import (
+    Row,
+    below,
+    differing,
+    fields,
+    is_simulated,
+    met_others,
+    number,
+    open_loop,
+    started,
+    status_of,
+)
 from minivllm.bench.records.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME, QUALITY_TASK
-from minivllm.bench.records.measurement import SIMULATED
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
@@ -246,21 +255,6 @@ def like_for_like(first: Cell, second: Cell) -> bool:
     )
 
 
-def started(row: Row) -> str:
-    """When a record was begun, as text that sorts; "" where it does not say."""
-    return str(row.get("provenance.started_at") or "")
-
-
-def is_simulated(row: Row) -> bool:
-    """Whether the record's figures are predictions (engine=simulated)."""
-    return bool(row.get("config.engine._target_") == SIMULATED)
-
-
-def met_others(row: Row) -> bool:
-    """Whether a record says that other processes used the machine meanwhile."""
-    return shared(strings(row.get("validity.notes")))
-
-
 def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
     """See `open_loop`, of a cell."""
     return open_loop((cell.ok or cell.rows)[0])
@@ -398,16 +392,3 @@ def _differs(cells: list[Cell], key: str) -> bool:
     shown = (show(cell.first(key)) for cell in cells if cell.configured)
     one = next(shown, None)
     return any(other != one for other in shown)
-
-
-def show(value: Any) -> str:
-    """A configuration value as one writes it on the command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(show(v) for v in value) + "]"
-    return str(value)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minivllm.analysis import statistics
-from minivllm.analysis.cells import DEVICE, Cell, gather, like_for_like, show, varying_columns
-from minivllm.analysis.format import count, listing, p_value
+from minivllm.analysis.cells import DEVICE, Cell, gather, like_for_like, varying_columns
+from minivllm.analysis.format import count, listing, p_value, show
 from minivllm.analysis.interleaving import took_turns
-from minivllm.analysis.metric import USUAL, Metric, find_metric, gaps, logarithms
+from minivllm.analysis.metric import USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import LATENCIES, keeps_up, rank
 from minivllm.analysis.rows import Row
 
@@ -185,7 +185,7 @@ def compare(
     )
 
 
-def _figures(first: Cell, second: Cell, metric: str | None) -> list[Metric]:
+def _figures(first: Cell, second: Cell, metric: str | None) -> list[MetricRef]:
     """What of a cell is compared: what was asked for, or what ranks the two, as far as the first run has it."""
     if metric is not None:
         return [find_metric(metric)]
@@ -253,7 +253,7 @@ class _Draft:
 
     first: Cell
     second: Cell
-    metric: Metric
+    metric: MetricRef
 
     def __post_init__(self) -> None:
         self.before, self.after = (logarithms(cell, self.metric) for cell in (self.first, self.second))
@@ -374,7 +374,7 @@ class _Draft:
         )
 
 
-def _why(cell: Cell, metric: Metric) -> str:
+def _why(cell: Cell, metric: MetricRef) -> str:
     """Why a cell has no figure."""
     why = gaps(cell, metric).why
     zeros = why.get("zero", 0)

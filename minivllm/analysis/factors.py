@@ -9,7 +9,7 @@ from minivllm.analysis import statistics
 from minivllm.analysis.cells import Cell, like_for_like, spoken, varying_columns
 from minivllm.analysis.format import count, ratio, spanned
 from minivllm.analysis.interleaving import took_turns
-from minivllm.analysis.metric import Metric, find_metric, logarithms
+from minivllm.analysis.metric import MetricRef, find_metric, logarithms
 from minivllm.analysis.ranking import NAMES, rank
 
 Place = tuple[str, str]  # of a cell: its value of either knob
@@ -86,7 +86,7 @@ def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
     return len(set(zip(values, others, strict=True))) == len(set(others))
 
 
-def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: Metric) -> list[Pair]:
+def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: MetricRef) -> list[Pair]:
     """Every value of either knob that the first cell does not have, where all four cells are there."""
     if not grid:
         return []
@@ -110,7 +110,7 @@ def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: Metric) -> 
     return found
 
 
-def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: Metric) -> str:
+def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> str:
     order = (False, None, True)  # the strongest finding first, and of these the farthest from the product
     pairs = sorted(
         pairs,
@@ -144,5 +144,5 @@ def _otherwise(pair: Pair) -> str:
     return " (multiply)" if pair.multiply else " (not told apart)"
 
 
-def _noun(metric: Metric) -> str:
+def _noun(metric: MetricRef) -> str:
     return NAMES.get(metric.name, "output tokens/s")

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["faster", "slower", "none", "not live", "apart", "failed", "not measured", "too few blocks"]
+EffectVerdict = Literal[
+    "faster", "slower", "none", "not live", "apart", "failed", "not measured", "too few blocks"
+]
 Togetherness = Literal["more together", "less together", "none", "failed", "not measured", "too few blocks"]
 
 # What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has them now. A record
@@ -33,7 +35,7 @@ class Effect:
     p_holm: float | None  # corrected for the number of optimisations
     blocks: int  # with figures of all arms
     minimum_detectable: float | None  # fraction that would be found with power 0.8; never below the A/A arm's
-    verdict: Verdict  # "faster" is better: less time, more tokens, fewer joules
+    verdict: EffectVerdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
     same_tokens: float | None = None  # share of the requests whose output is the same with it and without it
     reason: str = ""  # why `none`, where p-value or interval seem to say otherwise

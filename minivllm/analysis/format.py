@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 MISSING = "–"
 LEAST, MOST = (
@@ -68,3 +69,16 @@ def listing(items: list[str], limit: int = 5) -> str:
     if len(items) > limit:
         return ", ".join(items[:limit]) + f" and {len(items) - limit} more"
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def show(value: Any) -> str:
+    """A configuration value as one writes it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(v) for v in value) + "]"
+    return str(value)

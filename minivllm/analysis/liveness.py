@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.analysis.cells import Cell, show
-from minivllm.analysis.format import sig
+from minivllm.analysis.cells import Cell
+from minivllm.analysis.format import show, sig
 from minivllm.analysis.rows import below, differing
 
 # Groups whose options are optimisations of the engine and count their own work.

@@ -22,7 +22,7 @@ OTHERS = (USUAL, "ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricRef:
     """One figure of a record.
 
     Args:
@@ -41,7 +41,7 @@ class Metric:
         return 1 if self.direction == "higher" else -1
 
 
-def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
+def figures(cell: Cell, metric: MetricRef) -> list[tuple[Row, float]]:
     """The figure of each block that has one; none of any where one is zero or negative.
 
     Ratios are compared, and what is divided by zero has none: to leave such a block out would flatter the others. Blocks
@@ -51,7 +51,7 @@ def figures(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
     return [] if any(value <= 0 for _, value in found) else found
 
 
-def logarithms(cell: Cell, metric: Metric) -> dict[Block, float]:
+def logarithms(cell: Cell, metric: MetricRef) -> dict[Block, float]:
     """Those of the `figures`, by host and block."""
     return {block_of(row): math.log(value) for row, value in figures(cell, metric)}
 
@@ -61,7 +61,7 @@ def block_of(row: Row) -> Block:
     return str(row.get("provenance.host") or ""), int(row.get("block") or 0)
 
 
-def gaps(cell: Cell, metric: Metric) -> Gaps:
+def gaps(cell: Cell, metric: MetricRef) -> Gaps:
     """The blocks of a cell that have no figure to compare."""
     why = Counter(status_of(row) for row in cell.failed)
     for row in cell.timed:
@@ -73,19 +73,19 @@ def gaps(cell: Cell, metric: Metric) -> Gaps:
     return Gaps(cell.label, cell.tried, dict(why))
 
 
-def _recorded(cell: Cell, metric: Metric) -> list[tuple[Row, float]]:
+def _recorded(cell: Cell, metric: MetricRef) -> list[tuple[Row, float]]:
     values = ((row, number(row.get(metric.column))) for row in cell.timed)
     return [(row, value) for row, value in values if value is not None]
 
 
-def find_metric(name: str, knob: str = "metric") -> Metric:
+def find_metric(name: str, knob: str = "metric") -> MetricRef:
     """The metric of this name, which `knob` asks for.
 
     Raises:
         BadInput: no record has such a figure, or neither way is better.
     """
     if name == ENERGY:
-        return Metric(name, name, "lower")
+        return MetricRef(name, name, "lower")
     group, _, part = name.partition(".")
     known = {metric.name: metric for metric in metrics.METRICS}
     parts = _parts(getattr(record.Metrics(), group, None))
@@ -101,7 +101,7 @@ def find_metric(name: str, knob: str = "metric") -> Metric:
     direction = known[group].direction
     if direction is None:
         raise BadInput(f"{knob}={name}: neither more nor less of it is better, so there is nothing to find")
-    return Metric(name, f"metrics.{name}", direction)
+    return MetricRef(name, f"metrics.{name}", direction)
 
 
 def _parts(value: Any) -> list[str]:

@@ -10,7 +10,7 @@ from minivllm.analysis import statistics
 from minivllm.analysis.cells import Cell
 from minivllm.analysis.findings import Effect, Interaction
 from minivllm.analysis.format import count, p_value, ratio, sig, whole_percent
-from minivllm.analysis.metric import Metric, gaps
+from minivllm.analysis.metric import MetricRef, gaps
 from minivllm.analysis.ranking import Ranking
 
 
@@ -19,7 +19,7 @@ class Told:
     """What the records of an ablation are, and what they are read for."""
 
     cells: list[Cell]  # an arm each
-    metric: Metric
+    metric: MetricRef
     ranking: Ranking
     left_out: int  # records of other ablations, code or devices, and those that newer ones replace
     lossless: frozenset[str]  # optimisations that are declared so

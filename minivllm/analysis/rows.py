@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.absent import fill
+from minivllm.bench.metrics.validity import shared
+from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.reading import flat_rows
 from minivllm.bench.records.schema import Damaged
 from minivllm.errors import BadInput
@@ -165,3 +167,18 @@ def open_loop(row: Row) -> tuple[tuple[str, Any], ...] | None:
     if not name or name in CLOSED or row.get("config.arrival.concurrency") is not None:
         return None
     return tuple(sorted(below(row, "config.arrival").items()))
+
+
+def started(row: Row) -> str:
+    """When a record was begun, as text that sorts; "" where it does not say."""
+    return str(row.get("provenance.started_at") or "")
+
+
+def is_simulated(row: Row) -> bool:
+    """Whether the record's figures are predictions (engine=simulated)."""
+    return bool(row.get("config.engine._target_") == SIMULATED)
+
+
+def met_others(row: Row) -> bool:
+    """Whether a record says that other processes used the machine meanwhile."""
+    return shared(strings(row.get("validity.notes")))

@@ -15,7 +15,7 @@ from minivllm.config.compose import quoted
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput
 from minivllm.experiments.plan import Sweep
-from minivllm.experiments.schedule import Cell
+from minivllm.experiments.schedule import PlannedArm
 from minivllm.platform import files
 from minivllm.platform.untrusted import MAX_TEXT, read_json
 from minivllm.redaction import learn
@@ -26,7 +26,7 @@ RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that le
 LIST = ".jobs-"  # begins the name of a list of configurations with secrets
 
 
-def launch_all(cells: Sequence[Cell], sweep: Sweep, launch: Launch) -> int:
+def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int:
     """Run every arm that could be composed, and say which failed.
 
     A launcher may store the overrides that it is handed, so they have no secrets; where there are any, the whole
@@ -59,7 +59,7 @@ def launch_all(cells: Sequence[Cell], sweep: Sweep, launch: Launch) -> int:
 
 
 @contextmanager
-def _overrides(cells: Sequence[Cell], sweep: Sweep) -> Iterator[list[list[str]]]:
+def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[str]]]:
     """The overrides of each arm's job; while it is open, a job finds there what they do not say."""
     whole = [[*cell.arm.overrides, *sweep.settings] for cell in cells]
     public = [[hidden(text) for text in job] for job in whole]

@@ -20,7 +20,7 @@ from minivllm.experiments.plan import Arm, Sweep, essential
 
 
 @dataclass
-class Cell:
+class PlannedArm:
     """An arm, and what has become of it."""
 
     arm: Arm
@@ -39,7 +39,7 @@ class Plan:
     name: str
     folder: Path
     sweep: Sweep
-    cells: list[Cell]
+    cells: list[PlannedArm]
     config: dict[str, Any]  # of its first arm that has one: where records go, and how the sweep is run
     warnings: list[str]
     blocks: int = 0  # of every cell; 0 before `extend`: what each cell's own measure.repeats says
@@ -62,11 +62,11 @@ class Plan:
         return {row.run_id: row.ablation for row in rows if row.ablation is not None}
 
     @property
-    def invalid(self) -> list[Cell]:
+    def invalid(self) -> list[PlannedArm]:
         """Cells that cannot be measured."""
         return [cell for cell in self.cells if cell.problem is not None]
 
-    def row_of_invalid(self, cell: Cell) -> Measurement:
+    def row_of_invalid(self, cell: PlannedArm) -> Measurement:
         """What stands in the records for a cell that cannot be measured."""
         run = identity.digest(["invalid", essential(cell.arm.overrides)])
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
@@ -131,7 +131,7 @@ class Plan:
         return shuffled((cell.arm.name for cell in self.cells), seed, block)
 
 
-def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[Cell]:
+def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[PlannedArm]:
     """Compose every arm by itself, so that a mistake in it is its own.
 
     Args:
@@ -142,20 +142,20 @@ def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[Cell]:
     cells = []
     for position, arm in enumerate(sweep.arms, before):
         try:
-            cells.append(Cell(arm, position, compose([*arm.overrides, *sweep.settings], load)))
+            cells.append(PlannedArm(arm, position, compose([*arm.overrides, *sweep.settings], load)))
         except BadInput as error:
-            cells.append(Cell(arm, position, problem=str(error)))
+            cells.append(PlannedArm(arm, position, problem=str(error)))
     return cells
 
 
-def require_one(cells: Sequence[Cell]) -> None:
+def require_one(cells: Sequence[PlannedArm]) -> None:
     """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of it."""
     if all(cell.problem is not None for cell in cells):
         prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
         raise BadInput(f"{prefix}{cells[0].problem}")
 
 
-def check_arms(cells: Sequence[Cell], skip_absent: bool) -> list[str]:
+def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
     """Find out which of the composed arms can be measured, and say so in them; returns warnings.
 
     Args:
@@ -184,7 +184,7 @@ def check_arms(cells: Sequence[Cell], skip_absent: bool) -> list[str]:
 
 
 def make_plan(
-    sweep: Sweep, cells: Sequence[Cell], config: dict[str, Any], name: str, warnings: list[str]
+    sweep: Sweep, cells: Sequence[PlannedArm], config: dict[str, Any], name: str, warnings: list[str]
 ) -> Plan:
     """The plan of arms that are checked, with what is recorded of it.
 

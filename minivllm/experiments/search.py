@@ -23,7 +23,7 @@ from minivllm.errors import BadInput, nearest
 from minivllm.experiments.arms import Load
 from minivllm.experiments.plain import Launch
 from minivllm.experiments.plan import Arm, Sweep, is_setting
-from minivllm.experiments.schedule import Cell, check_arms, compose_arms, make_plan, require_one
+from minivllm.experiments.schedule import PlannedArm, check_arms, compose_arms, make_plan, require_one
 from minivllm.experiments.sweep import measure
 
 WORST = 1e18  # beyond any figure, bytes and operations too
@@ -116,7 +116,7 @@ class Search:
     launch: Launch
     name: str = ""
     fixed: Sequence[str] = ()
-    cells: dict[Arm, Cell] = field(default_factory=dict)  # of every trial so far
+    cells: dict[Arm, PlannedArm] = field(default_factory=dict)  # of every trial so far
     dry: bool = False  # nothing is measured
     most: int = 0  # trials that there will be, as far as that is known
 

@@ -22,8 +22,8 @@ from minivllm.experiments.plain import Launch
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.repeats import more_blocks, too_few
 from minivllm.experiments.schedule import (
-    Cell,
     Plan,
+    PlannedArm,
     check_arms,
     compose_arms,
     make_plan,
@@ -235,7 +235,7 @@ def _report_crashes(returns: Sequence[Any]) -> bool:
     return bool(returns) and refused == len(returns)
 
 
-def _record_invalid(plan: Plan, cell: Cell, tracker: Tracker) -> None:
+def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:
     """A row for an arm that cannot be measured; and none left of a time when it could not."""
     row = plan.row_of_invalid(cell)
     if cell.problem is None:

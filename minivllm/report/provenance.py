@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import DEVICE, IGNORED, PACKAGES, Cell, met_others, show
-from minivllm.analysis.format import MISSING, sig
-from minivllm.analysis.rows import Row, below, distinct, number, status_of
+from minivllm.analysis.cells import DEVICE, IGNORED, PACKAGES, Cell
+from minivllm.analysis.format import MISSING, show, sig
+from minivllm.analysis.rows import Row, below, distinct, met_others, number, status_of
 from minivllm.bench.records.storage import OPERATIONS
 from minivllm.report.sections import MAX_ROWS, anchor, devices, link
 from minivllm.report.spreadsheet import csv_table

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import Cell, name_columns, names_of, show
-from minivllm.analysis.format import MISSING, listing
+from minivllm.analysis.cells import Cell, name_columns, names_of
+from minivllm.analysis.format import MISSING, listing, show
 from minivllm.analysis.rows import distinct
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.percentiles import too_few, why_missing

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.analysis.cells import (
-    CHOICE_ORDER,
-    DEVICE,
-    IGNORED,
-    Cell,
-    is_simulated,
-    show,
-)
-from minivllm.analysis.format import MISSING, count, listing
+from minivllm.analysis.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell
+from minivllm.analysis.format import MISSING, count, listing, show
 from minivllm.analysis.liveness import Liveness
-from minivllm.analysis.rows import Row, distinct, fields, number, record_folder, status_of, strings
+from minivllm.analysis.rows import (
+    Row,
+    distinct,
+    fields,
+    is_simulated,
+    number,
+    record_folder,
+    status_of,
+    strings,
+)
 from minivllm.analysis.tables import frame
 from minivllm.bench.records import archive
 from minivllm.bench.records.storage import REQUESTS

@@ -9,18 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.capacity import (
-    UNITS,
-    Capacity,
-    Probe,
-    arrivals_s,
-    criterion_of,
-    fits,
-    met,
-    objectives,
-    rate_knob,
-    search,
-)
+from minivllm.analysis.capacity import UNITS, Capacity, Probe, search
+from minivllm.analysis.capacity_runs import arrivals_s, criterion_of, fits, met, objectives, rate_knob
 from minivllm.analysis.format import sig
 from minivllm.bench.display import Display
 from minivllm.bench.records import identity, storage

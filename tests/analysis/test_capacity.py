@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.analysis.capacity import Capacity, Criterion, Probe, from_records, met, search
+from minivllm.analysis.capacity import Capacity, Criterion, Probe, search
+from minivllm.analysis.capacity_runs import from_records, met
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.metrics import TTFT, request_rows
 from minivllm.bench.records.record import Record

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.cells import gather, show
+from minivllm.analysis.cells import gather
+from minivllm.analysis.format import show
 from minivllm.analysis.liveness import DECISIVE, LIVE_GROUPS, UNCOUNTED, liveness
 from minivllm.analysis.rows import read_rows
 from minivllm.config.options import RuntimeOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from minivllm.analysis.cells import DEVICE, Cell, show
-from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.cells import DEVICE, Cell
+from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import number
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks

@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.capacity import TASK, Capacity, CapacityRun, from_records
+from minivllm.analysis.capacity import TASK, Capacity
+from minivllm.analysis.capacity_runs import CapacityRun, from_records
 from minivllm.analysis.cells import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.rows import Row, record_folder

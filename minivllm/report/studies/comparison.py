@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import DEVICE, gather, show
+from minivllm.analysis.cells import DEVICE, gather
 from minivllm.analysis.comparison import ChangeVerdict, Compared, Comparison
-from minivllm.analysis.format import MISSING, count, cut, interval, listing, p_value, sig, spanned
+from minivllm.analysis.format import MISSING, count, cut, interval, listing, p_value, show, sig, spanned
 from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell, name_columns, names_of, show
-from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.cells import Cell, name_columns, names_of
+from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import distinct
 from minivllm.bench.records.identity import quality_wanted
 from minivllm.report.figures.chart import Chart, Panel, Series

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from minivllm.analysis.cells import CHOICE_ORDER, Cell, show
-from minivllm.analysis.format import MISSING, count, listing, sig
+from minivllm.analysis.cells import CHOICE_ORDER, Cell
+from minivllm.analysis.format import MISSING, count, listing, show, sig
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
 from minivllm.report.figures.render import Plot
 from minivllm.report.inputs import ReportInputs

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from minivllm.analysis.cells import Cell, started
+from minivllm.analysis.cells import Cell
 from minivllm.analysis.findings import Goal
 from minivllm.analysis.ranking import Ranking, rank
-from minivllm.analysis.rows import Row, below, number
+from minivllm.analysis.rows import Row, below, number, started
 from minivllm.report import tables
 from minivllm.report.studies import precision
 from minivllm.report.tables import Column, searched

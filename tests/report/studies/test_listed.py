@@ -121,7 +121,7 @@ def test_it_changes_nothing_that_is_measured(own: str) -> None:
 def test_what_is_no_study_is_bad_input() -> None:
     assert configured({}) == STUDIES
     node = {"mine": {"_target_": "pathlib.Path"}}
-    with pytest.raises(BadInput, match="report.studies.mine: pathlib.Path is no subclass of"):
+    with pytest.raises(BadInput, match=r"report\.studies\.mine: pathlib\.Path is no subclass of"):
         configured({"report": {"studies": node}})
     with pytest.raises(BadInput, match="must name a class each"):
         compose(["+report.studies.mine=1"])
