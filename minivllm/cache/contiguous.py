@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from minivllm.cache.options import ContiguousOptions
 from minivllm.cache.spec import CacheLayout
 from minivllm.errors import BadInput
 
 
-class ContiguousCache:
+class ContiguousCache(ContiguousOptions):
     """KV cache with one slab of `max_model_len` tokens a request, as engines had before paging.
 
     It is the paged cache with one block a sequence, so that scheduler, runner and attention are the
     same code and only the waste differs.
-
-    Args:
-        num_sequences: slabs; None takes what `memory_fraction` allows, at most `max_num_seqs`.
-        memory_fraction: share of the memory free after loading the weights.
     """
 
     name = "contiguous"
     kv_dtype = "auto"
-
-    def __init__(self, num_sequences: int | None = None, memory_fraction: float = 0.5) -> None:
-        self.num_sequences = num_sequences
-        self.memory_fraction = memory_fraction
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from minivllm.cache.options import NoCacheOptions
 from minivllm.cache.spec import CacheLayout
 from minivllm.errors import BadInput
 
 
-class NoCache:
+class NoCache(NoCacheOptions):
     """Every step computes whole sequences again: what the KV cache saves, as an ablation.
 
     A request holds room for its keys and values during a step alone, one region as long as the context.
-
-    Args:
-        memory_fraction: share of the memory free after loading the weights that a step's keys and values may take.
     """
 
     name = "none"
     kv_dtype = "auto"
-
-    def __init__(self, memory_fraction: float = 0.5) -> None:
-        self.memory_fraction = memory_fraction
 
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int

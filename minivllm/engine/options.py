@@ -12,30 +12,53 @@ from minivllm.errors import BadInput
 from minivllm.platform.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
 from minivllm.platform.options import Options, knob, option
 
-Preemption = Literal["recompute", "swap", "reserve"]
+PreemptionName = Literal["recompute", "swap", "reserve"]
 
 
-@option("minivllm.engine.batching.Continuous")
 @dataclass(frozen=True)
-class ContinuousOptions(Options):
-    """batching=continuous."""
+class BatchingOptions(Options):
+    """What every option of batching that runs several requests at once has.
+
+    Args:
+        max_num_seqs: most requests running at once.
+        max_num_batched_tokens: most tokens computed in one step.
+        chunked_prefill: long prompts are cut into pieces that share steps with decoding requests
+            (Sarathi-Serve, Agrawal et al. 2024); off, a prompt is computed in one step.
+        preemption: "recompute", "swap" or "reserve": see preemption.py.
+        watermark: share of the blocks that admission leaves free, so that those running can grow.
+        aging_s: a request gains one step of priority for every so many seconds that it waits.
+        shed: end requests that can no longer meet their deadline.
+    """
 
     group = "batching"
     max_num_seqs: int = knob(64, at_least=1)
     max_num_batched_tokens: int = knob(2048, at_least=1)
     chunked_prefill: bool = True
-    prefill_first: bool = False
-    fair_prefill: bool = False
-    preemption: Preemption = "recompute"
+    preemption: PreemptionName = "recompute"
     watermark: float = knob(0.01, at_least=0, at_most=1)
     aging_s: float = knob(60.0, above=0)
     shed: bool = False
 
 
+@option("minivllm.engine.batching.Continuous")
+@dataclass(frozen=True)
+class ContinuousOptions(BatchingOptions):
+    """batching=continuous.
+
+    Args:
+        prefill_first: prompts come before decoding requests in a step, as in Orca; off, decoding requests
+            come first and prompts get what they leave.
+        fair_prefill: prompts being computed share the step's tokens evenly; off, one after another gets all.
+    """
+
+    prefill_first: bool = False
+    fair_prefill: bool = False
+
+
 @option("minivllm.engine.batching.Sequential")
 @dataclass(frozen=True)
 class SequentialOptions(Options):
-    """batching=sequential."""
+    """batching=sequential; its knobs are those of the same names in `BatchingOptions`."""
 
     group = "batching"
     max_num_batched_tokens: int = knob(2048, at_least=1)
@@ -46,24 +69,25 @@ class SequentialOptions(Options):
 
 @option("minivllm.engine.batching.Static")
 @dataclass(frozen=True)
-class StaticOptions(Options):
-    """batching=static."""
+class StaticOptions(BatchingOptions):
+    """batching=static.
 
-    group = "batching"
-    max_num_seqs: int = knob(64, at_least=1)
-    max_num_batched_tokens: int = knob(2048, at_least=1)
-    chunked_prefill: bool = True
+    Args:
+        group_by_length: batches are made of requests of similar output length, from the `4 * max_num_seqs` most
+            urgent ones: those that end early wait less for the last (as Fairseq and transformers group by length).
+    """
+
     group_by_length: bool = False
-    preemption: Preemption = "recompute"
-    watermark: float = knob(0.01, at_least=0, at_most=1)
-    aging_s: float = knob(60.0, above=0)
-    shed: bool = False
 
 
 @option("minivllm.engine.batching.Dynamic")
 @dataclass(frozen=True)
 class DynamicOptions(StaticOptions):
-    """batching=dynamic."""
+    """batching=dynamic.
+
+    Args:
+        max_wait_ms: most milliseconds that the first request of a batch waits for others.
+    """
 
     max_wait_ms: float = knob(50.0, at_least=0)
 
