@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from minivllm.cache.kv import free_memory
-from minivllm.config.compose import OPTIONS, build, require_invariant, trims
+from minivllm.config.compose import OPTIONS, build, require_invariant
 from minivllm.engine.engine import Engine
 from minivllm.engine.extension import Extensions
 from minivllm.engine.sampler import TORCH, SamplerOps
@@ -23,10 +24,10 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES, architecture_costs
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress
-from minivllm.passes.compile import compile_layers
-from minivllm.passes.determinism import deterministic_kernels, keep_deterministic, make_batch_invariant
-from minivllm.passes.grouped import group_experts
-from minivllm.passes.native import make_native
+from minivllm.passes.base import PassContext, apply_passes
+from minivllm.passes.determinism import deterministic_kernels
+from minivllm.passes.fuse import FuseLayers
+from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE
 from minivllm.platform.threads import pin, thread_count
 
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
@@ -112,7 +113,7 @@ def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
 
 
 def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
-    """Load the model and put the engine together.
+    """Load the model, apply the passes and put the engine together.
 
     Args:
         config: as `minivllm.config.compose.compose()` returns it.
@@ -122,43 +123,25 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         BadInput: an option cannot be used with this model or on this machine.
         MemoryError: see `refuse_too_large`.
     """
-    device = select_device(config["runtime"]["device"])
+    runtime = config["runtime"]
+    level, device = runtime["determinism"], select_device(runtime["device"])
     refuse_too_large(config, device)
-    pin(config["runtime"])
-    torch.set_num_threads(thread_count(config["runtime"]))
+    pin(runtime)
+    torch.set_num_threads(thread_count(runtime))
     policy = build(config["batching"])
     cache = build(config["cache"])
-    level = config["runtime"]["determinism"]
     attention = _attention(config["attention"], level, device)
     deterministic_kernels(level != "off")
     quant = build(config["quant"])
-    compiles = config["runtime"]["compile"]
-    # The compiler makes the same fusions by itself, and cannot look into these.
-    kernels = {
-        knob: "off" if compiles else config["runtime"][knob] for knob in ("cpu_kernels", "fused_kernels")
-    }
-    fused = takes_triton("runtime.fused_kernels", kernels["fused_kernels"], "off", device)
-    streams = takes_triton("runtime.linear_kernel", config["runtime"]["linear_kernel"], "torch", device)
-    cpu, missing = library.choose(kernels["cpu_kernels"], device)
-    offered = {"progress": progress, "moe": config["runtime"]["moe"], "kernels": cpu}
+    context = PassContext(device, runtime)
+    before = [one for one in BEFORE_ENGINE if one.is_wanted(context)]
+    after = [one for one in AFTER_ENGINE if one.is_wanted(context)]
+    cpu, missing = library.choose("off" if runtime["compile"] else runtime["cpu_kernels"], device)
+    offered = {"progress": progress, "moe": runtime["moe"], "kernels": cpu}
     loaded = build(config["model"], offered, quant=quant, device=device)
     if missing is not None:
         loaded.warnings.append(missing)
-    if streams:
-        from minivllm.quant.kernels.streamed import stream  # imports Triton
-
-        stream(loaded.model)
-    if level != "off":
-        keep_deterministic(loaded.model)
-    if level == "batch":
-        make_batch_invariant(loaded, device)
-    if trims(config["runtime"]):
-        loaded.model.trim()
-    if fused:
-        from minivllm.passes.fuse import fuse  # imports Triton
-
-        fuse(loaded.model)
-    group_experts(loaded.model, config["runtime"]["moe"], device)
+    apply_passes(before, loaded, context)
     engine = Engine(
         loaded,
         loaded.tokenizer,
@@ -166,21 +149,12 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         cache,
         lambda specs, kv: build(attention, {"kernels": cpu}, specs=specs, kv=kv),
         device,
-        sampler_ops(loaded.kernels, fused),
+        sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before)),
         seed=config["measure"]["seed"],
         batch_invariant=level == "batch",
-        overlap=config["runtime"]["overlap"],
+        overlap=runtime["overlap"],
         extensions=Extensions(BeamDecoding(), BadWords),
     )
-    if config["runtime"]["native_layers"]:
-        make_native(loaded.model.model.layers, engine.runner.attention, loaded.kernels)
-    if compiles:
-        compile_layers(engine)
-        left_out = [knob for knob in kernels if config["runtime"][knob] != "off"]
-        left_out += [knob for knob in ("native_layers", "trim_last_layer") if config["runtime"][knob]]
-        if left_out:
-            loaded.warnings.append(
-                f"runtime.compile=true does without {' and '.join(left_out)}: compare with runs that have them off"
-            )
-    keep_graphs(engine, config["runtime"]["cuda_graphs"], build(config["decoding"]))
+    apply_passes(after, loaded, replace(context, engine=engine))
+    keep_graphs(engine, runtime["cuda_graphs"], build(config["decoding"]))
     return engine

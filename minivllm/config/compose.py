@@ -338,11 +338,6 @@ def require_invariant(attention: str, determinism: str) -> None:
         )
 
 
-def trims(runtime: Mapping[str, Any]) -> bool:
-    """Whether these knobs of `runtime` trim the last layer: compiled layers keep all rows."""
-    return bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
-
-
 def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, **runtime: Any) -> Any:
     """Import the class (or function) that an option names in `_target_` and call it with its knobs.
 

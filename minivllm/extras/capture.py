@@ -13,6 +13,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import Capture, GraphKeeper, why_failed
+from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 
 
@@ -57,8 +58,7 @@ def unrecordable(
     """Why steps of such an engine could not be recorded on any device, or None."""
     if not getattr(attention, "supports_graphs", False):
         return f"attention={attention.name} lays each step out on the host; use attention=triton"
-    modules = (module for module in model.modules() if getattr(module, "in_graphs", None) == "waits")
-    if waiting := {type(module).__name__ for module in modules}:
+    if waiting := {type(module).__name__ for module in _limited(model, "waits")}:
         return f"{', '.join(sorted(waiting))} waits for the device within a step"
     ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
     if any(rope.depends_on_length for rope in ropes):
@@ -68,6 +68,12 @@ def unrecordable(
     if layout.eviction is not None and layout.eviction.scored:
         return f"cache.eviction={layout.eviction.name} asks after every step where attention went"
     return None
+
+
+def _limited(model: nn.Module, in_graphs: str) -> list[GraphLimited]:
+    """The modules that say this of themselves."""
+    limited = (module for module in model.modules() if isinstance(module, GraphLimited))
+    return [module for module in limited if module.in_graphs == in_graphs]
 
 
 def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> None:
@@ -87,8 +93,7 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
     reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
     if runner.device.type != "cuda":
         reason = f"the device is {runner.device.type}"
-    untried = any(getattr(module, "in_graphs", None) == "untried" for module in loaded.model.modules())
-    if reason is None and untried and chosen == "auto":
+    if reason is None and chosen == "auto" and _limited(loaded.model, "untried"):
         reason = "no GPU has replayed grouped experts yet; runtime.cuda_graphs=true records them"
     if reason is None:
         reason = record_all(engine, CudaCapture(runner.device), params)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import MLP, Linear
 
 
-class MoE(nn.Module):
+class MoE(nn.Module, GraphLimited):
     """Each token goes through the experts that its router scores highest, and takes their weighted sum.
 
     The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies all of them

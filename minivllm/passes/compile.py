@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.moe import MoE
+from minivllm.passes.base import PassContext, PassReport
+from minivllm.passes.linear_layers import Wrapper
 from minivllm.quant.fp8 import FP8Linear
 from minivllm.quant.int8 import Int8Linear
 from minivllm.quant.plain import PlainLinear
@@ -85,7 +88,7 @@ def _run(part: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, ticket: Tensor) -
     return out
 
 
-class OpaqueLinear(nn.Module):
+class OpaqueLinear(Wrapper):
     """A linear layer that the compiler does not look into: another library's product, or a weight in an order of
     its own.
 
@@ -113,7 +116,7 @@ class Compiler:
     """Inductor, and a count of what it compiled."""
 
     def __init__(self) -> None:
-        self.graphs = 0
+        self.counters = {"graphs": 0}
         self.compile_s = 0.0  # of the steps at start that make it compile
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
         self.run = torch.compile(_run, backend=self, fullgraph=True)
@@ -122,11 +125,11 @@ class Compiler:
         """Compile one graph: torch's interface of backends."""
         from torch._inductor.compile_fx import compile_fx
 
-        self.graphs += 1
+        self.counters["graphs"] += 1
         return cast("Callable[..., Any]", compile_fx(graph, list(inputs)))
 
 
-class CompiledPart(nn.Module):
+class CompiledPart(Wrapper):
     """A layer, or its attention module, that runs compiled.
 
     Args:
@@ -165,11 +168,37 @@ class CompiledPart(nn.Module):
 
 def _is_transparent(linear: nn.Module) -> bool:
     """Whether a linear layer is torch's operations alone, on a weight in torch's order."""
-    return type(linear) in TRANSPARENT and getattr(linear, "products", None) is None
+    has_kernel = isinstance(linear, Int8Linear) and linear.products is not None
+    return type(linear) in TRANSPARENT and not has_kernel
 
 
-def compile_layers(engine: Engine) -> None:
+class CompileLayers:
+    """Compiles the layers, which then do without some other knobs."""
+
+    name = "compile"
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """See RuntimePass."""
+        return bool(context.runtime["compile"])
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """See ModelPass. The seconds are those of the steps that make it compile."""
+        assert context.engine is not None
+        runtime = context.runtime
+        compiler = compile_layers(context.engine)
+        left_out = [knob for knob in ("cpu_kernels", "fused_kernels") if runtime[knob] != "off"]
+        left_out += [knob for knob in ("native_layers", "trim_last_layer") if runtime[knob]]
+        without = f"runtime.compile=true does without {' and '.join(left_out)}"
+        notes = (f"{without}: compare with runs that have them off",) if left_out else ()
+        layers = len(loaded.model.model.layers)
+        return PassReport(self.name, layers, 0, compiler.compile_s, notes, compiler.counters)
+
+
+def compile_layers(engine: Engine) -> Compiler:
     """Let every layer run compiled, of one with experts only the attention module, and compile for every length.
+
+    Returns:
+        What has compiled them, and counts.
 
     Raises:
         BadInput: something in a layer cannot be compiled, or nothing can be on this machine.
@@ -206,3 +235,4 @@ def compile_layers(engine: Engine) -> None:
             "or runtime.compile=false"
         ) from error
     compiler.compile_s = time.perf_counter() - begin
+    return compiler

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.models.layers import MLP
 from minivllm.models.load.loading import LoadedModel
+from minivllm.passes.base import PassContext, PassReport
+from minivllm.passes.linear_layers import Wrapper
 
 ROWS = 16  # of every matrix product at the level "batch"
 _ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of engines that want deterministic kernels
@@ -45,7 +47,28 @@ def keep_deterministic(model: nn.Module) -> None:
     _ASKED.add(model)
 
 
-class BatchInvariantLinear(nn.Module):
+class FixShapes:
+    """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU go row by row.
+
+    At the level "run" it keeps the engines that are built beside this one from switching kernels back.
+    """
+
+    name = "determinism"
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """See RuntimePass."""
+        return bool(context.runtime["determinism"] != "off")
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """See ModelPass."""
+        keep_deterministic(loaded.model)
+        if context.runtime["determinism"] == "batch":
+            make_batch_invariant(loaded, context.device)
+            return PassReport(self.name, len(loaded.linear_inputs))
+        return PassReport(self.name)
+
+
+class BatchInvariantLinear(Wrapper):
     """A linear layer that always multiplies the same number of rows, so that a row meets the same kernel in any batch.
 
     Args:

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from minivllm.errors import BadInput
 from minivllm.models.config import require_experts
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.moe import MoE
+from minivllm.passes.base import PassContext, PassReport
 from minivllm.quant.base import frozen
 from minivllm.quant.plain import PackedLinear, PlainLinear
 
@@ -48,6 +50,21 @@ class GroupedMoE(MoE):
         self.experts_run.copy_((counts > 0).sum())
         both = F.grouped_mm(x, self.gate_up.transpose(1, 2), offs=ends)
         return F.grouped_mm(self.gated(both), self.down.transpose(1, 2), offs=ends)
+
+
+class GroupExperts:
+    """Groups the experts of the mixtures that can be."""
+
+    name = "grouped"
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """See RuntimePass."""
+        return bool(context.runtime["moe"] != "loop")
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """See ModelPass. The counter is of experts that are no modules any more."""
+        count = group_experts(loaded.model, context.runtime["moe"], context.device)
+        return PassReport(self.name, count, counters={"experts": count * loaded.config.num_experts})
 
 
 def _weight(linear: nn.Module) -> Tensor | None:

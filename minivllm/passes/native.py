@@ -13,6 +13,8 @@ from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.layers import MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
+from minivllm.models.load.loading import LoadedModel
+from minivllm.passes.base import PassContext, PassReport
 
 if TYPE_CHECKING:
     from minivllm.attention.base import AttentionBackend
@@ -74,10 +76,29 @@ def is_native(layer: nn.Module) -> bool:
     )
 
 
-def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> None:
-    """Replace the layers that can be, where the C++ kernels are in use for attention, too."""
+def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> int:
+    """Replace the layers that can be, where the C++ kernels are in use for attention, too; how many those were."""
+    replaced = 0
     if kernels is None or type(attention) is not CPUBackend:
-        return
+        return replaced
     for number, layer in enumerate(layers):
         if is_native(layer):
             layers[number] = NativeLayer(cast(DecoderLayer, layer), kernels)
+            replaced += 1
+    return replaced
+
+
+class NativeLayers:
+    """Makes the decoder layers native that can be."""
+
+    name = "native"
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """See RuntimePass."""
+        return bool(context.runtime["native_layers"])
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """See ModelPass."""
+        assert context.engine is not None
+        attention = context.engine.runner.attention
+        return PassReport(self.name, make_native(loaded.model.model.layers, attention, loaded.kernels))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -41,18 +42,20 @@ def has_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
     return fits and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
 
 
-class FP8Linear(nn.Module):
+class FP8Linear(LinearKernel):
     """x W^T = (x Q^T) * scale, with Q float8 [out, in] and scale float32 [out]."""
+
+    kernel_name = "FP8Linear"
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
-        self.multiplies_in = "float8_e4m3fn" if has_kernel(weight, dtype) else None
+        self.matrix_dtype = "float8_e4m3fn" if has_kernel(weight, dtype) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        if self.multiplies_in:
+        if self.matrix_dtype:
             scale = (x.abs().amax(1, keepdim=True).float() / _LARGEST).clamp(min=1e-12)
             rounded = (x / scale).to(torch.float8_e4m3fn)
             out = torch._scaled_mm(rounded, self.weight.t(), scale, self.scale[None], out_dtype=x.dtype)
@@ -61,8 +64,10 @@ class FP8Linear(nn.Module):
         return out if self.bias is None else out.add_(self.bias)
 
 
-class FP8BlockLinear(nn.Module):
+class FP8BlockLinear(LinearKernel):
     """The same with a scale for each output and block of inputs, float32 [out, blocks]: converted to be multiplied."""
+
+    kernel_name = "FP8BlockLinear"
 
     def __init__(self, weight: Tensor, scale: Tensor, width: int, bias: Tensor | None) -> None:
         super().__init__()

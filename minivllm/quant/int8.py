@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
@@ -75,14 +76,18 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return quantized, scale.squeeze(1)
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(LinearKernel):
     """x W^T = (x Q^T) * scale, with Q int8 [out, in] and scale [out] in the compute dtype."""
+
+    kernel_name = "Int8Linear"
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, triton: bool = False) -> None:
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
         self.products = triton_products() if triton else None
+        if triton:
+            self.kernel_name = "Int8Linear with Triton"
         # The kernel reads past the end of rows and columns that are no multiple of its blocks.
         fits = weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
         self.has_kernel = weight.device.type == "cpu" and scale.dtype is torch.bfloat16 and fits

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.kernels.modules import GraphLimited, LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, frozen
 from minivllm.quant.bnb import import_bitsandbytes
 
@@ -58,12 +59,12 @@ class Int8Mixed(Quantizer):
         return Int8MixedLinear(self.library, weight, maxima, bias, self.threshold)
 
 
-class Int8MixedLinear(nn.Module):
+class Int8MixedLinear(LinearKernel, GraphLimited):
     """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
 
+    kernel_name, matrix_dtype = "Int8MixedLinear", "int8"
     # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.
     in_graphs = "waits"
-    multiplies_in = "int8"
 
     def __init__(
         self, library: Any, weight: Tensor, maxima: Tensor, bias: Tensor | None, threshold: float

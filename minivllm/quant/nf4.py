@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, Quantizer, frozen, triton_products
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
@@ -91,12 +92,14 @@ class NF4(Quantizer):
         return NF4CPULinear(self.library, interleave(codes.view(rows, -1)), scales, state, bias)
 
 
-class NF4Linear(nn.Module):
+class NF4Linear(LinearKernel):
     """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does.
 
     With `triton`, products with few rows go through a kernel that reads the same layout; rows of the weight must be
     whole blocks then, and the levels NF4's own, others go the old way.
     """
+
+    kernel_name = "NF4Linear"
 
     def __init__(
         self, library: Any, codes: Tensor, state: Any, bias: Tensor | None, triton: bool = False
@@ -108,6 +111,8 @@ class NF4Linear(nn.Module):
         self.bias = None if bias is None else frozen(bias)
         self.library, self.state = library, state
         self.products = triton_products() if triton and triton_products().takes_nf4(state) else None
+        if self.products is not None:
+            self.kernel_name = "NF4Linear with Triton"
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""

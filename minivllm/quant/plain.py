@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 
 
@@ -31,8 +32,10 @@ class Plain(Quantizer):
         return plain_linear(weight, bias, self.kernels)
 
 
-class PlainLinear(nn.Module):
+class PlainLinear(LinearKernel):
     """A linear layer on the weight as it lies; also the head that shares the embedding's weight."""
+
+    kernel_name = "PlainLinear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -50,12 +53,14 @@ class PlainLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(LinearKernel):
     """A linear layer on the CPU whose weight oneDNN has reordered once, for its own tiles.
 
     F.linear reorders, or multiplies without, at every call: a single thread took 1.25 to 1.5 times as long
     on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The result is the same.
     """
+
+    kernel_name = "PackedLinear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

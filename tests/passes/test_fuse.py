@@ -24,7 +24,7 @@ from minivllm.kernels import common
 from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
 from minivllm.models.load.loading import load_model
-from minivllm.passes.fuse import FusedDecoder, FusedSandwich, fuse
+from minivllm.passes.fused import FusedDecoder, FusedSandwich, fuse
 from minivllm.passes.kernels import small
 from minivllm.quant.plain import Plain
 from tests.reference import CausalAttention, make_batch, make_checkpoint

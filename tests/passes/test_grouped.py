@@ -18,7 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load import loading
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.moe import MoE
-from minivllm.passes.fuse import fuse
+from minivllm.passes.fused import fuse
 from minivllm.passes.grouped import GroupedMoE, group_experts
 from minivllm.quant.int8 import Int8
 from minivllm.quant.plain import Plain

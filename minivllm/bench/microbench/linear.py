@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor, nn
 
 from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
-from minivllm.bench.targets.minivllm import kernel_name
+from minivllm.kernels.modules import kernel_name
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
@@ -45,7 +45,6 @@ def _products(setting: Setting, name: str, shape: tuple[int, int], form: str) ->
     ours = _layers(setting, weight, form, own=True)
     theirs = _layers(setting, weight, form, own=False)
     kernel, other = kernel_name(ours[0]), kernel_name(theirs[0])
-    assert kernel is not None and other is not None
     stored = sum(t.nbytes for t in (*ours[0].parameters(), *ours[0].buffers()))
     for rows in setting.rows:
         x = setting.random(len(ours), rows, shape[1])

@@ -1,9 +1,12 @@
-"""Counters that scheduler and cache keep of their own work, whoever carries their plans out."""
+"""Counters that scheduler and cache keep of their own work, whoever carries their plans out, and what passes report."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.scheduler import Scheduler
+from minivllm.models.pass_report import PassReport
 
 Counters = dict[str, dict[str, float]]
 
@@ -34,3 +37,33 @@ def since(base: Counters, now: Counters) -> Counters:
         group: {name: count - base[group][name] for name, count in counters.items()}
         for group, counters in now.items()
     }
+
+
+def pass_counters(reports: Sequence[PassReport], own: Collection[str], has_experts: bool) -> dict[str, float]:
+    """What passes did to the model: each under the name of its knob's work, a user's own under its own name.
+
+    Args:
+        reports: in order.
+        own: names of minivllm's passes.
+        has_experts: the model has mixtures that could be grouped.
+    """
+    by_name = {report.name: report for report in reports}
+    fused, grouped, native, compiled = (
+        by_name.get(name, PassReport(name)) for name in ("fuse", "grouped", "native", "compile")
+    )
+    experts = grouped.counters.get("experts", 0) if fused.count else 0  # fused first, and grouped then
+    counters = {
+        "modules_fused": float(fused.count - experts),
+        "native_layers": float(native.count),
+        "compiled": float(compiled.count),
+        "compiled_graphs": float(compiled.counters.get("graphs", 0)),
+        **({"mixtures_grouped": float(grouped.count)} if has_experts else {}),
+    }
+    for report in reports:
+        if report.name not in own:  # the same class may be there twice
+            found = {"": report.count, "_bytes": report.bytes}
+            found |= {f"_{name}": count for name, count in report.counters.items()}
+            for ending, count in found.items():
+                key = f"pass_{report.name}{ending}"
+                counters[key] = counters.get(key, 0.0) + count
+    return counters

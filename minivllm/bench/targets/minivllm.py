@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from minivllm.assembly import build_engine
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.bench.targets.liveness import Counters, scheduling_counters, since
+from minivllm.bench.targets.liveness import Counters, pass_counters, scheduling_counters, since
 from minivllm.bench.targets.ranges import phase_ranges
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
@@ -24,20 +23,12 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits
+from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
-from minivllm.passes.compile import CompiledPart
-from minivllm.passes.grouped import GroupedMoE
-from minivllm.passes.native import NativeLayer
-
-
-def kernel_name(module: nn.Module) -> str | None:
-    """How a linear layer is computed; None for any other module."""
-    name = type(module).__name__
-    if not name.endswith("Linear") or any(module.children()):
-        return None
-    holder = getattr(module, "layout", module)
-    return f"{name} with Triton" if getattr(holder, "products", None) else name
+from minivllm.passes.compile import CompileLayers
+from minivllm.passes.linear_layers import linear_layers
+from minivllm.passes.order import OWN_NAMES
 
 
 class MinivllmEngine(Adapter):
@@ -68,13 +59,8 @@ class MinivllmEngine(Adapter):
         self.engine.events.subscribe(self._steps.append, StepTimed)
         self.engine.events.subscribe(self._note_start, StateChanged)
         self._base = self._counters()
-        modules = list(self.engine.loaded.model.modules())
-        self._fused = sum(type(module).__module__.endswith(".kernels.fuse") for module in modules)
-        self._native = sum(isinstance(module, NativeLayer) for module in modules)
-        self._compiled = [module for module in modules if isinstance(module, CompiledPart)]
-        self._grouped = sum(isinstance(module, GroupedMoE) for module in modules)
-        kinds = Counter(map(kernel_name, modules))
-        self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if kind is not None)
+        kinds = Counter(map(kernel_name, linear_layers(self.engine.loaded)))
+        self._kernels = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         self.info = self._describe(time.monotonic() - begin)
 
     def _describe(self, load_s: float) -> EngineInfo:
@@ -82,7 +68,7 @@ class MinivllmEngine(Adapter):
         config, dtype = loaded.config, loaded.model.dtype
         # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
         idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-        narrow = (getattr(module, "multiplies_in", None) for module in loaded.model.modules())
+        narrow = map(matrix_dtype, linear_layers(loaded))
         return EngineInfo(
             name="minivllm",
             weights=loaded.weights,
@@ -121,7 +107,7 @@ class MinivllmEngine(Adapter):
         kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
         times = [kernels.compile_s] if kernels is not None else []
         times += [graphs.capture_s] if graphs is not None else []
-        times += [part.compiler.compile_s for part in self._compiled[:1]]
+        times += [report.seconds for report in self.engine.loaded.passes if report.name == CompileLayers.name]
         return sum(times) if times else None
 
     def _note_start(self, event: StateChanged) -> None:
@@ -198,11 +184,7 @@ class MinivllmEngine(Adapter):
             "attention": {"kernel": attention.name, **library, **counts["attention"]},
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",
-                "modules_fused": float(self._fused),
-                "native_layers": float(self._native),
-                "compiled": float(len(self._compiled)),
-                "compiled_graphs": float(sum(part.compiler.graphs for part in self._compiled[:1])),
-                **({"mixtures_grouped": float(self._grouped)} if loaded.config.num_experts else {}),
+                **pass_counters(loaded.passes, OWN_NAMES, bool(loaded.config.num_experts)),
                 **counts["runtime"],
                 "graph_bytes": float(graphs.num_bytes) if graphs is not None else 0.0,
             },

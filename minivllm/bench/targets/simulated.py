@@ -15,7 +15,7 @@ from minivllm.bench.targets.liveness import Counters, scheduling_counters, since
 from minivllm.bench.targets.step_times import RooflineTimes, StepTimes, fit_records
 from minivllm.bench.workloads.lazy_prompt import answer_positions, runs_of
 from minivllm.cache.manager import CacheManager
-from minivllm.config.compose import build, trims
+from minivllm.config.compose import build
 from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
@@ -26,6 +26,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.passes.trim import trims
 
 IDLE_S = 1e-3  # how far time goes on where there is nothing to do and nobody says for how long
 UNLIMITED = 1 << 60

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.modules import LinearKernel
 
 PANEL = 64  # outputs
 MOST_IN_GROUP = 256  # inputs of a group that are converted at a time
@@ -40,7 +41,7 @@ def panels_for(
     return kernels if kernels is not None and kernels.has_linear and fits and kernel == "auto" else None
 
 
-class PanelLinear(nn.Module):
+class PanelLinear(LinearKernel):
     """A linear layer for any number of rows on one copy of its weight.
 
     Args:
@@ -53,6 +54,8 @@ class PanelLinear(nn.Module):
         scales, zeros: [groups, out], or None as the format has none.
         group: inputs that share a scale; 0 for all.
     """
+
+    kernel_name = "PanelLinear"
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
+from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
 from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.plain import plain_linear, tied_linear
@@ -49,6 +50,7 @@ class LoadedModel:
     kernels: Kernels | None = None  # those for CPUs that it was built on
     decoding_defaults: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says
     warnings: list[str] = field(default_factory=list)
+    passes: list[PassReport] = field(default_factory=list)  # that have changed it, in order
 
 
 def load_model(
@@ -125,6 +127,7 @@ def load_model(
         fingerprint=source.fingerprint,
         decoding_defaults=decoding,
         linear_inputs=widths,
+        passes=[],
         kernels=kernels,
         warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],
         **sizes,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.choice import takes_triton
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, frozen, triton_products
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
@@ -160,7 +161,7 @@ def layout_for(
     return Interleaved(32, 0)
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(LinearKernel):
     """A linear layer on a packed int4 weight, converted back where rows are many or no kernel fits.
 
     Args:
@@ -172,6 +173,8 @@ class Int4Linear(nn.Module):
         order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
         kernel: see Int4.
     """
+
+    kernel_name = "Int4Linear"
 
     def __init__(
         self,
@@ -189,6 +192,8 @@ class Int4Linear(nn.Module):
             self.layout = layout_for(codes.device, scale.dtype, kernel)
             packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
             scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
+        if self.layout.products is not None:
+            self.kernel_name = "Int4Linear with Triton"
         self.weight = frozen(torch.cat(packed) if len(packed) > 1 else packed[0])
         self.scales_and_zeros = frozen(torch.cat(scales, 1))  # [groups, rows, 2]
         self.bias = None if bias is None else frozen(bias)

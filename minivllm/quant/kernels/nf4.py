@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, frozen
 
 # bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it was slower
@@ -37,11 +38,13 @@ def deinterleave(packed: Tensor) -> Tensor:
     return codes.view(packed.shape)
 
 
-class NF4CPULinear(nn.Module):
+class NF4CPULinear(LinearKernel):
     """A linear layer on bitsandbytes' layout for AVX512-BF16, converted back where rows are many.
 
     The layout is that of `interleave`; scales are bfloat16 [in / block, out].
     """
+
+    kernel_name = "NF4CPULinear"
 
     def __init__(self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None) -> None:
         super().__init__()

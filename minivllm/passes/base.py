@@ -1,0 +1,67 @@
+"""What a pass is, and how passes are applied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from minivllm.errors import BadInput
+from minivllm.models.pass_report import PassReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from minivllm.engine.engine import Engine
+    from minivllm.models.load.loading import LoadedModel
+
+__all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passes"]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass may need to know besides the model; the C++ kernels in use are the model's (`kernels`)."""
+
+    device: torch.device
+    runtime: Mapping[str, Any]  # the knobs of that group
+    engine: Engine | None = None  # for passes that run once it is there
+
+
+@runtime_checkable
+class ModelPass(Protocol):
+    """Changes a loaded model before it serves requests."""
+
+    name: str  # of its report
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """Change the model in place, and say what was changed."""
+
+
+class RuntimePass(ModelPass, Protocol):
+    """A pass that knobs of `runtime` turn on."""
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """Whether the knobs ask for it; asked before weights are loaded.
+
+        Raises:
+            BadInput: they do, and it cannot be done on this machine.
+        """
+
+
+def apply_passes(passes: Sequence[ModelPass], loaded: LoadedModel, context: PassContext) -> None:
+    """Apply passes in order; the model keeps their reports, and warns of their notes.
+
+    Raises:
+        BadInput: a pass cannot be applied to this model, or returns no report.
+    """
+    for one in passes:
+        begin = time.perf_counter()
+        report = one.apply(loaded, context)
+        if not isinstance(report, PassReport):
+            raise BadInput(
+                f"pass {one.name}: apply() returned {type(report).__name__}; return a PassReport "
+                "(minivllm.passes.base)"
+            )
+        loaded.passes.append(replace(report, seconds=report.seconds or time.perf_counter() - begin))
+        loaded.warnings += report.notes

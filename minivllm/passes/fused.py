@@ -1,0 +1,223 @@
+"""Put modules with fused kernels in the place of the layers of models/; weights and names stay what they are.
+
+Only the classes that are known here are replaced, each exactly: a layer of a user's own stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention.kernels.write import rotate
+from minivllm.models.families.gemma import GemmaHeadNorm, GemmaNorm
+from minivllm.models.families.gemma2 import SandwichLayer
+from minivllm.models.families.llama import Decoder
+from minivllm.models.layers import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    DecoderLayer,
+    HeadNorm,
+    RMSNorm,
+    beside,
+    wanted,
+)
+from minivllm.passes.kernels import small
+
+if TYPE_CHECKING:
+    from minivllm.attention.base import AttentionBackend
+    from minivllm.attention.batch import StepBatch
+
+
+class FusedNorm(nn.Module):
+    """RMSNorm or GemmaNorm, with or without the sum before it."""
+
+    def __init__(self, inner: RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps, self.gemma = inner.weight, inner.eps, type(inner) is GemmaNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, size] to the same."""
+        return small.norm(x, self.weight, self.eps, self.gemma)
+
+    def add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and its norm."""
+        return small.add_norm(x, delta, self.weight, self.eps, self.gemma)
+
+
+class FusedMLP(nn.Module):
+    """MLP with activation and product in one."""
+
+    def __init__(self, inner: MLP) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = inner.gate_up_proj, inner.down_proj
+        self.activation = next(name for name, known in ACTIVATIONS.items() if known is inner.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] to the same."""
+        out: Tensor = self.down_proj(self.gated(self.gate_up_proj(x)))
+        return out
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 inner] to [tokens, inner]."""
+        return small.gated(gate_up, self.activation)
+
+
+class FusedAttention(nn.Module):
+    """Attention with norm and rotation in one; attention=triton writes the cache in the same kernel."""
+
+    def __init__(self, inner: Attention) -> None:
+        super().__init__()
+        self.layer, self.heads, self.kv_heads, self.dim = inner.layer, inner.heads, inner.kv_heads, inner.dim
+        self.widths = (inner.qk_width, inner.v_width)
+        self.qkv_proj, self.o_proj, self.qk_norm = inner.qkv_proj, inner.o_proj, inner.qk_norm
+        self.trims = inner.trims
+        self.norm: tuple[Tensor, float, str] | None = None
+        if (found := inner.qk_norm) is not None:
+            kind = "gemma" if type(found) is GemmaHeadNorm else "plain"
+            self.norm = (found.weight, found.eps, kind)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
+    ) -> Tensor:
+        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the backend's cache."""
+        qk, v = (part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1))
+        projected = getattr(attention, "forward_projected", None)
+        if projected is not None:
+            out = projected(self.layer, qk, v, cos, sin, self.norm, batch)
+        else:
+            q, k = rotate(qk, cos, sin, self.norm).split((self.heads, self.kv_heads), 1)
+            out = attention.forward(self.layer, q, k, v, batch)
+        out = out.flatten(1)
+        result: Tensor = self.o_proj(wanted(out, batch) if self.trims else out)
+        return result
+
+
+class FusedLayer(nn.Module):
+    """DecoderLayer whose norms take the sum before them along: the first one that of the layer before."""
+
+    def __init__(self, inner: DecoderLayer) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn = inner.input_layernorm, inner.self_attn
+        self.post_attention_layernorm, self.mlp = inner.post_attention_layernorm, inner.mlp
+
+    def forward(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        batch: StepBatch,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer trims."""
+        x, normed = _add(self.input_layernorm, x, delta)
+        attended = self.self_attn(normed, cos, sin, batch, attention)
+        x, normed = _add(self.post_attention_layernorm, beside(attended, x, batch), attended)
+        return x, self.mlp(normed)
+
+
+class FusedSandwich(nn.Module):
+    """SandwichLayer whose first and third norm take the sum before them along."""
+
+    def __init__(self, inner: SandwichLayer) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = inner.self_attn, inner.mlp
+        self.input_layernorm, self.post_attention_layernorm = (
+            inner.input_layernorm,
+            inner.post_attention_layernorm,
+        )
+        self.pre_feedforward_layernorm = inner.pre_feedforward_layernorm
+        self.post_feedforward_layernorm = inner.post_feedforward_layernorm
+
+    def forward(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        batch: StepBatch,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """See FusedLayer."""
+        x, normed = _add(self.input_layernorm, x, delta)
+        attended = self.post_attention_layernorm(self.self_attn(normed, cos, sin, batch, attention))
+        x, normed = _add(self.pre_feedforward_layernorm, beside(attended, x, batch), attended)
+        return x, self.post_feedforward_layernorm(self.mlp(normed))
+
+
+def _add(norm: nn.Module, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Hidden states from their two terms, and their norm; those before the first layer have one term."""
+    assert isinstance(norm, FusedNorm)
+    return (x, norm(x)) if delta is None else norm.add(x, delta)
+
+
+class FusedDecoder(nn.Module):
+    """Decoder whose layers hand on the last sum as its two terms (vLLM does so, too): the next norm adds them.
+
+    Args:
+        inner: all norms between its layers' parts, and the last one, are fused.
+        layers: that stand for the layers of `inner`.
+    """
+
+    def __init__(self, inner: Decoder, layers: list[FusedLayer | FusedSandwich]) -> None:
+        super().__init__()
+        self.embed_tokens, self.layers, self.norm = inner.embed_tokens, nn.ModuleList(layers), inner.norm
+        self.rope_of_layer, self.rotaries = inner.rope_of_layer, inner.rotaries
+
+    def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """See Decoder."""
+        x, delta = self.embed_tokens(batch.token_ids), None
+        rotations = [rotary(batch) for rotary in self.rotaries]
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            x, delta = layer(x, delta, *rotations[rope], batch, attention)
+        out: Tensor = _add(self.norm, x, delta)[1]
+        return out
+
+
+def fuse(model: nn.Module) -> int:
+    """Replace what can be replaced; how many modules that were.
+
+    Norms of queries and keys go into the attention that holds them.
+    """
+    replaced = 0
+    with torch.inference_mode():
+        for name, module in list(model.named_modules()):
+            if (made := _fused(module)) is not None:
+                model.set_submodule(name, made)
+                replaced += 1
+        # The decoder last: what is made above is what it asks for.
+        for name, module in list(model.named_modules()):
+            if type(module) is Decoder and (layers := _summing(module)) is not None:
+                model.set_submodule(name, FusedDecoder(module, layers))
+                replaced += 1 + len(layers)
+    return replaced
+
+
+def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
+    """Layers that leave their last sum to the next norm; None where a norm or a layer is none that is known here."""
+    layers: list[FusedLayer | FusedSandwich] = []
+    norms = [decoder.norm]
+    for layer in decoder.layers:
+        if type(layer) is DecoderLayer:
+            layers.append(FusedLayer(layer))
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        elif type(layer) is SandwichLayer:
+            layers.append(FusedSandwich(layer))
+            norms += [layer.input_layernorm, layer.pre_feedforward_layernorm]
+    is_whole = len(layers) == len(decoder.layers) and all(isinstance(norm, FusedNorm) for norm in norms)
+    return layers if is_whole else None
+
+
+def _fused(module: nn.Module) -> nn.Module | None:
+    """The module that stands for this one, if there is one."""
+    if type(module) in (RMSNorm, GemmaNorm):
+        assert isinstance(module, RMSNorm)
+        return FusedNorm(module)
+    if type(module) is MLP and module.activation in ACTIVATIONS.values():
+        return FusedMLP(module)
+    if type(module) is Attention and type(module.qk_norm) in (type(None), HeadNorm, GemmaHeadNorm):
+        return FusedAttention(module)
+    return None

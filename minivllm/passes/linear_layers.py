@@ -1,0 +1,31 @@
+"""The linear layers of a model, also where a pass has put something around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from minivllm.models.load.loading import LoadedModel
+
+
+class Wrapper(nn.Module):
+    """A module that a pass has put around another."""
+
+    inner: nn.Module
+
+
+def linear_layers(loaded: LoadedModel) -> Iterator[nn.Module]:
+    """What multiplies in place of each linear layer of the loaded model; without those that are grouped."""
+    for name, module in _unwrapped(loaded.model):
+        if name in loaded.linear_inputs:
+            yield module
+
+
+def _unwrapped(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """A module and all below it, under the names that they have without wrappers."""
+    while isinstance(module, Wrapper):
+        module = module.inner
+    yield name, module
+    for part, child in module.named_children():
+        yield from _unwrapped(child, f"{name}.{part}" if name else part)

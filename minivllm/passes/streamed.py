@@ -1,0 +1,24 @@
+"""runtime.linear_kernel=triton: products of few rows with weights in 16 bits go through Triton's kernel."""
+
+from __future__ import annotations
+
+from minivllm.kernels.choice import takes_triton
+from minivllm.models.load.loading import LoadedModel
+from minivllm.passes.base import PassContext, PassReport
+
+
+class StreamLinears:
+    """Puts a StreamedLinear in the place of every plain linear layer in 16 bits."""
+
+    name = "streamed"
+
+    def is_wanted(self, context: PassContext) -> bool:
+        """See RuntimePass."""
+        chosen = context.runtime["linear_kernel"]
+        return takes_triton("runtime.linear_kernel", chosen, "torch", context.device)
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """See ModelPass."""
+        from minivllm.quant.kernels.streamed import stream  # imports Triton
+
+        return PassReport(self.name, stream(loaded.model))
