@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -24,10 +25,10 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES, architecture_costs
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress
-from minivllm.passes.base import PassContext, apply_passes
+from minivllm.passes.base import ModelPass, PassContext, apply_passes
 from minivllm.passes.determinism import deterministic_kernels
 from minivllm.passes.fuse import FuseLayers
-from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE
+from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 from minivllm.platform.threads import pin, thread_count
 
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
@@ -112,6 +113,29 @@ def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
     return TORCH if cpu is None else SamplerOps(partial(cpu.likeliest, flag=True))
 
 
+def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
+    """The user's own passes, as `runtime.passes` lists them.
+
+    Raises:
+        BadInput: one is no pass, does not take its knobs, or is named as one of minivllm's.
+    """
+    made = []
+    for node in nodes:
+        one = build(node)
+        if not isinstance(one, ModelPass):
+            raise BadInput(
+                f"runtime.passes: {node['_target_']} is no pass: give it a `name` and a method "
+                "`apply(loaded, context)` that returns a PassReport"
+            )
+        if one.name in OWN_NAMES:
+            raise BadInput(
+                f"runtime.passes: {node['_target_']} is named {one.name!r}, as a pass of minivllm's "
+                "own is: choose another name"
+            )
+        made.append(one)
+    return made
+
+
 def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model, apply the passes and put the engine together.
 
@@ -136,12 +160,13 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
     context = PassContext(device, runtime)
     before = [one for one in BEFORE_ENGINE if one.is_wanted(context)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(context)]
+    own = _own_passes(runtime["passes"])
     cpu, missing = library.choose("off" if runtime["compile"] else runtime["cpu_kernels"], device)
     offered = {"progress": progress, "moe": runtime["moe"], "kernels": cpu}
     loaded = build(config["model"], offered, quant=quant, device=device)
     if missing is not None:
         loaded.warnings.append(missing)
-    apply_passes(before, loaded, context)
+    apply_passes([*before, *own], loaded, context)
     engine = Engine(
         loaded,
         loaded.tokenizer,

@@ -241,6 +241,19 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
 
 
+def test_the_users_pass_of_the_walk_through_works(user_dir: Path) -> None:
+    from minivllm import LLM
+
+    source = next(
+        block for block in blocks(REFERENCE / "configuration.md", "python") if "class SofterNorm" in block
+    )
+    (user_dir / "my_passes.py").write_text(source)
+    passes = "runtime.passes=[{_target_: my_passes.SofterNorm, eps: 1e-3}]"
+    with LLM("tiny", device="cpu", overrides=[passes]) as llm:
+        (report,) = (one for one in llm.engine.loaded.passes if one.name == "softer_norm")
+        assert report.count == 2 * llm.engine.loaded.config.num_layers + 1
+
+
 @each_page
 def test_what_an_example_imports_is_there(page: Path) -> None:
     """Of this package; the examples of optional packages are not run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option, require_folder_name
 from minivllm.platform.threads import wanted_cores
@@ -29,6 +29,7 @@ class RuntimeOptions(Options):
     overlap: bool = False
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
+    passes: list[dict[str, Any]] = knob(factory=list, unasked=True)
     profile: bool = False
 
     def __post_init__(self) -> None:
@@ -36,6 +37,9 @@ class RuntimeOptions(Options):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
         wanted_cores({"cores": self.cores})
+        for node in self.passes:
+            if not isinstance(target := node.get("_target_"), str) or "." not in target:
+                raise self.bad("passes", "must be a list of {_target_: my_package.MyPass, ...}, knobs beside")
         if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
             knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
             raise self.bad(

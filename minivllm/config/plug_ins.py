@@ -27,13 +27,14 @@ Node = Mapping[str, Any]
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Check every group of a resolved configuration whose class is none of minivllm's own, and every study of the user's.
+    """Check every class that is none of minivllm's own: those of a configuration's groups and passes, and the studies.
 
     Raises:
         BadInput: the class cannot be imported, or a knob is none of its arguments or has another type.
     """
     nodes = {group: node for group, node in settings.items() if group in compose.GROUPS and _is_users(node)}
     nodes |= studies(settings)
+    nodes |= {f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"]["passes"])}
     if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
 
