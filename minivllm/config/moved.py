@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# The module of the first release -> the module of today; of those that hold a `_target_`.
+# The module, or the class, of the first release -> where it lies today; of those that a `_target_` names.
 MOVED = {
     "minivllm.bench.arrivals": "minivllm.bench.workloads.arrivals",
     "minivllm.bench.engines": "minivllm.bench.targets.minivllm",
@@ -15,6 +15,9 @@ MOVED = {
     "minivllm.bench.simulated": "minivllm.bench.targets.simulated",
     "minivllm.bench.traces": "minivllm.bench.workloads.trace",
     "minivllm.bench.workloads": "minivllm.bench.workloads.synthetic",
+    "minivllm.engine.batching.Dynamic": "minivllm.extras.batching.Dynamic",
+    "minivllm.engine.batching.Sequential": "minivllm.extras.batching.Sequential",
+    "minivllm.engine.batching.Static": "minivllm.extras.batching.Static",
     "minivllm.engine.params": "minivllm.engine.options",
     "minivllm.models.loading": "minivllm.models.load.loading",
     "minivllm.peers.openai": "minivllm.bench.targets.openai",
@@ -37,7 +40,7 @@ def first(target: str) -> str:
 
 def _moved(target: str, table: Mapping[str, str]) -> str:
     module, _, name = target.rpartition(".")
-    return f"{table[module]}.{name}" if module in table else target
+    return table.get(target) or (f"{table[module]}.{name}" if module in table else target)
 
 
 def with_targets(config: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class ContinuousOptions(BatchingOptions):
     fair_prefill: bool = False
 
 
-@option("minivllm.engine.batching.Sequential")
+@option("minivllm.extras.batching.Sequential")
 @dataclass(frozen=True)
 class SequentialOptions(Options):
     """batching=sequential; its knobs are those of the same names in `BatchingOptions`."""
@@ -67,7 +67,7 @@ class SequentialOptions(Options):
     shed: bool = False
 
 
-@option("minivllm.engine.batching.Static")
+@option("minivllm.extras.batching.Static")
 @dataclass(frozen=True)
 class StaticOptions(BatchingOptions):
     """batching=static.
@@ -80,7 +80,7 @@ class StaticOptions(BatchingOptions):
     group_by_length: bool = False
 
 
-@option("minivllm.engine.batching.Dynamic")
+@option("minivllm.extras.batching.Dynamic")
 @dataclass(frozen=True)
 class DynamicOptions(StaticOptions):
     """batching=dynamic.

@@ -8,12 +8,13 @@ from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import PrefixNode
 from minivllm.cache.spec import CacheLayout
 from minivllm.cache.tiers.offload import Finished
-from minivllm.engine.batching import BatchingPolicy, Sequential
+from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.extras.batching import Sequential
 from minivllm.extras.beam import BeamSearch, Hypothesis
 
 

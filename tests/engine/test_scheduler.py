@@ -9,10 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.spec import CacheLayout
-from minivllm.engine.batching import BatchingPolicy, Continuous, Dynamic, Sequential, Static
+from minivllm.engine.batching import BatchingPolicy, Continuous
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
+from minivllm.extras.batching import Dynamic, Sequential, Static
 from tests.engine.imaginary import Machine, hypotheses
 
 

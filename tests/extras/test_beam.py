@@ -13,8 +13,9 @@ from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
-from minivllm.engine.batching import Continuous, Static
+from minivllm.engine.batching import Continuous
 from minivllm.engine.events import StepTimed
+from minivllm.extras.batching import Static
 from minivllm.llm import RequestOutput
 from tests.engine.imaginary import Machine, hypotheses
 from tests.reference import VARIANTS, make_checkpoint
