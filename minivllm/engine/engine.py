@@ -198,7 +198,8 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        begin, ended, timed = time.perf_counter(), self._last_step_end, self.events.has_subscribers(StepTimed)
+        mark, ended, timed = self.launcher.mark, self._last_step_end, self.events.has_subscribers(StepTimed)
+        begin = mark("schedule")
         plan = self.scheduler.plan()
         self.transfers.run(plan.transfers)
         outputs = [output for request in plan.shed for output in self._forget(request)]
@@ -206,18 +207,20 @@ class Engine:
         if not plan.scheduled and previous is None:
             if plan.next_poll_s is not None and not outputs:
                 self._sleep(plan.next_poll_s, patience_s)
+            mark("")
             return outputs
-        planned = time.perf_counter()
+        planned = mark("prepare" if plan.scheduled else "sample")
         launched = self._launch(plan, previous, timed) if plan.scheduled else None
         self._in_flight = None  # not sooner: where the launch raises, its tokens are still to be read
         earlier = [] if previous is None else self.launcher.read(previous)
         deferred = launched is not None and self.overlap.enabled and self.launcher.may_wait(launched)
         sampled = [] if launched is None or deferred else self.launcher.read(launched)
         self._emit_pending_timing()
-        read = time.perf_counter()
+        read = mark("sample" if deferred and previous is None else "emit")
         if previous is not None:
             outputs += self._accept_tokens(previous, earlier)
         if launched is None:
+            mark("")
             return outputs
         self._note_computed(launched)
         blocks = self._blocks_held() if timed else (0, 0)  # fullest now, before finished requests leave
@@ -227,7 +230,7 @@ class Engine:
             outputs += self._accept_tokens(launched, sampled)
         if launched.joint:
             outputs += self._advance(launched)
-        end = time.perf_counter()
+        end = mark("")
         if timed:
             marks = (ended or begin, begin, planned, launched.prepared_s, launched.computed_s, read, end)
             self._emit_timing(launched, marks, *blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +56,11 @@ class StepGraphs(Protocol):
         """Compute it: the tokens of its `count` requests, or their logits."""
 
 
+def phase_begins(phase: str) -> float:
+    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own in place of this."""
+    return time.perf_counter()
+
+
 class Launcher:
     """Puts runner and sampler together.
 
@@ -79,6 +84,7 @@ class Launcher:
         self.cache = cache
         self.kernels, self.one_by_one, self.joint = kernels, one_by_one, joint
         self.counters = SamplerCounters()
+        self.mark: Callable[[str], float] = phase_begins
         self.graphs: StepGraphs | None = None  # of steps that only decode, where they can be recorded
 
     def launch(self, plan: StepPlan, pending: Tensor | None = None) -> InFlightStep:
@@ -94,13 +100,13 @@ class Launcher:
         result: Tensor | SampledTokens
         if self.graphs is not None and key is not None:
             self.graphs.fill(key, plan.scheduled, pending)
-            prepared = time.perf_counter()
+            prepared = self.mark("forward")
             result = self.graphs.replay(key, len(plan.scheduled), self.counters)
         else:
             batch = self.runner.prepare(plan.scheduled, pending=pending)
-            prepared = time.perf_counter()
+            prepared = self.mark("forward")
             result = self.forward(plan.scheduled, batch)
-        in_flight = InFlightStep(plan, seq_lens, prepared, time.perf_counter())
+        in_flight = InFlightStep(plan, seq_lens, prepared, self.mark("sample"))
         sampling = [part.request for part in plan.scheduled if part.samples]
         if isinstance(result, SampledTokens):
             in_flight.sampling, in_flight.sampled = sampling, result

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from minivllm import LLM
+from minivllm import LLM, SamplingParams
 from minivllm.bench import profile
 from minivllm.bench.metrics import idle
 from minivllm.bench.records import storage
@@ -23,6 +24,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.session import Session
 from minivllm.bench.targets.ranges import phase_ranges
 from minivllm.config.compose import compose
+from minivllm.engine.launcher import phase_begins
 from minivllm.errors import BadInput
 from tests.bench.faulty import FaultyEngine
 
@@ -140,17 +142,18 @@ def test_a_trace_is_whole_or_absent(
     with pytest.raises(OSError, match=words):
         session.profile(measurement)
     assert list(measurement.path.iterdir()) == []
-    assert "step" not in vars(session.engine.engine)  # type: ignore[attr-defined]  # no range is left around it
+    assert session.engine.engine.launcher.mark is phase_begins  # type: ignore[attr-defined]  # no range is left open
     session.close()
 
 
 def test_the_engine_is_as_it_was() -> None:
     with LLM("tiny", quant="fp32", device="cpu") as llm:
         objects = (llm.engine, llm.engine.launcher)
-        before = [set(vars(one)) for one in objects]
+        before = [dict(vars(one)) for one in objects]
         with phase_ranges(llm.engine):
-            assert "step" in vars(llm.engine) and "launch" in vars(llm.engine.launcher)
-        assert [set(vars(one)) for one in objects] == before
+            assert llm.engine.launcher.mark is not phase_begins
+        assert [dict(vars(one)) for one in objects] == before
+        assert llm.engine.launcher.mark is phase_begins
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
@@ -202,32 +205,27 @@ def test_overlapping_steps_have_their_phases_too() -> None:
 
 def test_a_replayed_graph_is_the_forward_phase() -> None:
     class Graphs:
-        def replay(self) -> None:
+        """Replays what was computed afresh for the same request."""
+
+        logits = torch.zeros(1, 1)
+
+        def choose(self, scheduled: Any, pending: Any) -> str:
+            return "key"
+
+        def fill(self, key: str, scheduled: Any, pending: Any) -> None:
             pass
 
-    class Launcher:
-        graphs = Graphs()
+        def replay(self, key: str, count: int, counters: Any) -> torch.Tensor:
+            return self.logits
 
-        def launch(self) -> None:
-            self.graphs.replay()
-
-        def forward(self) -> None:
-            raise AssertionError("a graph is replayed")
-
-        def read(self) -> None:
-            pass
-
-    class Engine:
-        launcher = Launcher()
-
-        def step(self) -> None:
-            self.launcher.launch()
-            self.launcher.read()
-
-    engine: Any = Engine()
-    with phase_ranges(engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
-        engine.step()
-    assert [event.name for event in seen.events()] == PHASES
+    with LLM("tiny", quant="fp32", device="cpu") as llm:
+        graphs: Any = Graphs()
+        graphs.logits = llm.logits([1, 2, 3])[-1:]
+        llm.engine.launcher.graphs = graphs
+        llm.engine.launcher.forward = lambda *_: pytest.fail("a graph is replayed")  # type: ignore[method-assign]
+        with phase_ranges(llm.engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1))
+    assert [event.name for event in seen.events() if event.is_user_annotation] == PHASES
 
 
 def average(key: str, cpu_us: float, device_us: float, device: Any, annotation: bool = False) -> Any:
