@@ -3,6 +3,7 @@
 # make fuzz    thousands of damaged files and streams
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
+# make examples   pages of the committed records that are not there yet: reports/examples/cpu/NAME/index.html, by its name one alone
 # make report RUNS='name ...'   rebuild a report from records; without RUNS: from the newest record
 #
 # On Linux pip takes torch's build for CUDA; on a machine without a GPU take the one for CPUs, when .venv is made:
@@ -15,7 +16,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 RUNS ?= $(shell ls -t runs/*/record.json runs/*/*/record.json runs/*/kernels.json 2>/dev/null | head -n 1 | cut -d / -f 2)
 
-.PHONY: run test fuzz check docs report install clean
+# Records that are committed, and pages of them: those that docs/examples.md names are part of the site.
+EXAMPLES := reports/examples/cpu
+PAGES := $(patsubst $(EXAMPLES)/runs/%.tar.xz,$(EXAMPLES)/%/index.html,$(wildcard $(EXAMPLES)/runs/*.tar.xz))
+GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples.md),$(PAGES))
+
+.PHONY: run test fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
 run: install
@@ -32,10 +38,15 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(GALLERY)
 	$(BIN)/python scripts/docs_site.py
 	$(BIN)/zensical build --strict --clean
 	@echo "Read it: $(BIN)/python -m http.server --directory build/site"
+
+examples: $(PAGES)
+
+$(EXAMPLES)/%/index.html: | $(EXAMPLES)/runs/%.tar.xz install
+	$(BIN)/python run.py task=report 'runs=[$(EXAMPLES)/runs/$*.tar.xz]' reports_dir=$(EXAMPLES)
 
 report: install
 	$(BIN)/python run.py task=report 'runs=[$(subst $() ,$(,),$(strip $(RUNS)))]'

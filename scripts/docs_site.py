@@ -3,8 +3,9 @@
 The pages are written for GitHub, where a link may lead to any file of the repository. The site holds the files of
 docs/ alone, so it is built from a copy in which
 
-- a link to a file outside docs/ leads to the repository on GitHub; a picture is copied into the site instead, and so
-  is a report's page that docs/examples.md lists;
+- a link to a file outside docs/ leads to the repository on GitHub; a picture is copied into the site instead;
+- the name of an example's page, `reports/examples/.../index.html`, is a link to a copy of it where `make examples` or
+  `make docs` has built it; what is not built, such as its records, it links to on GitHub;
 - README.md is index.md, and a notebook is a page;
 - the comments that name the record behind a figure are left out: Markdown's dialects differ in what follows one.
 """
@@ -17,10 +18,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTPUT = ROOT / "build" / "docs"
+PAGE = re.compile(r"`(reports/examples/[\w/-]+/index\.html)`")
+IN_PAGE = re.compile(r'(?<=href=")(?![a-z]+:|#)[^"]+(?=")')
+BUILT = (".csv", ".html", ".png")  # of a report: these are copied with its page
 LINK = re.compile(r"`[^`]*`|\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")  # or code, which holds none
 
 
@@ -52,19 +57,12 @@ def lines(text: str) -> Iterator[tuple[bool, str]]:
         yield fenced or fence or line.startswith(("    ", "\t")), line
 
 
-def targets(page: Path) -> set[Path]:
-    """The files that a page's links lead to."""
-    text = "\n".join(line for code, line in lines(page.read_text(encoding="utf-8")) if not code)
-    return {(page.parent / match[1]).resolve() for match in LINK.finditer(text) if match[1]}
-
-
 class Site:
     """A copy of the pages, made in a folder; `source` is the address of the repository's files."""
 
     def __init__(self, output: Path = OUTPUT, source: str | None = None) -> None:
         self.output = output
         self.source = source or repository()
-        self.reports = {path for path in targets(DOCS / "examples.md") if path.suffix == ".html"}
 
     def prepare(self) -> None:
         """Write the copy; what the folder held before is lost."""
@@ -91,20 +89,45 @@ class Site:
     def link(self, page: Path, match: re.Match[str]) -> str:
         """What takes the place of a link in a page."""
         if match[1] is None:
-            return match[0]
+            return self.example(page, match[0])
         target, anchor = (page.parent / match[1]).resolve(), match[2] or ""
         if not target.exists():  # Zensical looks for pages and headings alone
             raise SystemExit(f"{page.relative_to(ROOT)} links to {match[1]}, which is not there")
         if target.is_relative_to(DOCS):
             place = match[1].replace("README.md", "index.md").replace(".ipynb", ".md")
-        elif target.suffix == ".png" or target in self.reports:
-            copy = self.output / target.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(target, copy)
-            place = os.path.relpath(copy, self.output / page.relative_to(DOCS).parent)
+        elif target.suffix == ".png":
+            place = self.beside(page, self.copied(target))
         else:
             place = address(self.source, target)
         return f"]({place}{anchor})"
+
+    def beside(self, page: Path, copy: Path) -> str:
+        """How a page of docs/ links to a file of the site."""
+        return os.path.relpath(copy, self.output / page.relative_to(DOCS).parent)
+
+    def copied(self, path: Path) -> Path:
+        """The copy of a file of the repository in the site."""
+        copy = self.output / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+        return copy
+
+    def example(self, page: Path, code: str) -> str:
+        """Code of a page: a link to a report that it names and that is built, or the code as it is."""
+        match = PAGE.fullmatch(code)
+        if match is None or not (report := ROOT / match[1]).exists():
+            return code
+        copy = self.copied(report)
+
+        def leading(link: re.Match[str]) -> str:
+            target = (report.parent / unquote(link[0])).resolve()
+            if target.suffix in BUILT and target.exists():
+                self.copied(target)
+                return link[0]
+            return address(self.source, target)
+
+        copy.write_text(IN_PAGE.sub(leading, report.read_text(encoding="utf-8")), encoding="utf-8")
+        return f"[{report.parent.name}]({self.beside(page, copy)})"
 
     def notebook(self, path: Path, place: Path) -> None:
         """Write a notebook with its outputs as a page, its pictures beside it."""
