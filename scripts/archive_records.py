@@ -23,6 +23,7 @@ from typing import Any
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records import archive
+from minivllm.bench.records.schema import migrated
 from minivllm.bench.records.storage import RECORD, REQUESTS, STEPS, TABLES, TELEMETRY
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
@@ -59,14 +60,14 @@ def packed_table(directory: Path, name: str, digest: str | None) -> bytes:
 
 
 def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of a record by name: its tables that are not left out, and record.json, which says which they are."""
+    """The files of a record by name: its tables that are not left out, and record.json, in the present schema."""
     directory = Path(row["directory"])
     found = {
         name: packed_table(directory, name, row.get(f"digests.{name}"))
         for name in TABLES
         if name not in left_out and archive.exists(directory / name)
     }
-    record = archive.read_json(directory / RECORD, RECORD)
+    record = migrated(archive.read_json(directory / RECORD, RECORD))
     slimmed = {*(record.get("slimmed") or ()), *(n for n in left_out if archive.exists(directory / n))}
     record["digests"] = {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
     record["slimmed"] = sorted(slimmed) or None

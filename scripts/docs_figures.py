@@ -18,6 +18,7 @@ import pandas as pd
 
 from minivllm.bench.records import storage
 from minivllm.bench.records.reading import load_records
+from minivllm.bench.records.tables import read_table
 from minivllm.platform import files
 from minivllm.report.figures.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
 from minivllm.report.figures.render import finish, png
@@ -32,7 +33,7 @@ PERCENT = 100
 
 def records(name: str) -> pd.DataFrame:
     """The ok records of a committed example, a row each, ordered by arm and block."""
-    frame = load_records(EXAMPLES / "runs" / name)
+    frame = load_records(EXAMPLES / "runs" / f"{name}.tar.xz")
     return frame[frame["status"] == "ok"].sort_values(["arm", "block"])
 
 
@@ -45,7 +46,8 @@ def mean(frame: pd.DataFrame, column: str, **where: Any) -> float:
 
 def table(frame: pd.DataFrame, file: str) -> pd.DataFrame:
     """A parquet file of the frame's first record, `seconds` counted from its first row where it is about steps."""
-    read = pd.read_parquet(Path(frame["directory"].iloc[0]) / file)
+    first = frame.iloc[0]
+    read = read_table(Path(first["directory"]), file, first[f"digests.{file}"]).to_pandas()
     return read.assign(seconds=read["start_s"] - read["start_s"].iloc[0]) if "start_s" in read else read
 
 
@@ -279,7 +281,7 @@ def effects() -> bytes:
     from minivllm.report.inputs import read
     from minivllm.report.studies.ablation import AblationStudy, forest
 
-    analysis = AblationStudy().finding(read(EXAMPLES / "runs" / "ablation"))
+    analysis = AblationStudy().finding(read(EXAMPLES / "runs" / "ablation.tar.xz"))
     drawn = analysis and forest(analysis)
     assert drawn
     return finish(drawn).png

@@ -9,7 +9,7 @@ import pytest
 
 from minivllm.bench.records.reading import load_records, read_records
 from minivllm.bench.records.tables import read_table
-from minivllm.report.material import read
+from minivllm.report.inputs import read
 from tests.report.synthetic import make_record, make_sweep, write
 from tests.scripts import load_script
 

@@ -11,10 +11,13 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+from urllib.parse import unquote
 
 import pytest
 from hydra import initialize_config_dir
@@ -26,8 +29,9 @@ from minivllm.bench.hardware.telemetry import Telemetry
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.glossary import glossary
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.records import record
+from minivllm.bench.records import archive, record
 from minivllm.bench.records.provenance import provenance
+from minivllm.bench.records.reading import read_records
 from minivllm.cli import _verbatim
 from minivllm.config import compose, explain
 from minivllm.engine.events import StepTimed
@@ -39,6 +43,8 @@ from tests.scripts import load_script
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 GUIDES, REFERENCE = DOCS / "guides", DOCS / "reference"
+EXAMPLES = ROOT / "reports" / "examples" / "cpu"
+PAGE = EXAMPLES / "ablation" / "index.html"  # the one that is committed
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.exists()]
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
 NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11}
@@ -94,6 +100,23 @@ def test_links_lead_somewhere(page: Path) -> None:
             if not place.exists() or (anchor and anchor not in anchors(place)):
                 broken.append(target)
     assert not broken
+
+
+def test_links_of_the_committed_page_lead_somewhere() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    links = set(re.findall(r'(?:href|src)="(?!data:)([^"]*)"', text))
+    names = {*re.findall(r'\bid="([^"]+)"', text)}
+    assert {"table.csv", "forest.png", "../runs/ablation.tar.xz"} <= links
+    for link in links:
+        place, _, anchor = link.partition("#")
+        assert (PAGE.parent / unquote(place)).exists() if place else anchor in names, link
+
+
+def test_pages_that_docs_name_can_be_built() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"reports/examples/cpu/([\w-]+)/index\.html", text))
+    assert len(named) > 10
+    assert [n for n in named if not (EXAMPLES / "runs" / f"{n}{archive.SUFFIX}").exists()] == []
 
 
 def test_the_code_names_pages_that_exist() -> None:
@@ -400,9 +423,9 @@ def test_tables_are_those_of_the_committed_records(page: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     sorted(
-        folder.name
-        for folder in (ROOT / "reports" / "examples" / "cpu" / "runs").iterdir()
-        if (folder / "plan.json").exists()
+        path.name.removesuffix(archive.SUFFIX)
+        for path in (EXAMPLES / "runs").iterdir()
+        if archive.is_archive(path)
     ),
 )
 def test_committed_tables_are_rebuilt_from_their_records(
@@ -410,39 +433,42 @@ def test_committed_tables_are_rebuilt_from_their_records(
 ) -> None:
     from minivllm.report.page import build_report
 
-    monkeypatch.setattr(
-        "minivllm.report.page.figures", lambda inputs: []
-    )  # most of the time, and of no table
-    examples = ROOT / "reports" / "examples" / "cpu"
-    build_report(examples / "runs" / name, tmp_path)
-    written = {path.name for folder in (tmp_path, examples / name) for path in folder.glob("*.md")}
-    for table in ("table.csv", *written):  # precision.md only where quality was measured
-        assert (tmp_path / table).read_text() == (examples / name / table).read_text(), table
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])  # most of the time
+    build_report(EXAMPLES / "runs" / f"{name}{archive.SUFFIX}", tmp_path)
+    written = {path.name for folder in (tmp_path, EXAMPLES / name) for path in folder.glob("*.md")}
+    if EXAMPLES / name == PAGE.parent:
+        written.add("table.csv")
+    for table in written:  # precision.md only where quality was measured
+        assert (tmp_path / table).read_text() == (EXAMPLES / name / table).read_text(), table
 
 
 RECORDED = re.compile(r"<!-- record: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
 
 
-def named(where: str) -> list[Path]:
+@cache
+def records_of(sweep: str) -> list[dict[str, Any]]:
+    return read_records(EXAMPLES / "runs" / f"{sweep}{archive.SUFFIX}")
+
+
+def named(where: str) -> list[dict[str, Any]]:
     """The record that a pattern of its folder names, or all blocks of an arm: SWEEP[knob=value,...]."""
-    runs = ROOT / "reports" / "examples"
     if not where.endswith("]"):
-        (record,) = runs.glob(f"*/runs/{where}/record.json")
+        sweep, _, folder = where.partition("/")
+        (record,) = (r for r in records_of(sweep) if fnmatch(Path(r["directory"]).name, folder))
         return [record]
     sweep, _, arm = where.removesuffix("]").partition("[")
-    every = runs.glob(f"*/runs/{sweep}/*/record.json")
-    found = [path for path in every if json.loads(path.read_text())["arm"].split() == arm.split(",")]
+    found = [record for record in records_of(sweep) if record["arm"].split() == arm.split(",")]
     assert found, f"no record of {where}"
     return found
 
 
-def value(record: Path, fields: str) -> float:
+def value(record: dict[str, Any], fields: str) -> float:
     """A field of a record by its dotted name, a sum of several, or the quotient of two such: a.b+a.c/a.d."""
     parts = []
     for names in fields.split("/"):
         parts.append(0.0)
         for name in names.split("+"):
-            node = json.loads(record.read_text())
+            node: Any = record
             for key in name.split("."):
                 node = node[key]
             parts[-1] += float(node)
@@ -463,7 +489,7 @@ def item(file: Path, names: str) -> float:
 @each_page
 def test_figures_of_scripts_are_those_they_wrote(page: Path) -> None:
     for name, names, form, shown in FILED.findall(page.read_text(encoding="utf-8")):
-        found = item(ROOT / "reports" / "examples" / "cpu" / name, names)
+        found = item(EXAMPLES / name, names)
         assert format(found, form) == shown, f"{page.name}: {name} {names}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,20 @@ def test_links_are_those_of_the_site(site: Any) -> None:
     assert (page.parent / picture).name == "kernels.png" and (site.output / picture[3:]).is_file()
     with pytest.raises(SystemExit, match=r"reference/page\.md links to \.\./nowhere\.png"):
         site.page(page, "[k](../nowhere.png)")
+
+
+def test_a_page_of_an_example_is_linked_where_it_is_built(site: Any) -> None:
+    report = "reports/examples/cpu/ablation/index.html"
+    shown = site.page(DOCS / "examples.md", f"Page: `{report}`, `reports/examples/cpu/none/index.html`.\n")
+    assert shown == f"Page: [ablation]({report}), `reports/examples/cpu/none/index.html`.\n"
+    copy = site.output / report
+    found = set(re.findall(r'href="([^"#]+)"', copy.read_text()))
+    places = {link for link in found if not re.match("[a-z]+:", link)}
+    assert {"table.csv", "forest.png"} <= places and all((copy.parent / link).is_file() for link in places)
+    cell = f"{GITHUB}/reports/examples/cpu/runs/ablation"
+    assert (
+        any(link.startswith(cell) for link in found) and f"{GITHUB}/{Path(report).parent}/table.md" in found
+    )
 
 
 def test_the_repository_is_the_workflows_or_the_remotes(monkeypatch: pytest.MonkeyPatch) -> None:

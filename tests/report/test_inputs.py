@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minivllm.platform.untrusted import read_archive
 from minivllm.report.inputs import read
 from minivllm.report.page import write_report
 from minivllm.report.studies.listed import findings
@@ -30,16 +31,19 @@ PARQUET = ["requests.parquet", "steps.parquet", "telemetry.parquet"]
 
 
 @cache
-def folders(study: str) -> list[Path]:
-    """Record folders of a study, its first blocks."""
-    found = [path.parent for path in (RUNS / study).glob("*/record.json")]
-    blocks = {path: json.loads((path / "record.json").read_text())["block"] for path in found}
-    return sorted(found, key=lambda path: (blocks[path], path))[:MOST]
+def files(study: str) -> list[tuple[str, dict[str, bytes]]]:
+    """Records of a study, its first blocks: the name of each and its files."""
+    every: dict[str, dict[str, bytes]] = {}
+    for name, content in read_archive(RUNS / f"{study}.tar.xz", study).items():
+        folder, _, file = name.partition("/")
+        every.setdefault(folder, {})[file] = content
+    blocks = {folder: json.loads(found["record.json"])["block"] for folder, found in every.items()}
+    return sorted(every.items(), key=lambda item: (blocks[item[0]], item[0]))[:MOST]
 
 
 @cache
 def records(study: str, index: int) -> st.SearchStrategy[bytes]:
-    return damaged((folders(study)[index] / "record.json").read_bytes())
+    return damaged(files(study)[index][1]["record.json"])
 
 
 def as_parquet(table: pyarrow.Table) -> bytes:
@@ -51,7 +55,7 @@ def as_parquet(table: pyarrow.Table) -> bytes:
 @cache
 def tables(study: str, index: int, name: str) -> st.SearchStrategy[bytes]:
     """A table that is cut or has other bytes; or a whole one in which columns are gone, or hold something else."""
-    content = (folders(study)[index] / name).read_bytes()
+    content = files(study)[index][1][name]
     whole = pyarrow.parquet.read_table(io.BytesIO(content))
     odd: dict[str, Any] = {
         "text": ["x"] * len(whole),
@@ -74,18 +78,19 @@ def sweep(root: Path, study: str, data: st.DataObject, tables_too: bool) -> tupl
     place = root / "runs"
     shutil.rmtree(place, ignore_errors=True)
     index = data.draw(st.sampled_from([0, 5]))
-    for number, folder in enumerate(folders(study)):
-        (place / folder.name).mkdir(parents=True)
-        for name in ("record.json", *(PARQUET if tables_too else ())):
-            shutil.copy(folder / name, place / folder.name)
+    for number, (folder, found) in enumerate(files(study)):
+        (place / folder).mkdir(parents=True)
+        for name, content in found.items():
+            if name == "record.json" or tables_too:
+                (place / folder / name).write_bytes(content)
         if number == index:
-            broken = place / folder.name
+            broken = place / folder
             if not tables_too or data.draw(st.booleans()):
                 (broken / "record.json").write_bytes(data.draw(records(study, index)))
             if tables_too:
-                name = data.draw(st.sampled_from(PARQUET))
+                name = data.draw(st.sampled_from(sorted({*found} & {*PARQUET})))
                 (broken / name).write_bytes(data.draw(tables(study, index, name)))
-    return place, len(folders(study))
+    return place, len(files(study))
 
 
 @pytest.mark.fuzz("records")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.metrics.metrics import fewest
+from minivllm.bench.records import archive
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.records.storage import REQUESTS
+from minivllm.bench.records.reading import record_files
+from minivllm.bench.records.storage import RECORD
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments.plan import essential
@@ -24,8 +25,8 @@ from minivllm.report.tables import COLUMNS, csv_text, markdown_text
 from minivllm.tasks.report import run
 
 RUNS = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "runs"
-POISSON = RUNS / "batching"
-SMOKE = next(RUNS.glob("tiny-quality/*bf16*/record.json")).parent  # 16 requests
+POISSON = RUNS / "batching.tar.xz"
+SMOKE = next(p for p in record_files(RUNS / "tiny-quality.tar.xz") if "bf16" in str(p)).parent  # 16 requests
 
 
 @pytest.mark.parametrize(("p", "least"), [(50, 2), (90, 10), (99, 100), (99.5, 200), (99.9, 1000), (0.1, 2)])
@@ -72,8 +73,8 @@ def test_tables_have_those_that_were_asked_for(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_figures")
 def test_without_its_requests_a_record_has_what_it_has(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "old" / "one"
-    shutil.copytree(SMOKE, place)
-    (place / REQUESTS).unlink()
+    place.mkdir(parents=True)
+    (place / RECORD).write_bytes(archive.read_bytes(SMOKE / RECORD, 1 << 20, RECORD))
     settings: dict[str, Any] = {
         "runs": ["old"],
         "runs_dir": str(tmp_path / "runs"),

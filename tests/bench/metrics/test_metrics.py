@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,10 @@ from minivllm.bench.metrics.glossary import FIGURES, glossary
 from minivllm.bench.metrics.metrics import METRICS, compute, percentiles, request_rows
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records import record
+from minivllm.bench.records.reading import read_record, record_files
 from minivllm.bench.records.record import Metrics, Percentiles, Window
+from minivllm.bench.records.storage import REQUESTS
+from minivllm.bench.records.tables import read_table
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams
@@ -276,10 +277,11 @@ def test_gaps_add_up_to_the_time_after_the_first_token(bursts: list[int], output
 @pytest.mark.parametrize("sweep", ["decoding", "beam-width"])
 def test_the_example_records_have_the_gaps_of_their_token_times(sweep: str) -> None:
     """Tokens of a beam search come at once: it has no gap, not one of 0 ms."""
-    files = sorted((EXAMPLES / sweep).glob("*/record.json"))
+    files = record_files(EXAMPLES / f"{sweep}.tar.xz")
     for file in files:
-        metrics = json.loads(file.read_text())["metrics"]
-        rows = pyarrow.parquet.read_table(file.parent / "requests.parquet").to_pylist()
+        found_record = read_record(file)
+        metrics = found_record["metrics"]
+        rows = read_table(file.parent, REQUESTS, found_record["digests"][REQUESTS]).to_pylist()
         traces = [
             RequestTrace(row["request_id"], 1, 0.0, token_times=row["token_times_s"], finish_reason="length")
             for row in rows
