@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from minivllm.cache.eviction.policies import Eviction, make_eviction
+from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import CacheLayout
 from minivllm.cache.tiers.disk import scratch_file
@@ -25,11 +23,7 @@ class PagedCache(PagedOptions):
         super().__post_init__()
         if self.offload_disk_gb:
             scratch_file(self.offload_dir).close()  # told now rather than when the model is loaded
-        _ = self._policy  # an error of its knobs, too
-
-    @cached_property
-    def _policy(self) -> Eviction | None:
-        return make_eviction(
+        self._policy = make_eviction(
             self.eviction,
             self.block_size,
             self.eviction_budget,

@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -33,6 +31,7 @@ from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.errors import BadInput, nearest
+from minivllm.platform.options import type_hints, typed
 from minivllm.platform.untrusted import place
 
 __all__ = [
@@ -42,7 +41,6 @@ __all__ = [
     "build",
     "compose",
     "conf_dir",
-    "convert",
     "finish",
     "load",
     "locate",
@@ -250,7 +248,7 @@ def _check(
     """The knobs of one dataclass, converted and complete; nested dataclasses likewise."""
     if not isinstance(node, dict):
         raise BadInput(f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=...")
-    hints, values = get_type_hints(cls), {}
+    hints, values = type_hints(cls), {}
     names = [item.name for item in fields(cls)]
     prefix = f"{path}." if path else ""
     for name, value in node.items():
@@ -262,64 +260,11 @@ def _check(
             assert isinstance(nested, type)
             values[name] = nested(**_check(nested, value, f"{prefix}{name}", f"{prefix}{name}"))
         else:
-            try:
-                values[name] = convert(value, hints[name])
-            except TypeError as error:
-                hint = _hint(cls, str(name), value)
-                raise BadInput(f"{prefix}{name}={value!r} must be {error}{hint}") from None
+            values[name] = typed(cls, name, value, f"{prefix}{name}")
     for item in fields(cls):
         if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
             raise BadInput(f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=...")
     return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
-
-
-def _hint(cls: type, name: str, value: Any) -> str:
-    """What to do instead of an infinite value, where its knob says so."""
-    rules = next(item.metadata for item in fields(cls) if item.name == name)
-    infinite = str(value).lower().lstrip("+.") in ("inf", "infinity")
-    return f"; {rules['infinite']}" if infinite and rules.get("infinite") else ""
-
-
-def convert(value: Any, hint: Any) -> Any:
-    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is wanted."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        for arm in args:
-            with contextlib.suppress(TypeError):
-                return convert(value, arm)
-    elif origin is Literal:
-        if any(value == choice and type(value) is type(choice) for choice in args):
-            return value
-    elif origin in (list, tuple):
-        items = value if isinstance(value, list | tuple) else [value]
-        with contextlib.suppress(TypeError):
-            return origin(convert(item, args[0]) for item in items)
-    elif origin is dict or hint is dict:
-        if isinstance(value, dict):
-            return value
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    elif hint is str:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return str(value)
-    elif hint is Any or type(value) is hint:
-        return value
-    raise TypeError(_describe(hint))
-
-
-def _describe(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return " or ".join(_describe(arm) for arm in args)
-    if origin is Callable:
-        return "a function, given from Python"
-    if origin is Literal:
-        return " or ".join(str(choice) for choice in args)
-    if origin in (list, tuple):
-        return f"a list, each {_describe(args[0])}"
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
-    return names.get(hint, "a dictionary")
 
 
 def _some_option(group: str) -> str:

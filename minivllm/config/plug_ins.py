@@ -19,6 +19,7 @@ from typing import Any, Union, get_args, get_origin
 from minivllm.config import compose
 from minivllm.errors import BadInput, first_line, last_frame
 from minivllm.platform.children import module_path
+from minivllm.platform.options import convert
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them
@@ -92,7 +93,7 @@ def problem_of(group: str, node: Node) -> str | None:
             return f"{group}.{name}: {target} takes no such argument; {compose.nearest(name, [*parameters])}"
         try:
             if name in hints:
-                compose.convert(value, hints[name])
+                convert(value, hints[name])
         except TypeError as error:
             return f"{group}.{name}={value!r} must be {error}, says {target}"
     return None

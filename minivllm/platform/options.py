@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from minivllm.errors import BadInput
 
@@ -60,11 +64,74 @@ def default_of(item: Field[Any]) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
-class Options:
-    """Base of the dataclasses: checks the ranges that `knob` declares.
+@cache
+def type_hints(cls: type) -> dict[str, Any]:
+    """The types of the fields of an option dataclass, which a class may inherit from."""
+    return get_type_hints(next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base)))
+
+
+def typed(cls: type, name: str, value: Any, key: str) -> Any:
+    """The value of a knob as the type of its field.
 
     Raises:
-        BadInput: a value is out of range; names the key.
+        BadInput: it has another type; names the key.
+    """
+    try:
+        return convert(value, type_hints(cls)[name])
+    except TypeError as error:
+        instead = next(item.metadata.get("infinite") for item in fields(cls) if item.name == name)
+        infinite = str(value).lower().lstrip("+.") in ("inf", "infinity")
+        hint = f"; {instead}" if infinite and instead else ""
+        raise BadInput(f"{key}={value!r} must be {error}{hint}") from None
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is wanted."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for arm in args:
+            with contextlib.suppress(TypeError):
+                return convert(value, arm)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in args):
+            return value
+    elif origin in (list, tuple):
+        items = value if isinstance(value, list | tuple) else [value]
+        with contextlib.suppress(TypeError):
+            return origin(convert(item, args[0]) for item in items)
+    elif origin is dict or hint is dict:
+        if isinstance(value, dict):
+            return value
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif hint is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif hint is Any or type(value) is hint:
+        return value
+    raise TypeError(_describe(hint))
+
+
+def _describe(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(arm) for arm in args)
+    if origin is Callable:
+        return "a function, given from Python"
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in args)
+    if origin in (list, tuple):
+        return f"a list, each {_describe(args[0])}"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    return names.get(hint, "a dictionary")
+
+
+class Options:
+    """Base of the dataclasses: checks types, and the ranges that `knob` declares.
+
+    Raises:
+        BadInput: a value has another type or is out of range; names the key.
     """
 
     group: ClassVar[str] = ""
@@ -72,7 +139,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, item.name)
+            value = typed(type(self), item.name, getattr(self, item.name), self._key(item.name))
+            object.__setattr__(self, item.name, value)  # dataclasses of options are frozen
             if not isinstance(value, int | float):  # null, or a choice of words
                 continue
             low, above, high = (item.metadata.get(rule) for rule in ("at_least", "above", "at_most"))
@@ -84,8 +152,10 @@ class Options:
 
     def bad(self, name: str, complaint: str) -> BadInput:
         """The error for the knob `name`."""
-        key = f"{self.group}.{name}" if self.group else name
-        return BadInput(f"{key}={getattr(self, name)!r} {complaint}")
+        return BadInput(f"{self._key(name)}={getattr(self, name)!r} {complaint}")
+
+    def _key(self, name: str) -> str:
+        return f"{self.group}.{name}" if self.group else name
 
 
 # Folders below runs_dir that hold no sweep's records: what several share, and the logs of Slurm's jobs.

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.workloads.checks import at_least_one, positive
+from minivllm.bench.workloads.options import (
+    ConcurrencyOptions,
+    GammaOptions,
+    RampOptions,
+    RateOptions,
+    ReplayOptions,
+)
 from minivllm.bench.workloads.workload import WorkloadRequest
 from minivllm.errors import BadInput
 
@@ -38,71 +44,28 @@ class Offline(Arrival):
     """Every request is there at the start."""
 
 
-class Concurrency(Arrival):
-    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last one has ended.
-
-    Args:
-        concurrency: requests in flight.
-
-    Raises:
-        BadInput: it is not a whole number of at least 1.
-    """
-
-    def __init__(self, concurrency: int = 8) -> None:
-        self.concurrency = at_least_one("arrival.concurrency", concurrency)
+class Concurrency(ConcurrencyOptions, Arrival):  # type: ignore[misc]  # an option cannot be set anew
+    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last one has ended."""
 
 
-class Constant(Arrival):
-    """Open loop: requests at equal distances, the first at 0.
-
-    Args:
-        rate: requests per second.
-
-    Raises:
-        BadInput: the rate is not a finite number above 0.
-    """
-
-    def __init__(self, rate: float = 2.0) -> None:
-        self.rate = positive("arrival.rate", rate)
+class Constant(RateOptions, Arrival):
+    """Open loop: requests at equal distances, the first at 0."""
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds."""
         return [i / self.rate for i in range(n)]
 
 
-class Poisson(Arrival):
-    """Open loop: independent users, so exponential gaps between arrivals; the first request comes at 0.
-
-    Args:
-        rate: mean arrivals per second.
-
-    Raises:
-        BadInput: the rate is not a finite number above 0.
-    """
-
-    def __init__(self, rate: float = 2.0) -> None:
-        self.rate = positive("arrival.rate", rate)
+class Poisson(RateOptions, Arrival):
+    """Open loop: independent users, so exponential gaps between arrivals; the first request comes at 0."""
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds; the same seed gives the same times."""
         return _after(_generator(seed).exponential(1 / self.rate, size=n))
 
 
-class Gamma(Arrival):
-    """Open loop: gamma-distributed gaps, which may come in bursts; the first request comes at 0.
-
-    Args:
-        rate: mean arrivals per second.
-        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less comes in
-            bursts, more is more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
-
-    Raises:
-        BadInput: a knob is not a finite number above 0.
-    """
-
-    def __init__(self, rate: float = 2.0, burstiness: float = 0.5) -> None:
-        self.rate = positive("arrival.rate", rate)
-        self.burstiness = positive("arrival.burstiness", burstiness)
+class Gamma(GammaOptions, Arrival):
+    """Open loop: gamma-distributed gaps, which may come in bursts; the first request comes at 0."""
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds; the same seed gives the same times."""
@@ -110,27 +73,13 @@ class Gamma(Arrival):
         return _after(_generator(seed).gamma(self.burstiness, scale, size=n))
 
 
-class Ramp(Arrival):
+class Ramp(RampOptions, Arrival):
     """Open loop: a Poisson process whose rate goes in a straight line from one value to another.
 
     A process of rate 1 with its time stretched (Cinlar 1975): its k-th arrival, at S_k, comes here when
     the rate has added up to S_k.
 
-    Args:
-        start_rate: arrivals per second at the start.
-        end_rate: the same at the end, and from there on.
-        duration_s: how long the ramp takes; None is as long as the requests are expected to last.
-
-    Raises:
-        BadInput: a knob is not a finite number above 0.
     """
-
-    def __init__(
-        self, start_rate: float = 1.0, end_rate: float = 8.0, duration_s: float | None = None
-    ) -> None:
-        self.start_rate = positive("arrival.start_rate", start_rate)
-        self.end_rate = positive("arrival.end_rate", end_rate)
-        self.duration_s = None if duration_s is None else positive("arrival.duration_s", duration_s)
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds; the same seed gives the same times."""
@@ -148,20 +97,10 @@ class Ramp(Arrival):
         return times
 
 
-class Replay(Arrival):
-    """Open loop: the times of the workload's own requests, as a trace has them.
-
-    Args:
-        rate_scale: how many times faster than they came.
-
-    Raises:
-        BadInput: the factor is not a finite number above 0.
-    """
+class Replay(ReplayOptions, Arrival):
+    """Open loop: the times of the workload's own requests, as a trace has them."""
 
     replays = True  # needs a workload with times of its own
-
-    def __init__(self, rate_scale: float = 1.0) -> None:
-        self.rate_scale = positive("arrival.rate_scale", rate_scale)
 
     def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
         """The requests' times, divided by the factor.

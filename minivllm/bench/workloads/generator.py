@@ -6,13 +6,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from minivllm.bench.workloads.checks import at_least_one, one_of
 from minivllm.bench.workloads.lengths import Lengths
 from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
+from minivllm.platform.options import Options
 from minivllm.platform.untrusted import place
 
 Decode = Callable[[list[int]], str | None]
@@ -100,19 +101,15 @@ class Generator(ABC):
         """See `generate`."""
 
 
-class Drawn(Generator):
-    """A generator that draws lengths.
+class Drawn(Options, Generator):
+    """A generator that draws lengths: its options have `input_len`, `output_len` and more of `LENGTHS`."""
 
-    Args:
-        input_len: prompt tokens; a number, or a distribution (see `Lengths`).
-        output_len: output tokens; the same.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-    """
+    LENGTHS: ClassVar[tuple[str, ...]] = ("input_len", "output_len")
 
-    def __init__(self, input_len: Any, output_len: Any, ignore_eos: bool) -> None:
-        self.input_len = Lengths.parse("workload.input_len", input_len)
-        self.output_len = Lengths.parse("workload.output_len", output_len)
-        self.ignore_eos = ignore_eos
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The distributions, by knob.
+        self.lengths = {name: Lengths.parse(f"workload.{name}", getattr(self, name)) for name in self.LENGTHS}
 
 
 class FromFile(Generator):

@@ -4,61 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits, not_negative, one_of
+from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
-from minivllm.bench.workloads.lengths import Lengths
-from minivllm.bench.workloads.options import TURN_INPUT_LEN, TURN_OUTPUT_LEN
+from minivllm.bench.workloads.options import MultiTurnOptions
 from minivllm.bench.workloads.prompts import draw_prompts
-from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM, Length
+from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
 TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
 
 
-class MultiTurn(Drawn):
+class MultiTurn(Drawn, MultiTurnOptions):
     """Users who talk: ask, read the answer, think, ask on.
 
     The workload holds what the users say and for how long they think. The answers are the engine's own, and
     become part of the next turn's prompt (see `Talks`); with `ignore_eos` their lengths, and so the work, are
     the same whatever an engine says.
 
-    Args:
-        num_conversations: how many.
-        turns: of a conversation; a number, or a distribution (see `Lengths`).
-        input_len: tokens that the user adds in a turn; the same.
-        output_len: tokens of an answer; the same.
-        think_s: mean seconds from the end of an answer to the next turn.
-        think: fixed, or exponential: how these times are distributed.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-
     Raises:
         BadInput: a knob has no sensible value.
     """
 
     name = "multi_turn"
-
-    def __init__(
-        self,
-        num_conversations: int = 8,
-        turns: Length = 4,
-        input_len: Length = TURN_INPUT_LEN,
-        output_len: Length = TURN_OUTPUT_LEN,
-        think_s: float = 0.5,
-        think: str = "exponential",
-        ignore_eos: bool = True,
-    ) -> None:
-        super().__init__(input_len, output_len, ignore_eos)
-        self.num_conversations = at_least_one("workload.num_conversations", num_conversations)
-        self.turns = Lengths.parse("workload.turns", turns)
-        self.think_s = not_negative("workload.think_s", think_s)
-        self.think = one_of("workload.think", think, ("fixed", "exponential"))
+    LENGTHS = (*Drawn.LENGTHS, "turns")
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator; it is the conversation that may be longer than the context."""
-        count = round(self.num_conversations * self.turns.typical)
-        tokens = count * self.input_len.typical
+        count = round(self.num_conversations * self.lengths["turns"].typical)
+        tokens = count * self.lengths["input_len"].typical
         check_amount("workload.num_conversations times workload.turns", count, tokens, "ask for fewer")
-        longest = [lengths.longest for lengths in (self.turns, self.input_len, self.output_len)]
+        longest = [self.lengths[name].longest for name in ("turns", "input_len", "output_len")]
         turns, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest last turn"
         check_fits(what, turns * own + (turns - 1) * output, output, max_model_len, TALK_ADVICE)
@@ -72,8 +47,8 @@ class MultiTurn(Drawn):
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         further = reader.encode_further
         requests = []
-        for i, turns in enumerate(self.turns.sample(rng, self.num_conversations)):
-            inputs, outputs = self.input_len.sample(rng, turns), self.output_len.sample(rng, turns)
+        for i, turns in enumerate(self.lengths["turns"].sample(rng, self.num_conversations)):
+            inputs, outputs = (self.lengths[name].sample(rng, turns) for name in Drawn.LENGTHS)
             prompts = draw_prompts(inputs[:1], reader.encode, reader.vocab_size, rng)
             prompts += draw_prompts(inputs[1:], further, reader.vocab_size, rng)
             thought = [self.think_s] * turns

@@ -19,20 +19,20 @@ def _lognormal(mean: int, std: int, low: int, high: int) -> dict[str, Any]:
     return {"distribution": "lognormal", "mean": mean, "std": std, "min": low, "max": high}
 
 
-CHAT_INPUT_LEN, CHAT_OUTPUT_LEN = _uniform(64, 256), _uniform(32, 128)
-LONG_INPUT_LEN, LONG_OUTPUT_LEN = _uniform(8192, 32768), _uniform(64, 256)
-SUMMARIZE_INPUT_LEN, SUMMARIZE_OUTPUT_LEN = _lognormal(1024, 384, 256, 1792), _lognormal(96, 32, 32, 192)
-CODE_INPUT_LEN, CODE_OUTPUT_LEN = _lognormal(1152, 384, 128, 1792), _lognormal(24, 32, 1, 192)
-TURN_INPUT_LEN, TURN_OUTPUT_LEN = _uniform(16, 64), _uniform(32, 96)
-
-
 def _length(default: int | dict[str, Any]) -> Any:
     return knob(factory=lambda: dict(default) if isinstance(default, dict) else default, at_least=1)
 
 
 @dataclass(frozen=True)
 class SyntheticOptions(Options):
-    """What every workload of drawn lengths has."""
+    """What every workload of requests with drawn lengths has.
+
+    Args:
+        num_requests: how many.
+        input_len: prompt tokens; a number, or a distribution (see `Lengths`).
+        output_len: output tokens; the same.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
 
     group = "workload"
     num_requests: int = knob(32, at_least=1)
@@ -54,8 +54,8 @@ class SmokeOptions(SyntheticOptions):
 class ChatWorkloadOptions(SyntheticOptions):
     """workload=chat."""
 
-    input_len: Length = _length(CHAT_INPUT_LEN)
-    output_len: Length = _length(CHAT_OUTPUT_LEN)
+    input_len: Length = _length(_uniform(64, 256))
+    output_len: Length = _length(_uniform(32, 128))
 
 
 @option("minivllm.bench.workloads.synthetic.LongDocument")
@@ -64,8 +64,8 @@ class LongDocumentOptions(SyntheticOptions):
     """workload=long_document."""
 
     num_requests: int = knob(16, at_least=1)
-    input_len: Length = _length(LONG_INPUT_LEN)
-    output_len: Length = _length(LONG_OUTPUT_LEN)
+    input_len: Length = _length(_uniform(8192, 32768))
+    output_len: Length = _length(_uniform(64, 256))
 
 
 @option("minivllm.bench.workloads.synthetic.Summarize")
@@ -73,8 +73,8 @@ class LongDocumentOptions(SyntheticOptions):
 class SummarizeOptions(SyntheticOptions):
     """workload=summarize."""
 
-    input_len: Length = _length(SUMMARIZE_INPUT_LEN)
-    output_len: Length = _length(SUMMARIZE_OUTPUT_LEN)
+    input_len: Length = _length(_lognormal(1024, 384, 256, 1792))
+    output_len: Length = _length(_lognormal(96, 32, 32, 192))
 
 
 @option("minivllm.bench.workloads.synthetic.Code")
@@ -82,14 +82,23 @@ class SummarizeOptions(SyntheticOptions):
 class CodeOptions(SyntheticOptions):
     """workload=code."""
 
-    input_len: Length = _length(CODE_INPUT_LEN)
-    output_len: Length = _length(CODE_OUTPUT_LEN)
+    input_len: Length = _length(_lognormal(1152, 384, 128, 1792))
+    output_len: Length = _length(_lognormal(24, 32, 1, 192))
 
 
 @option("minivllm.bench.workloads.shared_prefix.SharedPrefix")
 @dataclass(frozen=True)
 class SharedPrefixOptions(SyntheticOptions):
-    """workload=shared_prefix."""
+    """workload=shared_prefix.
+
+    Args:
+        num_requests, output_len, ignore_eos: see `SyntheticOptions`.
+        input_len: tokens of a request's own, after the prefix; a number, or a distribution (see `Lengths`).
+        num_prefixes: trees, and so different first tokens.
+        prefix_len: tokens of a node; a number, or a distribution.
+        depth: nodes on a way from root to leaf; 1 is the root alone.
+        branching: children of a node.
+    """
 
     num_prefixes: int = knob(2, at_least=1)
     prefix_len: Length = _length(256)
@@ -100,13 +109,23 @@ class SharedPrefixOptions(SyntheticOptions):
 @option("minivllm.bench.workloads.multi_turn.MultiTurn")
 @dataclass(frozen=True)
 class MultiTurnOptions(Options):
-    """workload=multi_turn."""
+    """workload=multi_turn.
+
+    Args:
+        num_conversations: how many.
+        turns: of a conversation; a number, or a distribution (see `Lengths`).
+        input_len: tokens that the user adds in a turn; the same.
+        output_len: tokens of an answer; the same.
+        think_s: mean seconds from the end of an answer to the next turn.
+        think: fixed, or exponential: how these times are distributed.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
 
     group = "workload"
     num_conversations: int = knob(8, at_least=1)
     turns: Length = _length(4)
-    input_len: Length = _length(TURN_INPUT_LEN)
-    output_len: Length = _length(TURN_OUTPUT_LEN)
+    input_len: Length = _length(_uniform(16, 64))
+    output_len: Length = _length(_uniform(32, 96))
     think_s: float = knob(0.5, at_least=0)
     think: Literal["fixed", "exponential"] = "exponential"
     ignore_eos: bool = True
@@ -161,7 +180,11 @@ class OfflineOptions(Options):
 @option("minivllm.bench.workloads.arrivals.Concurrency")
 @dataclass(frozen=True)
 class ConcurrencyOptions(Options):
-    """arrival=concurrency."""
+    """arrival=concurrency.
+
+    Args:
+        concurrency: requests in flight.
+    """
 
     group = "arrival"
     concurrency: int = knob(8, at_least=1)
@@ -170,7 +193,11 @@ class ConcurrencyOptions(Options):
 @option("minivllm.bench.workloads.arrivals.Constant", "minivllm.bench.workloads.arrivals.Poisson")
 @dataclass(frozen=True)
 class RateOptions(Options):
-    """arrival=constant and arrival=poisson."""
+    """arrival=constant and arrival=poisson.
+
+    Args:
+        rate: mean arrivals per second.
+    """
 
     group = "arrival"
     rate: float = knob(2.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
@@ -179,7 +206,13 @@ class RateOptions(Options):
 @option("minivllm.bench.workloads.arrivals.Gamma")
 @dataclass(frozen=True)
 class GammaOptions(RateOptions):
-    """arrival=gamma."""
+    """arrival=gamma.
+
+    Args:
+        rate: mean arrivals per second.
+        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less comes in
+            bursts, more is more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
+    """
 
     burstiness: float = knob(0.5, above=0, at_least=LEAST, at_most=MOST)
 
@@ -187,7 +220,13 @@ class GammaOptions(RateOptions):
 @option("minivllm.bench.workloads.arrivals.Ramp")
 @dataclass(frozen=True)
 class RampOptions(Options):
-    """arrival=ramp."""
+    """arrival=ramp.
+
+    Args:
+        start_rate: arrivals per second at the start.
+        end_rate: the same at the end, and from there on.
+        duration_s: how long the ramp takes; None is as long as the requests are expected to last.
+    """
 
     group = "arrival"
     start_rate: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
@@ -198,7 +237,11 @@ class RampOptions(Options):
 @option("minivllm.bench.workloads.arrivals.Replay")
 @dataclass(frozen=True)
 class ReplayOptions(Options):
-    """arrival=replay."""
+    """arrival=replay.
+
+    Args:
+        rate_scale: how many times faster than they came.
+    """
 
     group = "arrival"
     rate_scale: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)

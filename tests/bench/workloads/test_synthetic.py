@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,11 @@ from minivllm.bench.workloads.shared_prefix import SharedPrefix
 from minivllm.bench.workloads.synthetic import Chat, Code, LongDocument, Smoke, Summarize, Synthetic
 from minivllm.bench.workloads.trace import Trace
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.config.compose import OPTIONS as DATACLASSES
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform.options import default_of
 from tests.bench.scripted import ScriptedClock
 
 CONF = Path(__file__).parents[3] / "conf" / "workload"
@@ -256,13 +257,12 @@ OPTIONS = [Smoke, Chat, LongDocument, Summarize, Code, SharedPrefix, MultiTurn, 
 @pytest.mark.parametrize("cls", OPTIONS, ids=lambda cls: cls.name)
 def test_option_files_show_every_knob_with_its_default(cls: Any) -> None:
     options = yaml.safe_load((CONF / f"{cls.name}.yaml").read_text())
-    assert options.pop("_target_") == f"{cls.__module__}.{cls.__name__}"
+    assert (target := options.pop("_target_")) == f"{cls.__module__}.{cls.__name__}"
     for name, value in options.items():
         if isinstance(value, dict):
             assert {"distribution", *NAMES} == set(value)
             options[name] = {key: item for key, item in value.items() if item is not None}
-    knobs = inspect.signature(cls).parameters
-    assert options == {name: parameter.default for name, parameter in knobs.items()}
+    assert options == {item.name: default_of(item) for item in fields(DATACLASSES[target])}
 
 
 def test_there_is_an_option_file_for_every_workload() -> None:
