@@ -18,6 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.bad_words import BadWords
 from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.capture import keep_graphs
+from minivllm.extras.prompt_logprobs import take_prompt_logprobs
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
@@ -178,7 +179,7 @@ def build_engine(config: dict[str, Any], progress: Progress | None = None) -> En
         seed=config["measure"]["seed"],
         batch_invariant=level == "batch",
         overlap=runtime["overlap"],
-        extensions=Extensions(BeamDecoding(), BadWords),
+        extensions=Extensions(BeamDecoding(), BadWords, take_prompt_logprobs),
     )
     apply_passes(after, loaded, replace(context, engine=engine))
     keep_graphs(engine, runtime["cuda_graphs"], build(config["decoding"]))

@@ -125,7 +125,7 @@ class Engine:
         )
         backend = attention(specs, self.kv)
         self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions.joint)
+        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions)
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
         self._pending_timing: tuple[StepTimed, Download] | None = (
@@ -289,11 +289,10 @@ class Engine:
 
     def _advance(self, launched: InFlightStep) -> list[TokenOutput]:
         """Let the joint groups of a step go on; the outputs of those that are over."""
-        assert self.launcher.joint is not None
+        joint = self.launcher.extensions.joint
+        assert joint is not None
         outputs: list[TokenOutput] = []
-        for request, token_ids, reason in self.launcher.joint.advance(
-            launched.joint, launched.choices, self.scheduler
-        ):
+        for request, token_ids, reason in joint.advance(launched.joint, launched.choices, self.scheduler):
             if request.error is not None:
                 outputs.append(self._fail(request))
                 continue

@@ -11,6 +11,7 @@ from minivllm.engine.options import TokenMask
 from minivllm.engine.request import Group, Request
 from minivllm.engine.sampler import SamplerCounters
 from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.step import StepPlan
 from minivllm.models.load.tokenizer import Tokenizer
 
 
@@ -45,6 +46,8 @@ class Extensions(NamedTuple):
     joint: JointDecoding | None = None
     # (words, tokenizer, vocab_size, the request's own mask): a mask that forbids the words
     bad_words: Callable[[Sequence[str], Tokenizer, int, TokenMask | None], TokenMask] | None = None
+    # Keeps the log-probabilities that prompts ask for of a step's logits; the rows to sample from
+    prompt_logprobs: Callable[[StepPlan, Tensor], Tensor] | None = None
 
 
 CORE = Extensions()  # none

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
 from minivllm.cache.manager import CacheManager
-from minivllm.engine.extension import JointDecoding
-from minivllm.engine.logprobs import take_prompt_logprobs
+from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.request import Request
 from minivllm.engine.runner import Runner
 from minivllm.engine.sampler import SampledToken, SampledTokens, SamplerCounters, SamplerOps, sample
@@ -69,7 +68,7 @@ class Launcher:
         cache: is told where attention went, if it asks.
         kernels: to choose tokens with.
         one_by_one: sample each request by itself.
-        joint: chooses for members of joint groups, if there can be any.
+        extensions: choose for members of joint groups, and keep log-probabilities of prompts.
     """
 
     def __init__(
@@ -78,11 +77,11 @@ class Launcher:
         cache: CacheManager,
         kernels: SamplerOps,
         one_by_one: bool = False,
-        joint: JointDecoding | None = None,
+        extensions: Extensions = CORE,
     ) -> None:
         self.runner = runner
         self.cache = cache
-        self.kernels, self.one_by_one, self.joint = kernels, one_by_one, joint
+        self.kernels, self.one_by_one, self.extensions = kernels, one_by_one, extensions
         self.counters = SamplerCounters()
         self.mark: Callable[[str], float] = phase_begins
         self.graphs: StepGraphs | None = None  # of steps that only decode, where they can be recorded
@@ -113,7 +112,8 @@ class Launcher:
             return in_flight
         logits = result
         if len(logits) != len(sampling):
-            logits = take_prompt_logprobs(plan, logits)
+            assert self.extensions.prompt_logprobs is not None, "this engine has none of prompts"
+            logits = self.extensions.prompt_logprobs(plan, logits)
         if any(request.group is not None for request in sampling):
             logits, sampling = self._of_groups(in_flight, logits, sampling)
         in_flight.sampling = sampling
@@ -128,9 +128,9 @@ class Launcher:
         starts now has a copy of its leader's row."""
         joint = [row for row, request in enumerate(sampling) if request.is_joint]
         if joint:
-            assert self.joint is not None
+            assert self.extensions.joint is not None
             in_flight.joint = [sampling[row] for row in joint]
-            in_flight.choices = self.joint.choose(
+            in_flight.choices = self.extensions.joint.choose(
                 logits[joint], in_flight.joint, self.counters, self.one_by_one
             )
             rows = [row for row, request in enumerate(sampling) if not request.is_joint]

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from minivllm.engine.step import StepPlan
-from minivllm.errors import NonFiniteLogits
-
-LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 
 
 def top_logprobs(
@@ -35,33 +29,3 @@ def top_logprobs(
     for i, (row, count) in enumerate(asked.items()):
         result[row] = {chosen[row]: own[i][0]} | dict(zip(ids[i][:count], values[i][:count], strict=True))
     return result
-
-
-def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
-    """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
-    rows: list[int] = []
-    row = 0
-    for part in plan.scheduled:
-        request = part.request
-        count = request.params.prompt_logprobs
-        if count is None:
-            if part.samples:
-                rows.append(row)
-                row += 1
-            continue
-        known = request.prompt_logprobs
-        assert known is not None
-        # Some may be there from before a preemption. A slice at a time bounds the float32 copy.
-        stop = min(part.end, request.num_prompt_tokens - 1)
-        for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
-            end = min(begin + LOGPROB_ROWS, stop)
-            block = logits[row + begin - part.start : row + end - part.start]
-            entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
-            known.extend(entry for entry in entries if entry is not None)
-            for position, entry in enumerate(known[begin:], begin + 1):
-                if request.error is None and math.isnan(next(iter(entry.values()))):
-                    request.error = NonFiniteLogits.of(request.request_id, position)
-        row += part.num_tokens
-        if part.samples:
-            rows.append(row - 1)
-    return logits[rows]
