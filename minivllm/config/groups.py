@@ -5,9 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from minivllm.engine.options import SamplingParams
-from minivllm.platform.options import Options
-
 GROUPS: dict[str, str] = {
     "task": "what to do",
     "model": "which model; model=hf model.path=... takes any checkpoint folder or hub id",
@@ -33,7 +30,7 @@ def _found() -> dict[str, type]:
     for file in sorted(root.rglob("options.py")):
         module = import_module(".".join((root.name, *file.relative_to(root).with_suffix("").parts)))
         for cls in vars(module).values():
-            if isinstance(cls, type) and issubclass(cls, Options):
+            if isinstance(cls, type):
                 found |= dict.fromkeys(vars(cls).get("names", ()), cls)
     return found
 
@@ -41,6 +38,5 @@ def _found() -> dict[str, type]:
 _BY_NAME = _found()
 # By `_target_`. A class of the user's own is not here: it is checked against its constructor when it is built.
 OPTIONS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." in name}
-OPTIONS["minivllm.engine.options.SamplingParams"] = SamplingParams  # its own option dataclass
 # Groups and sections whose options are plain settings and name no class; `ablation` is there only where it is added.
 TARGETLESS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." not in name}

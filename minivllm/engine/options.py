@@ -120,6 +120,7 @@ _RANGES: dict[str, Range] = {
 _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
+@option("minivllm.engine.options.SamplingParams")
 @known_fields_only
 @dataclass(frozen=True)
 class SamplingParams:

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 from minivllm.errors import BadInput
 
-T = TypeVar("T", bound="type[Options]")
+T = TypeVar("T", bound=type)
 
 
 def option(*names: str) -> Callable[[T], T]:
     """Class decorator: the dataclass holds the knobs of these `_target_`s, or of a group or section without one."""
 
     def named(cls: T) -> T:
-        cls.names = names
+        cls.names = names  # type: ignore[attr-defined]
         return cls
 
     return named
