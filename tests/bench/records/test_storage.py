@@ -67,7 +67,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
         path.write_text(text[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage, "_write", full)
+    monkeypatch.setattr(files, "_write", full)
     with pytest.raises(OSError, match="No space"):
         files.write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
@@ -99,7 +99,7 @@ def test_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         order.append(path.name)
         atomically(path, write)
 
-    monkeypatch.setattr(storage, "atomically", spy)
+    monkeypatch.setattr(files, "atomically", spy)
     (tmp_path / storage.HANDOVER).write_text("{}")
     storage.write_record(tmp_path, make_record(), [{"a": 1}], [{"b": 1}], [{"t_s": 0.0}], {"model": {}})
     assert sorted(order) == [
