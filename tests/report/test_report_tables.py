@@ -15,9 +15,9 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.bench.records.record import Ablation
 from minivllm.errors import BadInput
-from minivllm.report import sections
 from minivllm.report.inputs import read
 from minivllm.report.page import build_report
+from minivllm.report.provenance import provenance
 from minivllm.report.tables import markdown_text, summary_table
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.synthetic import make_record, write
@@ -147,7 +147,7 @@ def test_every_version_is_told(tmp_path: Path) -> None:
     peers = {"vllm": "0.32.0"}
     records[1].provenance = {**records[1].provenance, "packages": packages, "peer_packages": peers}
     rows = read_rows(write(tmp_path / "runs", records))[0]
-    facts = dict(sections.provenance(rows, gather(rows), tmp_path)["facts"])
+    facts = dict(provenance(rows, gather(rows), tmp_path)["facts"])
     assert facts["Packages"].startswith("python 3.11.9, torch 2.13.0 and 2.14.0, bitsandbytes 0.50.2")
     assert facts["Peer's packages"] == "vllm 0.32.0"
 

@@ -435,7 +435,7 @@ def test_runs_keep_the_order_in_which_they_are_given(tmp_path: Path) -> None:
 
 def test_a_table_that_ends_says_where_the_rest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six cells of three blocks where a table may have four rows."""
-    for module in ("sections", "results"):
+    for module in ("sections", "results", "provenance"):
         monkeypatch.setattr(f"minivllm.report.{module}.MAX_ROWS", 4)
     page, out = build(tmp_path, make_sweep(), parquet=False)
     assert "2 further rows are in table.csv." in page.text and len(table(out)) == 6

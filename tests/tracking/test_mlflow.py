@@ -47,7 +47,7 @@ class Telling:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    def page(material: ReportInputs, out_dir: Path) -> Path:
+    def page(inputs: ReportInputs, out_dir: Path, studies: object) -> Path:
         out_dir.mkdir(parents=True, exist_ok=True)
         (out_dir / "index.html").write_text("report")
         return out_dir / "index.html"

@@ -13,7 +13,7 @@ import psutil
 
 from minivllm.bench.hardware.gpu import NullGpu
 
-Row = dict[str, Any]
+Sample = dict[str, Any]
 FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
 FAMILY_EVERY_S = 1.0
 # The memory that the roofline probe, quality and the profiler take is not the run's.
@@ -44,7 +44,7 @@ class Telemetry:
         self._pid = pid
         self._interval = interval_s
         self._limit = memory_limit
-        self._rows: list[Row] = []
+        self._rows: list[Sample] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -69,7 +69,7 @@ class Telemetry:
             self.sample()
             self._stop.wait(self._interval)
 
-    def sample(self) -> Row | None:
+    def sample(self) -> Sample | None:
         """Take one row now; None once the worker is gone."""
         with self._lock:
             try:
@@ -81,7 +81,7 @@ class Telemetry:
             self.over_limit.set()
         return row
 
-    def _row(self) -> Row:
+    def _row(self) -> Sample:
         now = time.monotonic()
         usage = self._family.usage(now)
         worker, total = usage.cpu_s, busy_seconds()
@@ -112,7 +112,7 @@ class Telemetry:
             }
         return self._clocks
 
-    def rows(self, since: float, until: float | None = None) -> list[Row]:
+    def rows(self, since: float, until: float | None = None) -> list[Sample]:
         """Rows taken from `since` to `until` (monotonic seconds)."""
         with self._lock:
             return [
@@ -227,7 +227,7 @@ def _descendants() -> list[int]:
     return []
 
 
-def peak(rows: list[Row], column: str) -> int | None:
+def peak(rows: list[Sample], column: str) -> int | None:
     """Greatest value of a column outside UNCOUNTED_PHASES; None where it was never read."""
     values = [
         row[column] for row in rows if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES

@@ -18,12 +18,12 @@ PARTS = {
     "experts": mixture,
     "sampling": sampling,
 }
-Row = dict[str, Any]
+Case = dict[str, Any]
 
 
 def rows(
     setting: Setting, limits: Roofline, repeats: int, sample_s: float, synchronise: Callable[[], object]
-) -> Iterator[Row]:
+) -> Iterator[Case]:
     """A row a case. A case's memory is free when the next is made; what fails is a row that says so.
 
     Args:
@@ -46,5 +46,5 @@ def rows(
             yield {"part_of": name, **_failed(name, error)}
 
 
-def _failed(kernel: str, error: Exception) -> Row:
+def _failed(kernel: str, error: Exception) -> Case:
     return {"kernel": kernel, "ok": False, "error": first_line(error)}

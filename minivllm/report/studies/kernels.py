@@ -25,6 +25,7 @@ from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.studies.alone import write_alone
 from minivllm.report.studies.base import Study
 from minivllm.report.terminal import bare_table
+from minivllm.report.writing import make_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,6 +133,7 @@ def write(record: dict[str, Any], out_dir: Path) -> Path:
     Raises:
         BadInput: nothing can be written there.
     """
+    make_folder(out_dir)  # before the work
     row = flatten({key: record.get(key) for key in ("provenance", "schema_version")})
     limits = [("Measured limits", _limits(record)), *(("Note", str(note)) for note in _notes(record))]
     asked = "What was measured?", [*limits, *facts([row])]

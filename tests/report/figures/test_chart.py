@@ -94,7 +94,7 @@ def test_on_a_phone_panels_stand_below_one_another(
     rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.chart.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, 1.0], "line", names=["p", "q"])]
     panels = [Panel(title, "x", "y", series) for title in "TUV"]
     finish(Chart("c", "A chart", "", "", [(name, panels) for name in rows or [""]]))
@@ -125,7 +125,7 @@ def test_the_same_chart_is_the_same_bytes() -> None:
 
 def test_rows_that_share_an_axis_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.chart.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
     rows = [
         (
             name,
@@ -145,7 +145,7 @@ def test_a_panel_without_data_is_said_in_the_file_and_left_out_of_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.chart.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
 
     def line(unit: str, xs: list[float]) -> Series:
         return Series(unit, "#0072B2", xs, xs, "steps")
