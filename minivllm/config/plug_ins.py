@@ -35,7 +35,7 @@ def check(settings: Mapping[str, Any]) -> None:
     """
     nodes = {group: node for group, node in settings.items() if group in compose.GROUPS and _is_users(node)}
     nodes |= studies(settings)
-    nodes |= {f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"]["passes"])}
+    nodes |= {f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"].get("passes", ()))}
     if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
 

@@ -131,7 +131,7 @@ def test_what_can_be_measured_is_not_refused(overrides: Sequence[str]) -> None:
 def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, built_for_gpus: bool, engine: str, refused: bool
 ) -> None:
-    monkeypatch.setattr(bench, "is_torch_for_gpus", lambda: built_for_gpus)
+    monkeypatch.setattr(preflight, "is_torch_for_gpus", lambda: built_for_gpus)
     config = compose([f"engine={engine}", "runtime.device=cuda:1"])
     if refused:
         with pytest.raises(
