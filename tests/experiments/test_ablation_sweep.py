@@ -202,7 +202,7 @@ def test_what_a_sweep_ends_with_is_read_and_analysed_once(
     ablate: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from minivllm.analysis import ablation as module
-    from minivllm.bench.records import reading
+    from minivllm.analysis import rows
 
     calls: list[str] = []
 
@@ -211,12 +211,12 @@ def test_what_a_sweep_ends_with_is_read_and_analysed_once(
         monkeypatch.setattr(home, name, lambda *args: calls.append(name) or original(*args))
 
     counted(module, "analyse")
-    counted(reading, "scan")
+    counted(rows, "flat_rows")
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     monkeypatch.setattr("minivllm.report.page.write_report", write_report)
     done = ablate("+ablation=add_one_in", "ablation.only=[slow]", "measure.repeats=2")
     assert done.code == 0, done.err
-    assert sorted(calls) == ["analyse", "scan"]
+    assert sorted(calls) == ["analyse", "flat_rows"]
     assert "A/A" in done.out and "A/A" in Path("reports/mine/index.html").read_text()
 
 
