@@ -98,7 +98,7 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
             "telemetry.parquet",
             "t_s",
             name="telemetry",
-            caption="SampledToken by the supervising process, not by the measured one. Before the measured window the model is "
+            caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
             "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written. The host's "
             "peak of a record is that of loading and of the window; memory at other times is drawn faint.",
         ),
