@@ -50,6 +50,7 @@ DECISIVE = {
 UNCOUNTED = {
     *("attention.split_size", "cache.offload_dir", "quant.threshold"),
     *("runtime.device", "runtime.threads", "runtime.cores", "runtime.determinism", "runtime.profile"),
+    "runtime.passes",  # a user's own: their counters have their names
     *("decoding.seed", "decoding.early_stopping", "decoding.length_penalty", "decoding.logprobs"),
     *(
         "decoding.prompt_logprobs",
