@@ -50,6 +50,10 @@ def _defaults(group: str, target: str) -> tuple[tuple[str, Any], ...]:
     found = {}
     for item in fields(option) if option else ():
         default = default_of(item)
-        if default is not MISSING and (default in OFF or not default or item.metadata.get("unasked")):
+        if default is MISSING:
+            continue
+        # Null may leave the choice to the engine, which is not to ask for nothing.
+        is_off = default in OFF or (default is not None and not default)
+        if is_off or item.metadata.get("unasked"):
             found[f"config.{group}.{item.name}"] = default
     return tuple(found.items())

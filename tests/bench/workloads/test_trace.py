@@ -126,7 +126,7 @@ def test_requests_come_in_order_of_time(tmp_path: Path) -> None:
         (AZURE[:-3], "trace:4: 2 of 3 columns; is the file cut off?"),
         (BURSTGPT.replace("45,", "nan,"), "trace:3: Timestamp='nan' is not a time"),
         ('{"timestamp": 1, "input_length": 5}', "trace:1: a JSON object with .*; output_length is missing"),
-        (MOONCAKE + "{", "trace:5: not valid JSON"),
+        (MOONCAKE + "{", "trace:5: the line is not valid JSON"),
         (MOONCAKE + "[1]", "trace:5: a JSON object with"),
         (MOONCAKE.replace("[0, 1]", "[0, -1]"), "trace:1: hash_ids must be a list of whole numbers"),
         (MOONCAKE.replace("[0, 1]", "[0, true]"), "trace:1: hash_ids must be"),
