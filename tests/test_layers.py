@@ -91,7 +91,7 @@ TORCH_FREE = (
 )
 # Lines of code. What every request goes through is to be read in one sitting; what only a knob brings in lies in extras/, a
 # policy, a pass, a further backend or family. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 3100
+MOST_CORE_LINES = 2750
 CORE = ("engine/*.py", "cache/*.py", "attention/base.py", "attention/batch.py", "attention/eager.py")
 CORE += ("quant/base.py", "quant/plain.py", "models/layers.py", "models/families/llama.py")
 MOST_FILE_LINES = 420
