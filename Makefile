@@ -1,5 +1,5 @@
-# make run     the main job on the embedded model (the environment is made on first use)
-# make test    every test
+# make run     the main job on the embedded model (the environment is made on first use, of what running needs)
+# make test    every test (installs what tests, launchers and peers need first)
 # make fuzz    thousands of damaged files and streams
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-STAMP := $(VENV)/.installed
+RUNNING := $(VENV)/.running
+TESTING := $(VENV)/.testing
 RUNS ?= $(shell ls -t runs/*/record.json runs/*/*/record.json runs/*/kernels.json 2>/dev/null | head -n 1 | cut -d / -f 2)
 
 # Records that are committed, and pages of them: those that docs/examples.md names are part of the site.
@@ -24,7 +25,7 @@ GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples
 .PHONY: run test fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
-run: install
+run: $(RUNNING)
 	$(BIN)/python run.py
 
 test: install
@@ -45,22 +46,27 @@ docs: $(VENV)/.docs $(GALLERY)
 
 examples: $(PAGES)
 
-$(EXAMPLES)/%/index.html: | $(EXAMPLES)/runs/%.tar.xz install
+$(EXAMPLES)/%/index.html: | $(EXAMPLES)/runs/%.tar.xz $(RUNNING)
 	$(BIN)/python run.py task=report 'runs=[$(EXAMPLES)/runs/$*.tar.xz]' reports_dir=$(EXAMPLES)
 
-report: install
+report: $(RUNNING)
 	$(BIN)/python run.py task=report 'runs=[$(subst $() ,$(,),$(strip $(RUNS)))]'
 
-install: $(STAMP)
+install: $(TESTING)
 
-$(STAMP): pyproject.toml constraints.txt
-	@echo "Installing into $(VENV); the first time takes a few minutes."
+$(RUNNING): pyproject.toml constraints.txt
+	@echo "Installing what running needs into $(VENV); the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) $(shell grep ^torch== constraints.txt))
+	@$(PIP) --editable . --constraint constraints.txt
+	@touch $@
+
+$(TESTING): $(RUNNING)
+	@echo "Installing what tests, launchers and peers need into $(VENV)."
 	@$(PIP) --editable '.[dev,peers,eval,joblib,ray,slurm,optuna,mlflow]' --constraint constraints.txt
 	@touch $@
 
-$(VENV)/.docs: $(STAMP)
+$(VENV)/.docs: $(RUNNING)
 	@$(PIP) --editable '.[docs]' --constraint constraints.txt
 	@touch $@
 
