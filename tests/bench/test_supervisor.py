@@ -334,7 +334,7 @@ def test_full_disk_is_this_cells_failure_only(tmp_path: Path, monkeypatch: pytes
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(storage, "_write", full)
+    monkeypatch.setattr(files, "_write", full)
     outcomes = supervisor.run([first, second, third])
     assert [outcome.status for outcome in outcomes] == ["ok", "error", "ok"]
     assert "No space left" in outcomes[1].message
