@@ -155,6 +155,7 @@ def test_arrivals_that_outlast_the_measurement_are_refused_at_once() -> None:
     check_span(Constant(2.0), 21, 0, 10.0)
     check_span(Offline(), 10**6, 0, 1e-9)
     check_span(Constant(2.0), None, 0, 10.0)
+    check_span(Poisson(1.0), 10**30, 0, 10.0)  # no list of so many is made
     with pytest.raises(
         BadInput, match=r"the last of 22 requests is due 10.5 s .* measure.timeout_s=10; set a higher"
     ):
