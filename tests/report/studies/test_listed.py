@@ -71,7 +71,7 @@ def measured(folder: Path) -> Path:
 
 def test_help_finds_it(cli: Callable[..., Any], own: str) -> None:
     assert "report" in (said := cli(own, "--help").out) and "loading" in said
-    shown = cli(own, "+report=loading", "--help").out
+    shown = " ".join(cli(own, "+report=loading", "--help").out.split())  # lines are as wide as the terminal
     assert "report=loading: Adds how long loading took" in shown
     assert "report.studies.loading.least_s=0.5" in shown and "faster cells are left out" in shown
 
