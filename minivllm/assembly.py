@@ -36,7 +36,8 @@ ROUNDING = 0.9  # of what the weights are counted to take: a method may store a 
 
 
 def select_device(name: str) -> torch.device:
-    """The device `runtime.device` asks for, made torch's current one; "auto" takes a GPU if there is one.
+    """The device `runtime.device` asks for, made torch's current one; "auto" takes a GPU if there
+    is one.
 
     Raises:
         BadInput: torch knows no such device, or it is not there.
@@ -58,13 +59,16 @@ def select_device(name: str) -> torch.device:
 
 
 def refuse_too_large(config: dict[str, Any], device: torch.device) -> None:
-    """Tell before they are filled that a host cannot hold the weights: it would be minutes, everything else would
-    have to wait for memory, and the kernel might end another process than this.
+    """Tell before they are filled that a host cannot hold the weights: it would be minutes,
+    everything else would have to wait for memory, and the kernel might end another process than
+    this.
 
     Raises:
         MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)
     """
-    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {*OPTIONS}:
+    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {
+        *OPTIONS
+    }:
         return  # what options of the user's own store is not known
     source = resolve(config["model"], allow_random=False)[1]
     model = ModelConfig.from_dict(source.config)
@@ -76,18 +80,20 @@ def refuse_too_large(config: dict[str, Any], device: torch.device) -> None:
     free = free_memory(device)
     if tables > free:
         raise MemoryError(
-            f"the rotary tables of {length:,} positions take {tables / 1e9:.3g} GB, and this machine has "
-            f"{free / 1e9:.3g} GB free: choose a smaller model.max_model_len"
+            f"the rotary tables of {length:,} positions take {tables / 1e9:.3g} GB, and this "
+            f"machine has {free / 1e9:.3g} GB free: choose a smaller model.max_model_len"
         )
     if ROUNDING * needed > free:
         raise MemoryError(
-            f"the weights take about {needed / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB free: choose fewer "
-            "bits (quant=int8, quant=nf4) or a smaller model"
+            f"the weights take about {needed / 1e9:.3g} GB, and this machine has "
+            f"{free / 1e9:.3g} GB free: choose fewer bits (quant=int8, quant=nf4) or a smaller "
+            "model"
         )
 
 
 def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -> dict[str, Any]:
-    """The attention option; at the level "batch" Triton's kernels in one shape, which `auto` takes on a GPU, or plain torch.
+    """The attention option; at the level "batch" Triton's kernels in one shape, which `auto` takes
+    on a GPU, or plain torch.
 
     Raises:
         BadInput: another was chosen, see `require_invariant`.
@@ -106,7 +112,8 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
 
 @cache
 def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
-    """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as far as there are any."""
+    """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as
+    far as there are any."""
     if triton:
         from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
 
@@ -130,8 +137,8 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
             )
         if one.name in OWN_NAMES:
             raise BadInput(
-                f"runtime.passes: {node['_target_']} is named {one.name!r}, as a pass of minivllm's "
-                "own is: choose another name"
+                f"runtime.passes: {node['_target_']} is named {one.name!r}, as a pass of "
+                "minivllm's own is: choose another name"
             )
         made.append(one)
     return made

@@ -21,8 +21,11 @@ from minivllm.config.explain import explain, is_config_error
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput
 
-# conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against the launchers' schemas.
-warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+# conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against
+# the launchers' schemas.
+warnings.filterwarnings(
+    "ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema"
+)
 
 INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=", "runtime.cores=")
@@ -40,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes the process's.
 
     Returns:
-        0 all well; 1 a cell failed, or a bug; 2 bad input; 130 interrupted; or what the task returns.
+        0 all well; 1 a cell failed, or a bug; 2 bad input; 130 interrupted; or what the task
+        returns.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     with redaction.console(whole=any(re.match(SHOWING, argument) for argument in given)):
@@ -57,8 +61,10 @@ def _main(given: list[str], program: str) -> int:
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
     with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals
         signal.signal(signal.SIGTERM, _interrupt)
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML numbers GPUs: CUDA would begin with the fastest
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to us instead of printing and exiting
+    # as NVML numbers GPUs: CUDA would begin with the fastest
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    # lets exceptions through to us instead of printing and exiting
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         sys.argv = [program, *_withhold([*map(_verbatim, given)])]
         return _run()
@@ -83,13 +89,15 @@ def _main(given: list[str], program: str) -> int:
 
 
 def _reader_is_gone() -> int:
-    """The reader has seen enough, as in `... --help | head`: nothing more is printed, and nothing is complained of."""
+    """The reader has seen enough, as in `... --help | head`: nothing more is printed, and nothing
+    is complained of."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    """Being told to end is an interruption like any other: the worker is ended and the report is built."""
+    """Being told to end is an interruption like any other: the worker is ended and the report is
+    built."""
     raise KeyboardInterrupt
 
 
@@ -115,7 +123,8 @@ def _job(cfg: DictConfig) -> int:
         code = 1
     except BrokenPipeError:
         code = _reader_is_gone()
-    except Exception:  # told here in full: Hydra would keep the first failure of a sweep and drop the rest
+    except Exception:
+        # told here in full: Hydra would keep the first failure of a sweep and drop the rest
         traceback.print_exc()
         code = 1
     if code == INTERRUPTED:
@@ -146,8 +155,11 @@ def _run() -> int:
     OmegaConf.register_new_resolver("minivllm_help", _help, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
-        hydra.main(config_path=str(compose.conf_dir()), config_name="config", version_base="1.3")(job)()
-    except SystemExit as error:  # Hydra exits with 0 after --help, and with 1 on mistakes it has told
+        hydra.main(config_path=str(compose.conf_dir()), config_name="config", version_base="1.3")(
+            job
+        )()
+    except SystemExit as error:
+        # Hydra exits with 0 after --help, and with 1 on mistakes it has told
         return 2 if error.code == 1 else int(error.code or 0)
     return _exit_code
 
@@ -155,10 +167,11 @@ def _run() -> int:
 def _withhold(arguments: list[str]) -> list[str]:
     """The arguments for Hydra: of a sweep with our sweeper, only flags and Hydra's own settings.
 
-    Hydra composes what does not vary on the default of what does before any sweeper is asked, and would
-    refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours composes every
-    arm by itself, so it takes the overrides from here. A preset and an ablation are
-    told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put their logs.
+    Hydra composes what does not vary on the default of what does before any sweeper is asked, and
+    would refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours
+    composes every arm by itself, so it takes the overrides from here. A preset and an ablation are
+    told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put
+    their logs.
 
     Raises:
         BadInput: a flag that Hydra does not have, or a secret that Hydra would store.
@@ -166,7 +179,9 @@ def _withhold(arguments: list[str]) -> list[str]:
     _withheld.clear()
     given, unknown = get_args_parser().parse_known_args(arguments)
     if unknown:
-        raise BadInput(f"{unknown[0]}: no such flag; settings are given as KNOB=VALUE, and --help lists both")
+        raise BadInput(
+            f"{unknown[0]}: no such flag; settings are given as KNOB=VALUE, and --help lists both"
+        )
     kept = [
         text
         for text in given.overrides
@@ -181,7 +196,8 @@ def _withhold(arguments: list[str]) -> list[str]:
 def _refuse_to_store(
     overrides: Sequence[str], kept: Sequence[str], multirun: bool, config_dir: str | None
 ) -> None:
-    """Raise BadInput for a secret in a command whose settings have Hydra write down overrides and configurations."""
+    """Raise BadInput for a secret in a command whose settings have Hydra write down overrides and
+    configurations."""
     secret = next((text for text in overrides if hidden(text) != text), None)
     if secret is None:
         return
@@ -191,33 +207,43 @@ def _refuse_to_store(
         return
     sweeps = multirun or str(node.mode) == "RunMode.MULTIRUN"
     if sweeps and not node.sweeper["_target_"].startswith(OUR_SWEEPERS):
-        why = f"hydra/sweeper={node.runtime.choices['hydra/sweeper']} stores the command in multirun.yaml"
+        why = (
+            f"hydra/sweeper={node.runtime.choices['hydra/sweeper']} stores the command in "
+            "multirun.yaml"
+        )
     elif node.output_subdir is not None:
         why = f"hydra.output_subdir={node.output_subdir} stores the command and the configuration"
     else:
         return
     raise BadInput(
-        f"{hidden(secret)}: {why}, secrets too: leave that out, or name an environment variable: '${{oc.env:NAME}}'"
+        f"{hidden(secret)}: {why}, secrets too: leave that out, or name an environment variable: "
+        "'${oc.env:NAME}'"
     )
 
 
 def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> bool:
-    """Whether a command with these overrides of Hydra's own, a preset or an ablation, is a sweep of our sweeper."""
+    """Whether a command with these overrides of Hydra's own, a preset or an ablation, is a sweep of
+    our sweeper."""
     if not overrides:
         return multirun
     with contextlib.suppress(Exception):  # Hydra will say what is wrong
         node = compose.load(overrides, config_dir).hydra
-        return (multirun or str(node.mode) == "RunMode.MULTIRUN") and node.sweeper._target_ == SWEEPER
+        return (
+            multirun or str(node.mode) == "RunMode.MULTIRUN"
+        ) and node.sweeper._target_ == SWEEPER
     return False
 
 
 def _verbatim(argument: str) -> str:
-    """Free text as Hydra's grammar wants it: quoted, so that commas, colons and brackets mean themselves."""
+    """Free text as Hydra's grammar wants it: quoted, so that commas, colons and brackets mean
+    themselves."""
     key, equals, text = argument.partition("=")
     quoted = len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]
     if key + equals not in FREE_TEXT or text in ("", "null") or quoted:
         return argument
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text.replace("${", "\\${"))
+    escaped = re.sub(
+        r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text.replace("${", "\\${")
+    )
     return f"{key}='{escaped}'"
 
 
@@ -231,11 +257,14 @@ def _complain(error: BadInput, debug: bool) -> int:
 def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
     """The one line for an exception of Hydra's."""
     arguments, _ = get_args_parser().parse_known_args(argv)
-    return explain(error, arguments.overrides, lambda chosen: compose.load(chosen, arguments.config_dir))
+    return explain(
+        error, arguments.overrides, lambda chosen: compose.load(chosen, arguments.config_dir)
+    )
 
 
 def _help(header: str, footer: str) -> str:
-    """What --help prints; whatever reads a whole configuration, as composing an arm does, asks, too."""
+    """What --help prints; whatever reads a whole configuration, as composing an arm does, asks,
+    too."""
     if not {"--help", "-h"} & {*sys.argv}:
         return ""
     from minivllm.config.option_help import text

@@ -14,8 +14,9 @@ LONGEST = 4000  # characters of an error's line
 class BadInput(ValueError):
     """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
 
-    The command line prints the line and exits with code 2; nothing has been written by then. No secret is in it. Of a line
-    that quotes a very long value the middle is left out; what cannot be encoded is escaped.
+    The command line prints the line and exits with code 2; nothing has been written by then. No
+    secret is in it. Of a line that quotes a very long value the middle is left out; what cannot be
+    encoded is escaped.
     """
 
     def __init__(self, message: str) -> None:
@@ -34,7 +35,8 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs the first line."""
+    """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs
+    the first line."""
     return hide((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
@@ -45,16 +47,19 @@ def last_frame(error: BaseException) -> str:
 
 
 class NonFiniteLogits(BadInput):
-    """The logits that a request's next token would be chosen from are NaN or infinite: the request ends."""
+    """The logits that a request's next token would be chosen from are NaN or infinite: the request
+    ends."""
 
     @classmethod
     def of(cls, request: str, position: int) -> NonFiniteLogits:
         """Name the request, and the position of the token that was to be chosen."""
         return cls(
-            f"request {request}: the logits of its token at position {position} are not finite (NaN or infinite): the model "
-            "overflows in this precision, or its weights are damaged; try quant=bf16 or quant=fp32"
+            f"request {request}: the logits of its token at position {position} are not finite "
+            "(NaN or infinite): the model overflows in this precision, or its weights are "
+            "damaged; try quant=bf16 or quant=fp32"
         )
 
 
 class NotInstalled(BadInput):
-    """What is asked for needs a package or a program that is not there; the line says how to get it."""
+    """What is asked for needs a package or a program that is not there; the line says how to get
+    it."""

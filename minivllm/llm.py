@@ -36,11 +36,13 @@ def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
 def check_streamable(params: SamplingParams) -> None:
     """Raise BadInput where these ask for more than one stream of tokens can carry."""
     if params.n != 1 or params.prompt_logprobs is not None:
-        raise BadInput("a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null")
+        raise BadInput(
+            "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
+        )
     if params.beam_width != 1:
         raise BadInput(
-            "a beam search knows its tokens at its end and cannot be streamed: decoding.beam_width must be 1, "
-            "or use generate"
+            "a beam search knows its tokens at its end and cannot be streamed: "
+            "decoding.beam_width must be 1, or use generate"
         )
 
 
@@ -79,17 +81,23 @@ class LLM:
         chosen += [f"{group}={option}" for group, option in groups.items()]
         config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
         try:
-            self._start({**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])})
+            self._start(
+                {**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])}
+            )
         except BadInput as error:
             hint = nearest(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
-            if "model=hf" not in chosen or os.path.exists(model) or not hint.startswith("did you mean"):
+            if (
+                "model=hf" not in chosen
+                or os.path.exists(model)
+                or not hint.startswith("did you mean")
+            ):
                 raise
             raise BadInput(f"{error}; {hint}") from error
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LLM:
-        """An LLM of a configuration that is already composed. Of `decoding` all counts as set, unless `decoding_given`
-        names the knobs that are."""
+        """An LLM of a configuration that is already composed. Of `decoding` all counts as set,
+        unless `decoding_given` names the knobs that are."""
         llm = cls.__new__(cls)
         llm._start(config)
         return llm
@@ -130,14 +138,16 @@ class LLM:
             One output a prompt, in order.
 
         Raises:
-            BadInput: a prompt cannot be served, or its masks leave no token; nothing is returned then.
+            BadInput: a prompt cannot be served, or its masks leave no token; nothing is returned
+                then.
             Exception: what a `token_mask` raises. Other requests go on.
         """
         batch = [text_or_ids(prompt) for prompt in as_batch(prompts)]
         if isinstance(params, Sequence):
             if len(params) != len(batch):
                 raise BadInput(
-                    f"{len(batch)} prompts and {len(params)} SamplingParams; give one, or one a prompt"
+                    f"{len(batch)} prompts and {len(params)} SamplingParams; give one, or one a "
+                    "prompt"
                 )
             chosen = list(params)
         else:
@@ -198,17 +208,20 @@ class LLM:
             params: as for `generate`.
             add_generation_prompt: end the prompt where the assistant speaks.
             tools: given to the chat template.
-            chat_template_kwargs: further variables of the chat template, such as enable_thinking; they go before the
-                two above.
+            chat_template_kwargs: further variables of the chat template, such as enable_thinking;
+                they go before the two above.
 
         Returns:
             One output a conversation, in order; `prompt` is the text that the chat template made.
 
         Raises:
-            BadInput: there is no tokenizer or chat template, or it refuses the messages; and as `generate`.
+            BadInput: there is no tokenizer or chat template, or it refuses the messages; and as
+                `generate`.
         """
         if self.tokenizer is None:
-            raise BadInput("this checkpoint has no tokenizer: it cannot chat; give token ids to generate")
+            raise BadInput(
+                "this checkpoint has no tokenizer: it cannot chat; give token ids to generate"
+            )
         variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         variables |= {} if tools is None else {"tools": list(tools)}
         variables |= chat_template_kwargs or {}
@@ -226,8 +239,8 @@ class LLM:
         if len(set(seeds)) < len(seeds) and not self._told_of_equal_noise:
             self._told_of_equal_noise = True
             warnings.warn(
-                "several prompts have the same seed, so they draw with the same noise; give each SamplingParams a seed of "
-                "its own, or none (told once)",
+                "several prompts have the same seed, so they draw with the same noise; give "
+                "each SamplingParams a seed of its own, or none (told once)",
                 stacklevel=3,
             )
 
@@ -241,7 +254,10 @@ class LLM:
                     shown = shown[:-1]
                 prompt = request.token_ids[: request.num_prompt_tokens]
                 detokenizer = Detokenizer(
-                    self.tokenizer, (), prompt, skip_special_tokens=request.params.skip_special_tokens
+                    self.tokenizer,
+                    (),
+                    prompt,
+                    skip_special_tokens=request.params.skip_special_tokens,
                 )
                 text = "".join(map(detokenizer.push, shown)) + detokenizer.finish()
             outputs.append(
@@ -273,14 +289,16 @@ class LLM:
         if result.metrics.first_token_s is None:
             result.metrics.first_token_s = elapsed
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[StreamPiece]:
         """Complete one prompt, a piece a token; closing the iterator ends the request.
 
         Several streams may be open at once: each step of the engine serves all of them.
 
         Raises:
-            BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or `prompt_logprobs` ask for
-                more than one stream of tokens can carry.
+            BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or
+                `prompt_logprobs` ask for more than one stream of tokens can carry.
         """
         params = params or self.get_default_sampling_params()
         check_streamable(params)
@@ -289,7 +307,8 @@ class LLM:
         return pieces
 
     def _stream(self, request: Request) -> Generator[StreamPiece]:
-        """The pieces of a request, after an empty one: an iterator that was never begun would not end the request."""
+        """The pieces of a request, after an empty one: an iterator that was never begun would not
+        end the request."""
         try:
             yield StreamPiece(None, "", None)
             while request.state is not RequestState.DONE or self._outputs[request.request_id]:
@@ -298,7 +317,9 @@ class LLM:
                 for output in self._take(request.request_id):
                     if request.error is not None:
                         raise request.error
-                    yield StreamPiece(output.token_id, output.text, output.finish_reason, output.logprobs)
+                    yield StreamPiece(
+                        output.token_id, output.text, output.finish_reason, output.logprobs
+                    )
             if request.finish_reason == "abort":
                 yield StreamPiece(None, "", "abort")
         finally:
@@ -310,8 +331,9 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The decoding parameters of the configuration, and of the checkpoint's generation_config.json where the user has set
-        neither an option of `decoding` nor that knob."""
+        """The decoding parameters of the configuration, and of the checkpoint's
+        generation_config.json where the user has set neither an option of `decoding` nor that
+        knob."""
         return params_of({**self.config["decoding"], **self.checkpoint_defaults})
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -326,7 +348,8 @@ class LLM:
         said = described(self.checkpoint_defaults)
         return (
             said
-            and f"the model's generation_config.json decides {said}, since decoding does not; decoding=greedy would"
+            and f"the model's generation_config.json decides {said}, since decoding does not; "
+            "decoding=greedy would"
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -358,7 +381,8 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine; its tokens wait for whoever asked for them.
 
-        Where it is interrupted, all requests end: others' tokens may be lost with it, and they would wait for ever.
+        Where it is interrupted, all requests end: others' tokens may be lost with it, and they
+        would wait for ever.
         """
         engine = self._opened()
         try:
@@ -389,6 +413,9 @@ class LLM:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

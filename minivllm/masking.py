@@ -1,4 +1,5 @@
-"""What a secret is, and texts without any: by the names that values stand under, and by their own forms. Torch-free."""
+"""What a secret is, and texts without any: by the names that values stand under, and by their own
+forms. Torch-free."""
 
 from __future__ import annotations
 
@@ -33,23 +34,26 @@ _WEAK = (
     "bearer",
     "credential",
 )
-_BARE = ("key", "pat", "sig", "auth")  # of the weak ones: in a value they are mostly a word of something else
+# of the weak ones: in a value they are mostly a word of something else
+_BARE = ("key", "pat", "sig", "auth")
 NOTHING = ("", "null", "none", "true", "false", MASK)
 _ENV = re.compile(r"\$\{oc\.env:([^,{}]+)(?:,([^{}]*))?\}")
 _INTERPOLATION = r"\$\{(?:[^{}]|\$\{[^{}]*\}){0,500}\}"
 _QUOTED = r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'"
 _NAME = r"[A-Za-z_][\w.\-]*+"
-# The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are not tried again.
-# name=value, in overrides, environments, options and queries
+# The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are
+# not tried again. name=value, in overrides, environments, options and queries
 _ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])(-{{0,2}})({_NAME})\s?=\s?")
 _ASSIGNED_VALUE = re.compile(rf"{_QUOTED}|\[[^\]]{{0,2000}}\]|{_INTERPOLATION}|[^\s&;}}\]'\"]+")
 # name: value, in headers, YAML, JSON and Python
 _MAPPED = re.compile(
-    rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+", re.MULTILINE
+    rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+",
+    re.MULTILINE,
 )
 _MAPPED_VALUE = re.compile(
     rf"{_QUOTED}|{_INTERPOLATION}|{{(?:[^{{}}]|{{[^{{}}]{{0,500}}}}){{0,500}}}}"
-    r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"  # words up to the next name
+    # words up to the next name
+    r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"
     r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
 )
 # --name value ..., also as a list of words
@@ -60,8 +64,33 @@ _FLAGGED = re.compile(
 _USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
 # One of these is in every text that may hold a secret which is not yet known.
 _SIGNS = (
-    *("key", "pass", "pwd", "pat", "secret", "auth", "access", "sig", "credential", "cookie", "bearer"),
-    *("basic", "dsn", "connection", "@", "-u", "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    *(
+        "key",
+        "pass",
+        "pwd",
+        "pat",
+        "secret",
+        "auth",
+        "access",
+        "sig",
+        "credential",
+        "cookie",
+        "bearer",
+    ),
+    *(
+        "basic",
+        "dsn",
+        "connection",
+        "@",
+        "-u",
+        "sk-",
+        "hf_",
+        "ghp_",
+        "gho_",
+        "ghu_",
+        "ghs_",
+        "ghr_",
+    ),
     *("xox", "akia", "eyj"),
 )
 _URL = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*+://)([^\s/?#'\"]+)@")
@@ -77,13 +106,15 @@ Found = Callable[[str], None]  # is given each secret that is masked
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under such a name is secret: api_key, X-Api-Key, hf_token; but not eos_token, max_tokens."""
+    """Whether what stands under such a name is secret: api_key, X-Api-Key, hf_token; but not
+    eos_token, max_tokens."""
     plain = _UNNAMED.sub("_", name).lower().strip("_")
     return bool(_SECRET.search(plain)) and not _HARMLESS.search(plain)
 
 
 def has_signs(text: str) -> bool:
-    """Whether a text may hold a secret at all: most have nothing that looks like one, and need not be searched."""
+    """Whether a text may hold a secret at all: most have nothing that looks like one, and need not
+    be searched."""
     small = text.lower()
     tokens = small.count("token") > small.count("tokens")  # which are counted and no secrets
     return tokens or any(sign in small for sign in _SIGNS)
@@ -116,7 +147,8 @@ class Masking:
         return _SHAPES.sub(MASK, text)
 
     def _value(self, value: str) -> str:
-        """The mask in a value's own quotes; what is nothing, or is taken from the environment, stays."""
+        """The mask in a value's own quotes; what is nothing, or is taken from the environment,
+        stays."""
         quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
         content = value[1:-1] if quotes else value
         if content.lower() in NOTHING or from_environment(content) or not re.search(r"\w", content):
@@ -184,7 +216,8 @@ def _replace(
     wanted: Callable[[re.Match[str]], bool],
     mask: Callable[[str], str],
 ) -> str:
-    """The text with the value behind each wanted head masked; what no head is wanted for is looked through, too."""
+    """The text with the value behind each wanted head masked; what no head is wanted for is looked
+    through, too."""
     parts, end = [], 0
     for head in heads.finditer(text):
         if head.end() > end and wanted(head) and (value := values.match(text, head.end())):
@@ -194,6 +227,11 @@ def _replace(
 
 
 def from_environment(value: str) -> bool:
-    """Whether a text is an interpolation that says where a secret is and not what it is, not even as a default."""
+    """Whether a text is an interpolation that says where a secret is and not what it is, not even
+    as a default."""
     found = _ENV.findall(value)
-    return bool(found) and value[:2] == "${" and all(default.lower() in NOTHING for _, default in found)
+    return (
+        bool(found)
+        and value[:2] == "${"
+        and all(default.lower() in NOTHING for _, default in found)
+    )

@@ -13,7 +13,8 @@ class CompletionOutput:
     text: str | None = None  # None without a tokenizer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # one a token: token id -> natural log
-    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" (too late for its deadline)
+    # "stop" | "length" | "abort" | "shed" (too late for its deadline)
+    finish_reason: str | None = None
     # The stop string or token id that ended it; None: the model's own end.
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None  # of a beam: natural log of its probability
@@ -41,7 +42,8 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """One token of a streamed completion; the last piece has none where the request was ended without one."""
+    """One token of a streamed completion; the last piece has none where the request was ended
+    without one."""
 
     token_id: int | None
     text: str

@@ -1,4 +1,5 @@
-"""Prompts and conversations in the forms that callers have them: text, token ids, tensors, arrays, vLLM's dictionaries."""
+"""Prompts and conversations in the forms that callers have them: text, token ids, tensors, arrays,
+vLLM's dictionaries."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 
-# Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids": ids}.
+# Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids":
+# ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what a template may know beside
 
@@ -29,7 +31,9 @@ def as_batch(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
-        raise BadInput(f"{prompts!r:.60} is no prompt: give text, a list of token ids, or a list of these")
+        raise BadInput(
+            f"{prompts!r:.60} is no prompt: give text, a list of token ids, or a list of these"
+        )
     found = list(prompts)
     return [found] if found and isinstance(found[0], Integral) else found
 
@@ -41,19 +45,27 @@ def text_or_ids(prompt: Any) -> str | list[int]:
         BadInput: it is neither.
     """
     if isinstance(prompt, Mapping):
-        name = next((key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None)
+        name = next(
+            (key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None), None
+        )
         if name is None:
             raise BadInput(
-                f"a prompt with the keys {', '.join(map(str, prompt))} has neither prompt nor prompt_token_ids"
+                f"a prompt with the keys {', '.join(map(str, prompt))} has neither prompt nor "
+                "prompt_token_ids"
             )
         prompt = prompt[name]
     prompt = _plain(prompt)
     if isinstance(prompt, str):
         return prompt
-    ids = list(prompt) if isinstance(prompt, Sequence | range) and not isinstance(prompt, bytes) else None
+    ids = (
+        list(prompt)
+        if isinstance(prompt, Sequence | range) and not isinstance(prompt, bytes)
+        else None
+    )
     if ids is None or not all(isinstance(token, Integral) for token in ids):
         raise BadInput(
-            f"{prompt!r:.60} is no prompt: it must be text, or token ids, which must be whole numbers"
+            f"{prompt!r:.60} is no prompt: it must be text, or token ids, which must be whole "
+            "numbers"
         )
     return [int(token) for token in ids]
 
@@ -64,15 +76,22 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
     Raises:
         BadInput: it is neither, or a message is none.
     """
-    given = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
+    given = (
+        list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
+    )
     single = bool(given) and isinstance(given[0], Mapping)
     found = [given] if single else given
     for one in found or [None]:
-        if not isinstance(one, Sequence) or not one or not all(isinstance(item, Mapping) for item in one):
+        if (
+            not isinstance(one, Sequence)
+            or not one
+            or not all(isinstance(item, Mapping) for item in one)
+        ):
             raise BadInput(
-                f"{one!r:.60} is no conversation: give a list of messages as {{'role': 'user', 'content': 'text'}}, or a list "
-                "of such lists"
+                f"{one!r:.60} is no conversation: give a list of messages as {{'role': 'user', "
+                "'content': 'text'}, or a list of such lists"
             )
     return [
-        parse_messages(one, "" if single else f"conversation {i}") for i, one in enumerate(found, start=1)
+        parse_messages(one, "" if single else f"conversation {i}")
+        for i, one in enumerate(found, start=1)
     ]

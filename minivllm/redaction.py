@@ -1,12 +1,14 @@
 """Secrets: how configurations, commands and texts are stored and shown without any. Torch-free.
 
-A secret is known by the name that it stands under (`api_key`, `--token`, `HF_TOKEN=`, `Authorization:`, the user and
-password of a URL), or by its form (`Bearer ...`, `hf_...`). What is found under a name in a configuration, or in the
-environment, is remembered (`learn`), so that it is hidden also where it stands in another text without its name, as in
-a server's error. Identities, names and overrides are made without what is remembered, which may differ tomorrow.
+A secret is known by the name that it stands under (`api_key`, `--token`, `HF_TOKEN=`,
+`Authorization:`, the user and password of a URL), or by its form (`Bearer ...`, `hf_...`). What is
+found under a name in a configuration, or in the environment, is remembered (`learn`), so that it is
+hidden also where it stands in another text without its name, as in a server's error. Identities,
+names and overrides are made without what is remembered, which may differ tomorrow.
 
-Whatever is written or shown goes through here: `shown` for a configuration, `hide` for a text, `clean` for a value
-that holds texts, `console` for what is printed; and `overrides.py` for an override.
+Whatever is written or shown goes through here: `shown` for a configuration, `hide` for a text,
+`clean` for a value that holds texts, `console` for what is printed; and `overrides.py` for an
+override.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from urllib.parse import quote, unquote
 
 from minivllm.masking import MASK, NOTHING, Found, Masking, from_environment, has_signs, is_secret
 
-AS_WRITTEN = "as_written"  # of a resolved configuration: values from the environment, see `interpolation.py`
-SHORTEST = 6  # characters of a secret that is looked for in every text: shorter ones are parts of words
+# of a resolved configuration: values from the environment, see `interpolation.py`
+AS_WRITTEN = "as_written"
+# characters of a secret that is looked for in every text: shorter ones are parts of words
+SHORTEST = 6
 _STRUCTURE = ("choices", "_target_")  # of what a configuration is made: no word of it is masked
 _PLAIN = re.compile(r"[A-Za-z]{1,15}")  # a word like any other, which texts are full of
-# What is known is the process's: an error of one engine may repeat a secret that another one's configuration has, and
-# exceptions, logs and the console belong to no engine. Secrets are only added, so that no engine can uncover another's.
+# What is known is the process's: an error of one engine may repeat a secret that another one's
+# configuration has, and exceptions, logs and the console belong to no engine. Secrets are only
+# added, so that no engine can uncover another's.
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None  # of all that are known; made when first needed
 _lock = threading.Lock()  # of both
@@ -45,14 +50,15 @@ def hide(text: str, strict: bool = False) -> str:
 
     Args:
         text: any text.
-        strict: whether it is a command or part of a configuration, where also `key=...` is a secret's name; in a
-            sentence that may be any key.
+        strict: whether it is a command or part of a configuration, where also `key=...` is a
+            secret's name; in a sentence that may be any key.
     """
     return Masking(strict, _ignore).masked(_hide_known(text))
 
 
 def suspicious(text: str) -> bool:
-    """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a secret."""
+    """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a
+    secret."""
     return has_signs(text) or _hide_known(text) != text
 
 
@@ -63,7 +69,9 @@ def _ignore(secret: str) -> None:
 def clean(value: Any) -> Any:
     """A value of nested dictionaries and lists, with every text in it hidden."""
     if isinstance(value, Mapping):
-        return {key: redact(item) if key in _STRUCTURE else clean(item) for key, item in value.items()}
+        return {
+            key: redact(item) if key in _STRUCTURE else clean(item) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return hide(value) if isinstance(value, str) else value
@@ -82,9 +90,12 @@ def _hide_known(text: str, mask: str | Callable[[re.Match[str]], str] = MASK) ->
 
 
 def blank(content: bytes) -> bytes:
-    """Bytes of a text with every secret that is known overwritten: of the same length, so that a file may stay open."""
+    """Bytes of a text with every secret that is known overwritten: of the same length, so that a
+    file may stay open."""
     text = content.decode("utf-8", "surrogateescape")
-    hidden = _hide_known(text, lambda secret: "*" * len(secret[0].encode("utf-8", "surrogateescape")))
+    hidden = _hide_known(
+        text, lambda secret: "*" * len(secret[0].encode("utf-8", "surrogateescape"))
+    )
     return content if hidden is text else hidden.encode("utf-8", "surrogateescape")
 
 
@@ -92,7 +103,8 @@ def blank(content: bytes) -> bytes:
 
 
 def redact(value: Any, name: str = "", found: Found = _ignore) -> Any:
-    """A configuration, or a part of one, without secrets: what stands under a secret's name, and what texts hold.
+    """A configuration, or a part of one, without secrets: what stands under a secret's name, and
+    what texts hold.
 
     Args:
         value: nested dictionaries and lists.
@@ -111,9 +123,14 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
     if isinstance(value, list | tuple):
         flags = [
             False,
-            *(isinstance(item, str) and item[:1] == "-" and is_secret(item.lstrip("-")) for item in value),
+            *(
+                isinstance(item, str) and item[:1] == "-" and is_secret(item.lstrip("-"))
+                for item in value
+            ),
         ]
-        return [_redact(item, secret or flag, found) for item, flag in zip(value, flags, strict=False)]
+        return [
+            _redact(item, secret or flag, found) for item, flag in zip(value, flags, strict=False)
+        ]
     if isinstance(value, str):
         if not secret:
             return Masking(True, found, inner=True).masked(value)
@@ -121,7 +138,8 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
             return value
         found(value)
         return MASK
-    if dataclasses.is_dataclass(value) and hasattr(value, "text"):  # with its quotes, of an override
+    # with its quotes, of an override
+    if dataclasses.is_dataclass(value) and hasattr(value, "text"):
         return dataclasses.replace(cast(Any, value), text=_redact(value.text, secret, found))
     if secret and isinstance(value, int | float) and not isinstance(value, bool):
         found(str(value))
@@ -130,9 +148,11 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """Remember the secrets of a resolved configuration and of the environment, so that `hide` finds them in any text.
+    """Remember the secrets of a resolved configuration and of the environment, so that `hide` finds
+    them in any text.
 
-    What is a plain word there, as `ollama`, or names a part of this package is none: texts would lose what they say.
+    What is a plain word there, as `ollama`, or names a part of this package is none: texts would
+    lose what they say.
     """
     redact(config, found=_remember)
     for path, _, secret in config.get(AS_WRITTEN) or ():
@@ -151,7 +171,9 @@ def _remember(value: str) -> None:
         return
     forms = {value, unquote(value), quote(value, safe="")}
     new = {
-        form for form in forms if len(form) >= SHORTEST and form.lower() not in NOTHING and MASK not in form
+        form
+        for form in forms
+        if len(form) >= SHORTEST and form.lower() not in NOTHING and MASK not in form
     }
     with _lock:
         if not new <= _known:
@@ -161,10 +183,16 @@ def _remember(value: str) -> None:
 
 @functools.cache
 def _structure() -> frozenset[str]:
-    """The names of what configurations consist of: groups, options, and the modules of their `_target_`."""
+    """The names of what configurations consist of: groups, options, and the modules of their
+    `_target_`."""
     package = Path(__file__).resolve().parent
     folders = (package, package / "conf", package.parent / "conf")
-    paths = [path for folder in folders for path in folder.rglob("*") if path.suffix in ("", ".py", ".yaml")]
+    paths = [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in ("", ".py", ".yaml")
+    ]
     return frozenset((package.name, *(path.stem for path in paths)))
 
 
@@ -177,12 +205,14 @@ def forget() -> None:
 
 
 def shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration as it is stored and shown: values from the environment as written, secrets masked."""
+    """A resolved configuration as it is stored and shown: values from the environment as written,
+    secrets masked."""
     return cast(dict[str, Any], clean(redact(_written(config, lambda secret: True))))
 
 
 def anonymous(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration as it counts for an identity: values from the environment count unless they are secret."""
+    """A resolved configuration as it counts for an identity: values from the environment count
+    unless they are secret."""
     return cast(dict[str, Any], redact(_written(config, lambda secret: secret)))
 
 
@@ -232,10 +262,12 @@ class _Hiding:
 
 @contextlib.contextmanager
 def console(whole: bool = False) -> Iterator[None]:
-    """While it is open, nothing secret that is known is printed. For a process's main thread: the streams are the process's.
+    """While it is open, nothing secret that is known is printed. For a process's main thread: the
+    streams are the process's.
 
     Args:
-        whole: whether configurations are printed, in which secrets are also found by name; not for a model's answers.
+        whole: whether configurations are printed, in which secrets are also found by name; not for
+            a model's answers.
     """
     saved = sys.stdout, sys.stderr
     if whole:

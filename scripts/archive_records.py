@@ -1,12 +1,14 @@
-"""Pack the records of sweeps, one file each, that a report, a comparison and `load_records` read in place of the folder.
+"""Pack the records of sweeps, one file each, that a report, a comparison and `load_records` read in
+place of the folder.
 
     python scripts/archive_records.py runs/precision            # writes runs/precision.tar.xz
     python scripts/archive_records.py runs/a runs/b --output reports/examples/cpu/runs
-    python scripts/archive_records.py runs/fit --all-steps      # for engine.steps=, which fits the steps of every block
+    python scripts/archive_records.py runs/fit --all-steps      # for engine.steps=FILE
 
-An archive has each record.json and its tables, every value of a table as it was recorded. Pages draw steps and telemetry
-of a cell's first block alone, so those of later blocks are left out unless --all-steps is given; the record names them in
-`slimmed` and has the digests of its tables as they are packed. Logs, traces, plans and workloads are left out, too.
+An archive has each record.json and its tables, every value of a table as it was recorded. Pages
+draw steps and telemetry of a cell's first block alone, so those of later blocks are left out unless
+--all-steps is given; the record names them in `slimmed` and has the digests of its tables as they
+are packed. Logs, traces, plans and workloads are left out, too.
 """
 
 from __future__ import annotations
@@ -48,10 +50,17 @@ def packed_table(directory: Path, name: str, digest: str | None) -> bytes:
     for column in table.schema:
         if pyarrow.types.is_floating(column.type):
             floats.append(column.name)
-        elif pyarrow.types.is_list(column.type) and pyarrow.types.is_floating(column.type.value_type):
+        elif pyarrow.types.is_list(column.type) and pyarrow.types.is_floating(
+            column.type.value_type
+        ):
             floats.append(f"{column.name}.list.element")
     sink = io.BytesIO()
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "store_schema": False}
+    plain = {
+        "compression": "none",
+        "use_dictionary": False,
+        "write_statistics": False,
+        "store_schema": False,
+    }
     pyarrow.parquet.write_table(table, sink, use_byte_stream_split=floats, **plain)
     content = sink.getvalue()
     if not pyarrow.parquet.read_table(io.BytesIO(content)).equals(table):
@@ -60,7 +69,8 @@ def packed_table(directory: Path, name: str, digest: str | None) -> bytes:
 
 
 def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of a record by name: its tables that are not left out, and record.json, in the present schema."""
+    """The files of a record by name: its tables that are not left out, and record.json, in the
+    present schema."""
     directory = Path(row["directory"])
     found = {
         name: packed_table(directory, name, row.get(f"digests.{name}"))
@@ -68,8 +78,13 @@ def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, b
         if name not in left_out and archive.exists(directory / name)
     }
     record = migrated(archive.read_json(directory / RECORD, RECORD))
-    slimmed = {*(record.get("slimmed") or ()), *(n for n in left_out if archive.exists(directory / n))}
-    record["digests"] = {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+    slimmed = {
+        *(record.get("slimmed") or ()),
+        *(n for n in left_out if archive.exists(directory / n)),
+    }
+    record["digests"] = {
+        name: hashlib.sha256(content).hexdigest() for name, content in found.items()
+    }
     record["slimmed"] = sorted(slimmed) or None
     return {RECORD: json.dumps(record, indent=1).encode() + b"\n", **found}
 
@@ -95,7 +110,8 @@ def pack(source: Path, target: Path, all_steps: bool) -> int:
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as tar:
         for (_, name), content in sorted(members.items()):
-            member = tarfile.TarInfo(name)  # of no time and no owner: the same records are the same bytes
+            # of no time and no owner: the same records are the same bytes
+            member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     content = lzma.compress(sink.getvalue(), preset=9 | lzma.PRESET_EXTREME)
@@ -109,8 +125,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path, help="folders of sweeps, or archives")
-    parser.add_argument("--output", type=Path, help="folder of the archives; beside each sweep by default")
-    parser.add_argument("--all-steps", action="store_true", help="keep steps and telemetry of every block")
+    parser.add_argument(
+        "--output", type=Path, help="folder of the archives; beside each sweep by default"
+    )
+    parser.add_argument(
+        "--all-steps", action="store_true", help="keep steps and telemetry of every block"
+    )
     given = parser.parse_args()
     for source in given.runs:
         name = source.name.removesuffix(archive.SUFFIX) + archive.SUFFIX

@@ -1,9 +1,10 @@
-"""What a device can do at most: read and copy bandwidth, and the matrix rate of each dtype, as JSON.
+"""What a device can do at most: read and copy bandwidth, and the matrix rate of each dtype, as
+JSON.
 
     python scripts/ceilings.py --device cuda --output ceilings.json
 
-Read bandwidth and matrix rates are the probes that every benchmark starts with; a copy reads and writes as many
-bytes, and both are counted. Bytes and operations per second.
+Read bandwidth and matrix rates are the probes that every benchmark starts with; a copy reads and
+writes as many bytes, and both are counted. Bytes and operations per second.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) 
         size: bytes that are copied.
         dtypes: of the matrix products.
     """
-    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(device, size), "matrix_flops_per_s": {}}
+    found: dict[str, Any] = {
+        "copy_bytes_per_s": copy_bandwidth(device, size),
+        "matrix_flops_per_s": {},
+    }
     notes: list[str] = []
     for dtype in dtypes:
         limits, said = probe(str(device), dtype)

@@ -20,7 +20,17 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.reading import load_records
 from minivllm.bench.records.tables import read_table
 from minivllm.platform import files
-from minivllm.report.figures.palette import BLUE, FAINT, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, VERMILION
+from minivllm.report.figures.palette import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+)
 from minivllm.report.figures.render import finish, png
 from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch
 
@@ -45,16 +55,27 @@ def mean(frame: pd.DataFrame, column: str, **where: Any) -> float:
 
 
 def table(frame: pd.DataFrame, file: str) -> pd.DataFrame:
-    """A parquet file of the frame's first record, `seconds` counted from its first row where it is about steps."""
+    """A parquet file of the frame's first record, `seconds` counted from its first row where it is
+    about steps."""
     first = frame.iloc[0]
     read = read_table(Path(first["directory"]), file, first[f"digests.{file}"]).to_pandas()
-    return read.assign(seconds=read["start_s"] - read["start_s"].iloc[0]) if "start_s" in read else read
+    return (
+        read.assign(seconds=read["start_s"] - read["start_s"].iloc[0])
+        if "start_s" in read
+        else read
+    )
 
 
 def bars(
-    ax: Any, names: Sequence[str], values: Sequence[float], title: str, form: str, colours: Sequence[str] = ()
+    ax: Any,
+    names: Sequence[str],
+    values: Sequence[float],
+    title: str,
+    form: str,
+    colours: Sequence[str] = (),
 ) -> None:
-    """Horizontal bars, the first on top and, unless colours are given, grey; each with its value."""
+    """Horizontal bars, the first on top and, unless colours are given, grey; each with its
+    value."""
     for y, value in enumerate(values):
         ax.barh(y, value, height=0.62, color=colours[y] if colours else BLUE if y else GREY)
         ax.text(value + 0.015 * max(values), y, form.format(value), va="center", fontsize=9)
@@ -122,7 +143,8 @@ def prefix_caching() -> bytes:
 
 
 def preemption() -> bytes:
-    """Who runs, what is computed and what the cache holds, step by step, when the cache is too small."""
+    """Who runs, what is computed and what the cache holds, step by step, when the cache is too
+    small."""
     frame = records("preemption")
     frame = frame[frame["config.cache.num_blocks"] == 64]
     figure, grid = canvas(3, 3, height=5.6, sharex=True, sharey="col")
@@ -162,14 +184,24 @@ def eviction() -> bytes:
     left.set_ylabel("blocks in use")
     left.grid(True)
     heading(left, "Cache of the 16 requests of the run")
-    values = [PERCENT * mean(frame, "quality.top1_agreement", config__cache__eviction=n) for n in names]
-    bars(right, names, values, "Likeliest token is the reference's (%)", "{:.1f}", list(colours.values()))
+    values = [
+        PERCENT * mean(frame, "quality.top1_agreement", config__cache__eviction=n) for n in names
+    ]
+    bars(
+        right,
+        names,
+        values,
+        "Likeliest token is the reference's (%)",
+        "{:.1f}",
+        list(colours.values()),
+    )
     right.set_xticks(range(0, 101, 25))
     return png(figure)
 
 
 def offload() -> bytes:
-    """Prefixes found again, and the time to the first token, as more prompts come back than the device holds."""
+    """Prefixes found again, and the time to the first token, as more prompts come back than the
+    device holds."""
     figure, grid = canvas(2, 2, height=4.8, sharex=True, sharey="col")
     rows = (
         ("offload", "config.cache.offload_gb", (0.0, 2.0), ("dropped", "2 GB of host memory")),
@@ -210,7 +242,9 @@ def decoding() -> bytes:
     frame, beams = records("decoding"), records("beam-width")
     names = ["greedy", "sample", "top_k", "top_p"]
     chosen = {name: frame[frame["choices.decoding"] == name] for name in names}
-    chosen |= {f"beam, width {w}": beams[beams["config.decoding.beam_width"] == w] for w in (2, 4, 8)}
+    chosen |= {
+        f"beam, width {w}": beams[beams["config.decoding.beam_width"] == w] for w in (2, 4, 8)
+    }
     figure, axes = canvas(1, 3, height=3.0, sharey=True)
     panels = (
         (TOKENS_PER_S, "Output tokens/s", "{:,.0f}"),
@@ -242,7 +276,8 @@ def simulation() -> bytes:
     ):
         ax.plot([x + offset for x in range(len(error))], error[column], marker, color=colour, ms=6)
     ax.set_xticks(
-        range(len(error)), [f"{batching}\n{int(number)} at once" for batching, number in error.index]
+        range(len(error)),
+        [f"{batching}\n{int(number)} at once" for batching, number in error.index],
     )
     ax.set_ylabel("simulated over measured (%)")
     limit = max(20.0, 1.15 * float(error.abs().to_numpy().max()))
@@ -259,9 +294,13 @@ def planning() -> bytes:
     figure, (left, right) = canvas(1, 2, height=2.8)
     for level, colour in (("p50_ms", BLUE), ("p90_ms", VERMILION)):
         rows = record["by_running"]
-        left.plot([row["running"] for row in rows], [row[level] for row in rows], "o-", color=colour)
+        left.plot(
+            [row["running"] for row in rows], [row[level] for row in rows], "o-", color=colour
+        )
         rows = record["by_waiting"]
-        right.plot([row["waiting"] for row in rows], [row[level] for row in rows], "o-", color=colour)
+        right.plot(
+            [row["waiting"] for row in rows], [row[level] for row in rows], "o-", color=colour
+        )
     left.axhline(2, color=INK, lw=1, ls="--")
     left.text(1, 2.06, "2 ms", fontsize=8.5)
     left.set_xlabel("requests running, nobody waits")
@@ -290,7 +329,17 @@ def effects() -> bytes:
 PICTURES: dict[str, Callable[[], bytes]] = {
     function.__name__: function
     for function in (
-        *(paging, kv_dtype, prefix_caching, preemption, eviction, offload, decoding, simulation, planning),
+        *(
+            paging,
+            kv_dtype,
+            prefix_caching,
+            preemption,
+            eviction,
+            offload,
+            decoding,
+            simulation,
+            planning,
+        ),
         effects,
     )
 }
@@ -301,7 +350,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help=f"which: {', '.join(PICTURES)}; all where none is given")
+    parser.add_argument(
+        "names", nargs="*", help=f"which: {', '.join(PICTURES)}; all where none is given"
+    )
     for name in parser.parse_args().names or PICTURES:
         if name not in PICTURES:
             parser.error(f"no picture {name}; there are {', '.join(PICTURES)}")

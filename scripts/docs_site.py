@@ -1,13 +1,16 @@
 """Prepare the pages of docs/ for the site: `make docs` runs this, then Zensical on build/docs.
 
-The pages are written for GitHub, where a link may lead to any file of the repository. The site holds the files of
-docs/ alone, so it is built from a copy in which
+The pages are written for GitHub, where a link may lead to any file of the repository. The site
+holds the files of docs/ alone, so it is built from a copy in which
 
-- a link to a file outside docs/ leads to the repository on GitHub; a picture is copied into the site instead;
-- the name of an example's page, `reports/examples/.../index.html`, is a link to a copy of it where `make examples` or
-  `make docs` has built it; what is not built, such as its records, it links to on GitHub;
+- a link to a file outside docs/ leads to the repository on GitHub; a picture is copied into the
+  site instead;
+- the name of an example's page, `reports/examples/.../index.html`, is a link to a copy of it where
+  `make examples` or `make docs` has built it; what is not built, such as its records, it links to
+  on GitHub;
 - README.md is index.md, and a notebook is a page;
-- the comments that name the record behind a figure are left out: Markdown's dialects differ in what follows one.
+- the comments that name the record behind a figure are left out: Markdown's dialects differ in what
+  follows one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ LINK = re.compile(r"`[^`]*`|\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")  # or cod
 
 
 def repository() -> str:
-    """The address of this repository's files: on GitHub (a workflow's, or that of the remote `origin`), else here."""
+    """The address of this repository's files: on GitHub (a workflow's, or that of the remote
+    `origin`), else here."""
     if name := os.environ.get("GITHUB_REPOSITORY"):
         return f"https://github.com/{name}/blob/main"
     command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
@@ -72,7 +76,9 @@ class Site:
             place.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".md":
                 text = self.page(path, path.read_text(encoding="utf-8"))
-                place.with_name(place.name.replace("README", "index")).write_text(text, encoding="utf-8")
+                place.with_name(place.name.replace("README", "index")).write_text(
+                    text, encoding="utf-8"
+                )
             elif path.suffix == ".ipynb":
                 self.notebook(path, place.with_suffix(".md"))
             else:
@@ -113,7 +119,8 @@ class Site:
         return copy
 
     def example(self, page: Path, code: str) -> str:
-        """Code of a page: a link to a report that it names and that is built, or the code as it is."""
+        """Code of a page: a link to a report that it names and that is built, or the code as it
+        is."""
         match = PAGE.fullmatch(code)
         if match is None or not (report := ROOT / match[1]).exists():
             return code

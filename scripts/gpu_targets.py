@@ -1,12 +1,14 @@
-"""What was aimed at on a GPU, beside what the records of scripts/gpu_suite.sh say, as a table in Markdown.
+"""What was aimed at on a GPU, beside what the records of scripts/gpu_suite.sh say, as a table in
+Markdown.
 
     python scripts/gpu_targets.py                                    # of the records below runs/
     python scripts/gpu_targets.py --runs FOLDER --output targets.md
 
-A figure is the median over an arm's blocks, and beside it stands the range from the lowest block to the highest; of a ratio,
-from the lowest block over the other arm's highest to the reverse. Blocks on both sides of the aim leave it undecided.
-Where several arms measure the same thing (with and without overlapping steps, say) the best of them counts, and the last
-column names it. What has no record, or none that can be read, is a row that says so. The aims are for one NVIDIA H200; on
+A figure is the median over an arm's blocks, and beside it stands the range from the lowest block to
+the highest; of a ratio, from the lowest block over the other arm's highest to the reverse. Blocks
+on both sides of the aim leave it undecided. Where several arms measure the same thing (with and
+without overlapping steps, say) the best of them counts, and the last column names it. What has no
+record, or none that can be read, is a row that says so. The aims are for one NVIDIA H200; on
 another GPU the figures are the same, and the table's head names it.
 """
 
@@ -63,7 +65,8 @@ class Arms:
     where: Mapping[str, object]
 
     def of(self, runs: Runs) -> dict[str, Cell]:
-        """Each with its blocks, by a name for people; of one measured with several versions of the code the newest."""
+        """Each with its blocks, by a name for people; of one measured with several versions of the
+        code the newest."""
         found: dict[str, Cell] = {}
         for sweep in self.sweeps:
             cells = gather(list(runs.rows.get(sweep, ())))
@@ -86,7 +89,8 @@ class Figure:
     source: str
 
     def over(self, other: Figure) -> Figure:
-        """The ratio of both; whose blocks were which in time is not known, so the range takes every pair."""
+        """The ratio of both; whose blocks were which in time is not known, so the range takes every
+        pair."""
         return Figure(
             self.value / other.value,
             self.low / other.high,
@@ -152,7 +156,9 @@ class Target:
         """In the aim's unit, with as many decimals as tell it from the aim."""
         factor, decimals, unit = FORMS[self.unit]
         forms = [f",.{decimals + more}f" for more in range(MORE_DECIMALS + 1)]
-        apart = (form for form in forms if f"{factor * value:{form}}" != f"{factor * self.aim:{form}}")
+        apart = (
+            form for form in forms if f"{factor * value:{form}}" != f"{factor * self.aim:{form}}"
+        )
         return f"{factor * value:{next(apart, forms[0])}}{unit}"
 
     def _range(self, figure: Figure) -> str:
@@ -173,10 +179,13 @@ class Target:
         found: dict[str, str] = {}
         for arms in self.compared():
             told = {
-                name: cell.status_text + ", without this figure" * bool(cell.ok and not self._values(cell))
+                name: cell.status_text
+                + ", without this figure" * bool(cell.ok and not self._values(cell))
                 for name, cell in arms.of(runs).items()
             }
-            none = {f"`{sweep}`": "no record" for sweep in arms.sweeps if not runs.unreadable.get(sweep)}
+            none = {
+                f"`{sweep}`": "no record" for sweep in arms.sweeps if not runs.unreadable.get(sweep)
+            }
             found |= told or none
         return [f"{name}: {status}" for name, status in found.items()]
 
@@ -206,7 +215,8 @@ def tokens_per_s(row: Row) -> float | None:
 
 
 def gap(row: Row) -> float | None:
-    """The share of decoding steps of BATCH requests from the last kernel of one to the first of the next."""
+    """The share of decoding steps of BATCH requests from the last kernel of one to the first of the
+    next."""
     folder = record_folder(row)
     if folder is None:
         return None
@@ -217,7 +227,9 @@ def gap(row: Row) -> float | None:
         return None
 
 
-MODEL, QUANT, BATCHING, ENGINE = (f"choices.{group}" for group in ("model", "quant", "batching", "engine"))
+MODEL, QUANT, BATCHING, ENGINE = (
+    f"choices.{group}" for group in ("model", "quant", "batching", "engine")
+)
 AT_ONCE = "config.arrival.concurrency"
 LARGE, SMALL = {MODEL: "qwen3_8b"}, {MODEL: "qwen3"}
 ALONE = ("gpu-batch1", "gpu-batch1-triton")
@@ -230,13 +242,17 @@ def _quantised(quant: str, requests: int) -> Arms:
 def _narrower(quant: str, name: str, requests: int, aim: float) -> Target:
     """How much faster a format decodes than 16 bits."""
     what = f"Qwen3-8B, {requests} at once: {name} over bf16, decoding"
-    return Target(what, aim, "×", tokens_per_s, _quantised(quant, requests), _quantised("bf16", requests))
+    return Target(
+        what, aim, "×", tokens_per_s, _quantised(quant, requests), _quantised("bf16", requests)
+    )
 
 
 def _continuous(sweep: str, lengths: str, aim: float) -> Target:
     """What continuous batching is worth."""
     what = f"Qwen3-8B, 64 at once, {lengths}: continuous over static batching"
-    continuous, static = (Arms((sweep,), {**LARGE, BATCHING: kind}) for kind in ("continuous", "static"))
+    continuous, static = (
+        Arms((sweep,), {**LARGE, BATCHING: kind}) for kind in ("continuous", "static")
+    )
     return Target(what, aim, "×", column("metrics.steady.output_tokens_per_s"), continuous, static)
 
 
@@ -246,13 +262,19 @@ def _many(engine: str) -> Arms:
 
 def _gap(name: str, model: Mapping[str, object]) -> Target:
     """How long the device waits for the host; the profiler, which sees it, makes it longer."""
-    what = f"{name}, {BATCH} at once: gap between decoding steps, of the step (traced: an upper bound)"
+    what = (
+        f"{name}, {BATCH} at once: gap between decoding steps, of the step (traced: an upper bound)"
+    )
     return Target(what, 0.02, "%", gap, Arms(("gpu-gap",), model), most=True)
 
 
 TARGETS = (
     Target(
-        "Qwen3-8B, one request: bandwidth used (MBU)", 0.8, "%", column("roofline.mbu"), Arms(ALONE, LARGE)
+        "Qwen3-8B, one request: bandwidth used (MBU)",
+        0.8,
+        "%",
+        column("roofline.mbu"),
+        Arms(ALONE, LARGE),
     ),
     Target("Qwen3-0.6B, one request: decoding", 900, "tokens/s", tokens_per_s, Arms(ALONE, SMALL)),
     Target(
@@ -262,10 +284,11 @@ TARGETS = (
         column("roofline.share"),
         _many("minivllm"),
     ),
-    # It turns the other two off itself where attention takes a mask, and only flash-attn's kernels take none.
+    # It turns the other two off itself where attention takes a mask, and only flash-attn's kernels
+    # take none.
     Target(
-        "Qwen3-0.6B, 256 requests: output tokens/s over transformers' continuous batching (sdpa, without CUDA graphs, not "
-        "asynchronous)",
+        "Qwen3-0.6B, 256 requests: output tokens/s over transformers' continuous batching "
+        "(sdpa, without CUDA graphs, not asynchronous)",
         3,
         "×",
         column("metrics.output_tokens_per_s"),

@@ -2,12 +2,13 @@
 
     python scripts/harness_overhead.py --output reports/examples/cpu/harness_overhead.json
 
-On the embedded model at batch 1, the worst case here: its steps are the shortest, so events weigh most.
+On the embedded model at batch 1, the worst case here: its steps are the shortest, so events weigh
+most.
 
-1. Counts times cost: the events, step records and token stamps of one run are counted, and each is timed
-   by itself over many repetitions.
-2. On against off: the same requests with the driver, the adapter and its listener, and by a bare loop over
-   `Engine.step` with nobody listening, in alternation; the median of the ratios.
+1. Counts times cost: the events, step records and token stamps of one run are counted, and each is
+   timed by itself over many repetitions.
+2. On against off: the same requests with the driver, the adapter and its listener, and by a bare
+   loop over `Engine.step` with nobody listening, in alternation; the median of the ratios.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def seconds(action: Callable[[], object]) -> float:
 
 def per_call(action: Callable[[], object], repetitions: int = 20_000) -> float:
     """Seconds a call, the least of five rounds: noise only ever adds."""
-    return min(seconds(lambda: [action() for _ in range(repetitions)]) for _ in range(5)) / repetitions
+    return (
+        min(seconds(lambda: [action() for _ in range(repetitions)]) for _ in range(5)) / repetitions
+    )
 
 
 def event_cost() -> float:
@@ -86,7 +89,9 @@ def run_bare(engine: Engine, workload: Workload, params: SamplingParams) -> None
     """The same requests with nothing measured."""
     for request in workload.requests:
         own = replace(params, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)
-        engine.add_request(request.request_id, list(request.prompt_token_ids), own, detokenize=False)
+        engine.add_request(
+            request.request_id, list(request.prompt_token_ids), own, detokenize=False
+        )
     while engine.has_unfinished:
         engine.step()
 
@@ -95,8 +100,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("reports/examples/cpu/harness_overhead.json"))
-    parser.add_argument("--pairs", type=int, default=15, help="pairs of runs with and without measuring")
+    parser.add_argument(
+        "--output", type=Path, default=Path("reports/examples/cpu/harness_overhead.json")
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=15, help="pairs of runs with and without measuring"
+    )
     args = parser.parse_args()
     config = compose(["batching=sequential", "workload.num_requests=4", "workload.output_len=128"])
     engine, bare = MinivllmEngine(config), build_engine(config)
@@ -124,7 +133,9 @@ def main() -> None:
     steps = engine.steps()
     tokens = sum(request.max_tokens for request in workload.requests)
     instant: BenchEngine = Instant(engine.info)  # type: ignore[assignment]  # steps and text are not asked for
-    driver_s = min(seconds(lambda: drive(instant, workload, Offline(), params, Clock())) for _ in range(5))
+    driver_s = min(
+        seconds(lambda: drive(instant, workload, Offline(), params, Clock())) for _ in range(5)
+    )
     events_s = event_cost() * len(steps)
     window_s = statistics.median(pair[0] for pair in pairs)
     engine.reset()

@@ -2,13 +2,13 @@
 
     python scripts/planning_cost.py --output reports/examples/cpu/planning_cost.json
 
-The engine's own scheduler and block pool, without a model: each step is planned and timed, then every request
-in it gets its token. Only the planning is timed.
+The engine's own scheduler and block pool, without a model: each step is planned and timed, then
+every request in it gets its token. Only the planning is timed.
 
 1. By requests running: a full batch decodes, nobody waits.
 2. By requests waiting: a full batch of `BATCH` decodes, and so many more wait behind it.
-3. A whole life: so many requests come at once and are served `BATCH` at a time to their end; the time of all
-   planning, over the requests.
+3. A whole life: so many requests come at once and are served `BATCH` at a time to their end; the
+   time of all planning, over the requests.
 """
 
 from __future__ import annotations
@@ -52,14 +52,17 @@ class Model:
     def __init__(self, batch: int, longest: int) -> None:
         blocks = 1 + (batch + 1) * (longest // BLOCK_SIZE + 3)  # room for all: nobody is preempted
         cache = CacheManager(CacheLayout(BLOCK_SIZE, blocks))
-        self.scheduler = Scheduler(Continuous(batch, max_num_batched_tokens=16_384), cache, EventBus())
+        self.scheduler = Scheduler(
+            Continuous(batch, max_num_batched_tokens=16_384), cache, EventBus()
+        )
         self._num_added = 0
 
     def add(self, count: int, output: int) -> None:
         """Let requests come."""
         for _ in range(count):
             self._num_added += 1
-            prompt = PROMPT + self._num_added % BLOCK_SIZE  # or all would need a block in the same step
+            # or all would need a block in the same step
+            prompt = PROMPT + self._num_added % BLOCK_SIZE
             request = Request(
                 f"r{self._num_added}",
                 [1] * prompt,
@@ -103,7 +106,8 @@ def decoding(running: int, waiting: int, steps: int) -> dict[str, float]:
 
 
 def life(requests: int) -> dict[str, float]:
-    """Microseconds of planning for each request, from its coming to its end, where so many come at once."""
+    """Microseconds of planning for each request, from its coming to its end, where so many come at
+    once."""
     model = Model(BATCH, PROMPT + OUTPUT)
     model.add(requests, OUTPUT)
     seconds = 0.0
@@ -117,7 +121,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("reports/examples/cpu/planning_cost.json"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("reports/examples/cpu/planning_cost.json")
+    )
     parser.add_argument("--steps", type=int, default=500, help="steps timed for each figure")
     args = parser.parse_args()
     result: dict[str, Any] = {

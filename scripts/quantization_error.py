@@ -2,9 +2,9 @@
 
     python scripts/quantization_error.py
 
-Every linear layer of the embedded model goes through each method; what the layer then computes from the identity
-matrix is the weight it means. Written are a record (JSON), the table of it that docs/reference/quantization.md shows
-(Markdown), and the figure there.
+Every linear layer of the embedded model goes through each method; what the layer then computes from
+the identity matrix is the weight it means. Written are a record (JSON), the table of it that
+docs/reference/quantization.md shows (Markdown), and the figure there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Collector(Quantizer):
 
 
 def embedded_weights() -> list[Tensor]:
-    """Every linear layer's weight of the embedded model, float32 [out, in]; fused as the engine has them."""
+    """Every linear layer's weight of the embedded model, float32 [out, in]; fused as the engine has
+    them."""
     collector = Collector()
     build(compose(["model=tiny"])["model"], quant=collector, device=torch.device("cpu"))
     return collector.weights
@@ -73,7 +74,8 @@ def restored(packed: nn.Module, columns: int) -> Tensor:
 
 
 def measured(option: str, knobs: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
-    """One row: relative root mean square error over all weights, and the bits they take when stored."""
+    """One row: relative root mean square error over all weights, and the bits they take when
+    stored."""
     # In float32 the error is that of the grid alone; stored are scales as a bfloat16 run has them.
     exact, real = method(option, knobs, "float32"), method(option, knobs, "bfloat16")
     lost = total = bits = 0.0
@@ -81,7 +83,10 @@ def measured(option: str, knobs: dict[str, Any], weights: Sequence[Tensor]) -> d
         value = weight.to(exact.dtype)
         lost += float((restored(exact.pack(value, None), weight.shape[1]) - weight).square().sum())
         total += float(weight.square().sum())
-        bits += sum(8 * t.numel() * t.element_size() for t in real.pack(weight.bfloat16(), None).parameters())
+        bits += sum(
+            8 * t.numel() * t.element_size()
+            for t in real.pack(weight.bfloat16(), None).parameters()
+        )
     return {
         "quant": option,
         "knobs": knobs,
@@ -90,15 +95,20 @@ def measured(option: str, knobs: dict[str, Any], weights: Sequence[Tensor]) -> d
     }
 
 
-def by_value(option: str, knobs: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, list[float]]:
-    """Mean error of weights of about the same size, both in units of the largest weight of their block."""
+def by_value(
+    option: str, knobs: dict[str, Any], weights: Sequence[Tensor]
+) -> dict[str, list[float]]:
+    """Mean error of weights of about the same size, both in units of the largest weight of their
+    block."""
     exact = method(option, knobs, "float32")
     edges = torch.linspace(-1, 1, BINS + 1)
     sums, counts = torch.zeros(BINS), torch.zeros(BINS)
     for weight in weights:
         blocks = weight.reshape(-1, BLOCK)
         largest = blocks.abs().amax(1, keepdim=True)
-        error = (restored(exact.pack(weight, None), weight.shape[1]).reshape(-1, BLOCK) - blocks).abs()
+        error = (
+            restored(exact.pack(weight, None), weight.shape[1]).reshape(-1, BLOCK) - blocks
+        ).abs()
         place = (torch.bucketize(blocks / largest, edges) - 1).clamp(0, BINS - 1).flatten()
         sums.index_add_(0, place, (error / largest).flatten())
         counts.index_add_(0, place, torch.ones(place.numel()))
@@ -137,9 +147,13 @@ def label(row: dict[str, Any]) -> str:
 
 def table(record: dict[str, Any]) -> str:
     """The record's rows in Markdown."""
-    lines = ["| quant | bits a weight, stored | relative RMS error of the weights |", "| --- | ---: | ---: |"]
+    lines = [
+        "| quant | bits a weight, stored | relative RMS error of the weights |",
+        "| --- | ---: | ---: |",
+    ]
     lines += [
-        f"| `{label(row)}` | {row['bits_per_weight']:.2f} | {100 * row['relative_rms_error']:.2f} % |"
+        f"| `{label(row)}` | {row['bits_per_weight']:.2f} | "
+        f"{100 * row['relative_rms_error']:.2f} % |"
         for row in record["methods"]
     ]
     return "\n".join(lines) + "\n"
@@ -151,31 +165,57 @@ def picture(record: dict[str, Any]) -> bytes:
     first, second, third = axes
     centres = [-1 + (2 * i + 1) / BINS for i in range(BINS)]
     spread = record["deviation_in_block"]
-    first.fill_between(centres, record["by_value"]["nf4"]["density"], color=palette.LIGHT, step="mid", lw=0)
+    first.fill_between(
+        centres, record["by_value"]["nf4"]["density"], color=palette.LIGHT, step="mid", lw=0
+    )
     normal = [math.exp(-((x / spread) ** 2) / 2) / spread / math.sqrt(2 * math.pi) for x in centres]
     first.plot(centres, normal, color=palette.GREY, lw=1.2, ls="--")
     top = 1.12 * max(normal)
     first.vlines(record["codebook"], 0, top, color=palette.BLUE, lw=1.1)
-    first.vlines([-1 + 2 * i / 15 for i in range(16)], -0.16 * top, -0.02 * top, color=palette.ORANGE, lw=1.1)
+    first.vlines(
+        [-1 + 2 * i / 15 for i in range(16)], -0.16 * top, -0.02 * top, color=palette.ORANGE, lw=1.1
+    )
     first.set(xlabel="weight / largest of its block", yticks=[], ylim=(-0.18 * top, top))
     style.heading(first, "The 16 levels")
     for name, colour in (("nf4", palette.BLUE), ("int4", palette.ORANGE)):
-        second.plot(centres, [100 * e for e in record["by_value"][name]["mean_error"]], color=colour, lw=1.4)
-    second.set(xlabel="weight / largest of its block", ylabel="mean error, % of the largest", ylim=(0, None))
+        second.plot(
+            centres, [100 * e for e in record["by_value"][name]["mean_error"]], color=colour, lw=1.4
+        )
+    second.set(
+        xlabel="weight / largest of its block",
+        ylabel="mean error, % of the largest",
+        ylim=(0, None),
+    )
     second.grid(axis="y")
     style.heading(second, "Error by value")
-    colours = {"nf4": palette.BLUE, "int4": palette.ORANGE, "int8": palette.GREEN, "fp8": palette.PURPLE}
+    colours = {
+        "nf4": palette.BLUE,
+        "int4": palette.ORANGE,
+        "int8": palette.GREEN,
+        "fp8": palette.PURPLE,
+    }
     for row in record["methods"]:
         colour = colours[row["quant"].removesuffix("_mixed")]
         marker = "D" if row["knobs"].get("double_quant") else "o"
-        third.plot(row["bits_per_weight"], 100 * row["relative_rms_error"], marker, color=colour, ms=5, mew=0)
-    third.set(xlabel="bits a weight, stored", ylabel="relative RMS error, %", ylim=(0, None), xscale="log")
+        third.plot(
+            row["bits_per_weight"],
+            100 * row["relative_rms_error"],
+            marker,
+            color=colour,
+            ms=5,
+            mew=0,
+        )
+    third.set(
+        xlabel="bits a weight, stored", ylabel="relative RMS error, %", ylim=(0, None), xscale="log"
+    )
     third.set_xticks([4, 5, 6, 7, 8], ["4", "5", "6", "7", "8"])
     third.minorticks_off()
     third.grid()
     style.heading(third, "Error by bits")
     names = {"nf4": "NF4", "int4": "int4, affine", "int8": "int8", "fp8": "fp8"}
-    style.legend_below(figure, [(style.mark("o", colours[key]), name) for key, name in names.items()])
+    style.legend_below(
+        figure, [(style.mark("o", colours[key]), name) for key, name in names.items()]
+    )
     return render.png(figure)
 
 

@@ -1,11 +1,13 @@
-"""A soak in simulation: bursts of more traffic than the engine can take, with cancellations, deadlines and preemptions.
+"""A soak in simulation: bursts of more traffic than the engine can take, with cancellations,
+deadlines and preemptions.
 
     python scripts/soak.py --out reports/examples/cpu/soak.json
     python scripts/soak.py --hours 1 batching=sequential
 
-The scheduler and the block pool are the real ones; their invariants are checked every few steps. A burst is
-ten virtual minutes of arrivals at 1.5 times the capacity, and then time until everyone has an answer; bursts
-follow each other for a virtual day. Further arguments are overrides of the configuration, on top of DEFAULTS.
+The scheduler and the block pool are the real ones; their invariants are checked every few steps. A
+burst is ten virtual minutes of arrivals at 1.5 times the capacity, and then time until everyone has
+an answer; bursts follow each other for a virtual day. Further arguments are overrides of the
+configuration, on top of DEFAULTS.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 
-# The embedded model on a machine so slow that a few requests a second fill it, with too little cache for the batch.
+# The embedded model on a machine so slow that a few requests a second fill it, with too little
+# cache for the batch.
 DEFAULTS = (
     *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=0.5", "engine.overhead_ms=50"),
     *("batching.max_num_batched_tokens=1024", "engine.memory_gb=0.085"),
@@ -81,10 +84,17 @@ def check(engine: SimulatedEngine) -> None:
     scheduler = engine.scheduler
     requests = [*scheduler.running, *scheduler.waiting]
     engine.cache.pool.check_integrity([request.cache.block_table for request in requests])
-    assert len({request.request_id for request in requests}) == len(requests), "a request is in two places"
+    assert len({request.request_id for request in requests}) == len(requests), (
+        "a request is in two places"
+    )
     for request in requests:
-        room = max(len(request.cache.block_table), len(request.cache.host_slots)) * engine.cache.block_size
-        assert request.num_computed_tokens <= room, f"{request.request_id} has tokens without blocks"
+        room = (
+            max(len(request.cache.block_table), len(request.cache.host_slots))
+            * engine.cache.block_size
+        )
+        assert request.num_computed_tokens <= room, (
+            f"{request.request_id} has tokens without blocks"
+        )
 
 
 @contextmanager
@@ -187,9 +197,13 @@ def _soak(
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--hours", type=float, default=24.0, help="virtual hours of arrivals")
-    parser.add_argument("--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity")
+    parser.add_argument(
+        "--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity"
+    )
     parser.add_argument("--out", type=Path, help="where to keep the record, as JSON")
     parser.add_argument("overrides", nargs="*", help="of the configuration")
     args = parser.parse_args()
@@ -198,7 +212,10 @@ def main() -> None:
     bursts: list[dict[str, Any]] = []
     while sum(burst["virtual_s"] for burst in bursts) < 3600 * args.hours:
         bursts.append(soak(engine, load=args.load, seed=len(bursts)))
-        print(f"{len(bursts)} bursts, {sum(b['virtual_s'] for b in bursts) / 3600:.1f} h", file=sys.stderr)
+        print(
+            f"{len(bursts)} bursts, {sum(b['virtual_s'] for b in bursts) / 3600:.1f} h",
+            file=sys.stderr,
+        )
     found = {
         "overrides": [*DEFAULTS, *args.overrides],
         "load": args.load,
@@ -207,7 +224,10 @@ def main() -> None:
         **{name: sum(burst[name] for burst in bursts) for name in ("requests", "steps", "checks")},
         "ended": dict(sum((Counter(burst["ended"]) for burst in bursts), Counter())),
         "preemptions": sum(burst["counters"]["batching"]["preemptions"] for burst in bursts),
-        **{name: max(burst[name] for burst in bursts) for name in ("most_in_the_system", "longest_e2e_s")},
+        **{
+            name: max(burst[name] for burst in bursts)
+            for name in ("most_in_the_system", "longest_e2e_s")
+        },
         "wall_s": time.perf_counter() - start,
         "code_hash": code_hash(),
     }

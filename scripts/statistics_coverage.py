@@ -1,10 +1,12 @@
-"""How often the intervals of ablations contain the truth, and how often the tests are wrong or right, by simulation.
+"""How often the intervals of ablations contain the truth, and how often the tests are wrong or
+right, by simulation.
 
     python scripts/statistics_coverage.py --output reports/examples/cpu/statistics_coverage.json
 
-Blocks of two arms are drawn with five kinds of noise and a known ratio, and given to `minivllm.analysis.statistics`. What is
-drawn is the logarithm of an arm's figure, as `SCATTER` times the kind's own numbers. For comparison the same blocks go through
-the bootstrap-t of the mean, which the intervals were made by before. Seeds are fixed: the same code gives the same record.
+Blocks of two arms are drawn with five kinds of noise and a known ratio, and given to
+`minivllm.analysis.statistics`. What is drawn is the logarithm of an arm's figure, as `SCATTER`
+times the kind's own numbers. For comparison the same blocks go through the bootstrap-t of the mean,
+which the intervals were made by before. Seeds are fixed: the same code gives the same record.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def spikes(rng: np.random.Generator, rows: int, n: int) -> Array:
 
 
 def states(rng: np.random.Generator, rows: int, n: int) -> Array:
-    """A machine with two states, a tenth apart, in which it stays for ten measurements on average; arms take turns at random."""
+    """A machine with two states, a tenth apart, in which it stays for ten measurements on average;
+    arms take turns at random."""
     stays = rng.random((rows, 2 * n)) < 0.9
     state = np.empty((rows, 2 * n), bool)
     state[:, 0] = rng.random(rows) < 0.5
@@ -68,7 +71,8 @@ def states(rng: np.random.Generator, rows: int, n: int) -> Array:
 
 
 def drifting_ratio(rng: np.random.Generator, rows: int, n: int) -> Array:
-    """Not blocks as they should be: the ratio itself drifts from block to block (correlation 0.7)."""
+    """Not blocks as they should be: the ratio itself drifts from block to block (correlation
+    0.7)."""
     steps = normal(rng, rows, n)
     found = np.empty_like(steps)
     found[:, 0] = steps[:, 0] / math.sqrt(1 - 0.7**2)
@@ -88,7 +92,8 @@ KINDS: dict[str, Draw] = {
 
 
 def bootstrap_t(x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The studentised bootstrap interval of the mean of each row (Efron and Tibshirani 1993, section 12.5)."""
+    """The studentised bootstrap interval of the mean of each row (Efron and Tibshirani 1993,
+    section 12.5)."""
     rows, n = x.shape
     low, high = np.empty(rows), np.empty(rows)
     for row, values in enumerate(x):
@@ -97,7 +102,8 @@ def bootstrap_t(x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         errors = drawn.std(axis=1, ddof=1) / math.sqrt(n)
         usable = errors > 1e-9 * error
         least, most = np.quantile(
-            (drawn.mean(axis=1)[usable] - values.mean()) / errors[usable], [ALPHA / 2, 1 - ALPHA / 2]
+            (drawn.mean(axis=1)[usable] - values.mean()) / errors[usable],
+            [ALPHA / 2, 1 - ALPHA / 2],
         )
         low[row], high[row] = values.mean() - most * error, values.mean() - least * error
     return low, high
@@ -110,7 +116,8 @@ def cell(draw: Draw, n: int, rows: int, typical: float) -> dict[str, Any]:
         draw: the noise.
         n: blocks.
         rows: ablations to simulate.
-        typical: pseudomedian of the noise, which the intervals are about; 0 but for noise of one arm alone.
+        typical: pseudomedian of the noise, which the intervals are about; 0 but for noise of one
+            arm alone.
     """
     rng = np.random.default_rng([n, rows])
     truth = math.log(RATIO)
@@ -120,7 +127,10 @@ def cell(draw: Draw, n: int, rows: int, typical: float) -> dict[str, Any]:
     was_low, was_high = bootstrap_t(before, rng)
     families = rows // FAMILY // 2
     wrong = sum(
-        any((p or 1.0) <= ALPHA for p in statistics.holm([statistics.sign_flip(one) for one in family]))
+        any(
+            (p or 1.0) <= ALPHA
+            for p in statistics.holm([statistics.sign_flip(one) for one in family])
+        )
         for family in draw(rng, families * FAMILY, n).reshape(families, FAMILY, n)
     )
     found = [statistics.sign_flip(one) for one in draw(rng, rows // 4, n) + math.log(EFFECT)]
@@ -132,7 +142,9 @@ def cell(draw: Draw, n: int, rows: int, typical: float) -> dict[str, Any]:
         "bootstrap_t_coverage_mean": float(
             np.mean((was_low <= truth + _mean(draw)) & (truth + _mean(draw) <= was_high))
         ),
-        "bootstrap_t_median_width": float(np.median(np.exp(np.minimum(was_high - was_low, 50.0)) - 1)),
+        "bootstrap_t_median_width": float(
+            np.median(np.exp(np.minimum(was_high - was_low, 50.0)) - 1)
+        ),
         "false_verdicts": wrong / families,
         "power": float(np.mean([p is not None and p <= ALPHA for p in found])),
         "blocks_called_spikes": float(np.mean([statistics.spikes(one) for one in x[:500]]) / n),
@@ -166,10 +178,12 @@ def measure(rows: int) -> dict[str, Any]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The table of the documentation: a row a kind, coverage by number of blocks, then what else is told."""
+    """The table of the documentation: a row a kind, coverage by number of blocks, then what else is
+    told."""
     heads = [f"{n} blocks" for n in BLOCKS]
     lines = [
-        f"| noise | {' | '.join(heads)} | bootstrap-t, 10 | 40 | false verdicts of {FAMILY}, 13 | power, 13 |"
+        f"| noise | {' | '.join(heads)} | bootstrap-t, 10 | 40 | false verdicts of {FAMILY}, 13 "
+        "| power, 13 |"
     ]
     lines.append("| :-- |" + " --: |" * (len(BLOCKS) + 4))
     for name, cells in record["kinds"].items():
@@ -186,8 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, required=True, help="record; a table is written beside it")
-    parser.add_argument("--simulations", type=int, default=4000, help="of each kind and number of blocks")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="record; a table is written beside it"
+    )
+    parser.add_argument(
+        "--simulations", type=int, default=4000, help="of each kind and number of blocks"
+    )
     args = parser.parse_args()
     record = measure(args.simulations)
     files.write_json(args.output, record)

@@ -99,7 +99,9 @@ def split_standard_library() -> tuple[list[Path], list[Path]]:
         parts = path.relative_to(root).parts
         if SKIPPED_PARTS & set(parts) or path.stat().st_size < 200:
             continue
-        (tests if "test" in parts or "tests" in parts or "idle_test" in parts else library).append(path)
+        (tests if "test" in parts or "tests" in parts or "idle_test" in parts else library).append(
+            path
+        )
 
     def held_out(path: Path) -> bool:
         digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
@@ -264,7 +266,9 @@ class TinyModel(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         positions = torch.arange(shape.max_position_embeddings).float()
-        frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        frequencies = shape.rope_theta ** (
+            -torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
+        )
         angles = torch.outer(positions, frequencies).repeat(1, 2)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -275,7 +279,10 @@ class TinyModel(nn.Module):
                 nn.init.normal_(parameter, std=scale)
 
     def hidden_states(
-        self, ids: Tensor, skip: frozenset[int] = frozenset(), layers: Sequence[nn.Module] | None = None
+        self,
+        ids: Tensor,
+        skip: frozenset[int] = frozenset(),
+        layers: Sequence[nn.Module] | None = None,
     ) -> list[Tensor]:
         """Residual stream after every layer; those in `skip` pass their input through.
 
@@ -298,7 +305,8 @@ class TinyModel(nn.Module):
 
     @torch.inference_mode()
     def bits_per_byte(self, stream: Tensor, num_bytes: int) -> list[float]:
-        """Held-out bits per byte when leaving after layer 1, 2, ..., in windows of the full context."""
+        """Held-out bits per byte when leaving after layer 1, 2, ..., in windows of the full
+        context."""
         window = self.shape.max_position_embeddings
         totals = [0.0] * self.shape.num_hidden_layers
         with torch.autocast("cpu", torch.bfloat16):
@@ -311,7 +319,8 @@ class TinyModel(nn.Module):
 
     @torch.inference_mode()
     def complete(self, ids: list[int], max_tokens: int, generator: torch.Generator) -> list[int]:
-        """Sample a continuation at temperature 0.6 (recomputing everything: this is training code)."""
+        """Sample a continuation at temperature 0.6 (recomputing everything: this is training
+        code)."""
         ids = list(ids)
         for _ in range(max_tokens):
             state = self.norm(self.hidden_states(torch.tensor([ids]))[-1][0, -1])
@@ -322,7 +331,8 @@ class TinyModel(nn.Module):
     def checkpoint(self) -> dict[str, Tensor]:
         """Tensors under the names a transformers Qwen3 checkpoint has, in bfloat16."""
         return {
-            f"model.{k}": v.detach().to(torch.bfloat16).contiguous() for k, v in self.state_dict().items()
+            f"model.{k}": v.detach().to(torch.bfloat16).contiguous()
+            for k, v in self.state_dict().items()
         }
 
 
@@ -330,7 +340,8 @@ class TinyModel(nn.Module):
 
 
 def window_length(fraction: float, longest: int) -> int:
-    """Training window in tokens: short ones teach most of it at a lower cost, long ones come last."""
+    """Training window in tokens: short ones teach most of it at a lower cost, long ones come
+    last."""
     return 256 if fraction < 0.7 else 512 if fraction < 0.92 else longest
 
 
@@ -340,7 +351,8 @@ class Progress:
 
     tokens: int = 0
     steps: int = 0
-    curve: list[tuple[float, int, float, float]] = field(default_factory=list)  # min, tokens, loss, bpb
+    # min, tokens, loss, bpb
+    curve: list[tuple[float, int, float, float]] = field(default_factory=list)
 
 
 def learning_rate_scale(fraction: float) -> float:
@@ -357,7 +369,8 @@ def train(
     seed: int,
     batch_tokens: int,
 ) -> Progress:
-    """Optimise `model` in place for `minutes`; matrices by Muon (Jordan et al. 2024), the rest by AdamW."""
+    """Optimise `model` in place for `minutes`; matrices by Muon (Jordan et al. 2024), the rest by
+    AdamW."""
     generator = torch.Generator().manual_seed(seed)
     layers = model.shape.num_hidden_layers
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
@@ -376,7 +389,9 @@ def train(
         batch = torch.stack([stream[s : s + length + 1] for s in starts.tolist()])
         # LayerSkip: dropout grows with depth up to 10 %; one exit a step, in rotation.
         chance = torch.rand(layers, generator=generator)
-        skip = frozenset(i for i in range(layers) if chance[i] < 0.1 * (2 ** (i / (layers - 1)) - 1))
+        skip = frozenset(
+            i for i in range(layers) if chance[i] < 0.1 * (2 ** (i / (layers - 1)) - 1)
+        )
         exit_layer = progress.steps % (layers - 1)
         with torch.autocast("cpu", torch.bfloat16):
             states = model.hidden_states(batch[:, :-1], skip, compiled)
@@ -395,11 +410,14 @@ def train(
         value = float(loss.detach())
         running = value if math.isnan(running) else 0.98 * running + 0.02 * value
         if time.monotonic() - last_report > 60 * minutes / 30 or progress.steps == 20:
-            bits = model.bits_per_byte(held[:40_000], int(held_bytes * min(1.0, 40_000 / len(held))))[-1]
+            bits = model.bits_per_byte(
+                held[:40_000], int(held_bytes * min(1.0, 40_000 / len(held)))
+            )[-1]
             elapsed = (time.monotonic() - started) / 60
             progress.curve.append((elapsed, progress.tokens, running, bits))
             print(
-                f"{elapsed:6.1f} min  {progress.tokens:>11,} tokens  loss {running:.3f}  held-out {bits:.3f} bits/byte",
+                f"{elapsed:6.1f} min  {progress.tokens:>11,} tokens  loss {running:.3f}  "
+                f"held-out {bits:.3f} bits/byte",
                 flush=True,
             )
             last_report = time.monotonic()
@@ -415,7 +433,9 @@ def model_card(
     samples: list[str],
 ) -> str:
     """README.md beside the weights: what it is, how it was made, how good it is."""
-    curve = "\n".join(f"| {m:.1f} | {t:,} | {loss:.3f} | {b:.3f} |" for m, t, loss, b in progress.curve)
+    curve = "\n".join(
+        f"| {m:.1f} | {t:,} | {loss:.3f} | {b:.3f} |" for m, t, loss, b in progress.curve
+    )
     per_exit = "\n".join(f"| {i + 1} | {bits:.3f} |" for i, bits in enumerate(exits))
     text = "\n\n".join(f"```python\n{sample}\n```" for sample in samples)
     return f"""# The embedded model
@@ -453,7 +473,7 @@ layer; the last row is the model itself)
 **Completions** at temperature 0.6, unselected:
 
 {text}
-"""
+"""  # noqa: E501  # noqa: E501
 
 
 def main() -> None:
@@ -461,7 +481,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=95.0, help="training time")
-    parser.add_argument("--output", type=Path, default=Path("minivllm/assets/tiny"), help="folder to write")
+    parser.add_argument(
+        "--output", type=Path, default=Path("minivllm/assets/tiny"), help="folder to write"
+    )
     parser.add_argument("--batch-tokens", type=int, default=8_192, help="tokens a step")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -483,7 +505,9 @@ def main() -> None:
     print(json.dumps(sizes), flush=True)
 
     model = TinyModel(shape)
-    progress = train(model, stream, held, sizes["held_bytes"], args.minutes, args.seed, args.batch_tokens)
+    progress = train(
+        model, stream, held, sizes["held_bytes"], args.minutes, args.seed, args.batch_tokens
+    )
     exits = model.bits_per_byte(held, sizes["held_bytes"])
     generator = torch.Generator().manual_seed(args.seed)
     samples = [
@@ -511,7 +535,9 @@ def main() -> None:
     sample = "".join(held_texts).encode()[:HELD_OUT_SAMPLE_BYTES].decode(errors="ignore")
     (args.output / "heldout.txt").write_text(sample)
     parameters = sum(p.numel() for p in model.parameters())
-    (args.output / "README.md").write_text(model_card(shape, parameters, sizes, progress, exits, samples))
+    (args.output / "README.md").write_text(
+        model_card(shape, parameters, sizes, progress, exits, samples)
+    )
     print(f"held-out {exits[-1]:.3f} bits/byte, written to {args.output}")
 
 

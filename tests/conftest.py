@@ -1,4 +1,5 @@
-"""What all tests share: no network, a GPU only where asked for, a command line that runs in this process, a fuzz."""
+"""What all tests share: no network, a GPU only where asked for, a command line that runs in this
+process, a fuzz."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run in numpy where there is no GPU
-for name in ("OMP_NUM_THREADS", "MINIVLLM_THREADS"):  # models here are too small for threads to help
+# models here are too small for threads to help
+for name in ("OMP_NUM_THREADS", "MINIVLLM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# Test processes side by side: the lock of a device lies in the folder for temporary files, and none waits for another's.
+# Test processes side by side: the lock of a device lies in the folder for temporary files, and none
+# waits for another's.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     own_folder = tempfile.TemporaryDirectory(prefix=f"{worker}-", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = own_folder.name
 
-# A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of Ctrl-C need it back.
+# A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of
+# Ctrl-C need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -102,12 +106,14 @@ def cli(
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield run
-    root.handlers[:], root.level = handlers, level  # Hydra's --info leaves a handler on a captured stream
+    # Hydra's --info leaves a handler on a captured stream
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture
 def user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's own package on the path, with option files beside it: <user_dir>/conf is for --config-dir."""
+    """A user's own package on the path, with option files beside it: <user_dir>/conf is for
+    --config-dir."""
     (tmp_path / "user" / "conf").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path / "user"))
     for name in [n for n in sys.modules if n.startswith("my_")]:  # another test's, of the same name
@@ -129,7 +135,8 @@ def plug_in(user_dir: Path) -> Callable[[str, str, str], None]:
 
 @pytest.fixture(autouse=True)
 def _no_template_process_is_left() -> Iterator[None]:
-    """Tests of processes ask whether any is left: the one that renders chat templates ends with its test."""
+    """Tests of processes ask whether any is left: the one that renders chat templates ends with its
+    test."""
     yield
     if (module := sys.modules.get("minivllm.models.load.chat_template")) is not None:
         module._renderer(os.getpid()).stop()

@@ -31,14 +31,21 @@ def json_values(keys: st.SearchStrategy[str] | None = None) -> st.SearchStrategy
 def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Where something in a JSON document can be replaced, from the outside in."""
     found = [path] if path else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         found += places(item, (*path, key))
     return found
 
 
 def changed(document: Any) -> st.SearchStrategy[Any]:
-    """The document with one to four of its values replaced, by anything or by another of its own, or gone."""
+    """The document with one to four of its values replaced, by anything or by another of its own,
+    or gone."""
     where = places(document)
     values = [value for path in where if not isinstance(value := _at(document, path), dict)]
     new = json_values(

@@ -1,4 +1,5 @@
-"""Limits for a long run of the property tests of what comes from outside, and counts of what they were given.
+"""Limits for a long run of the property tests of what comes from outside, and counts of what they
+were given.
 
 FUZZ_INPUTS=2000 python -m pytest -m fuzz --hypothesis-profile=fuzz
 """
@@ -28,12 +29,16 @@ class Fuzz:
         self.inputs: Counter[str] = Counter()
         self.longest = (0.0, "")
         signal.signal(signal.SIGALRM, self._too_long)
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1])
+        )
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Put the limits around each input of each marked test."""
         for item in items:
-            if (mark := item.get_closest_marker("fuzz")) is not None and isinstance(item, pytest.Function):
+            if (mark := item.get_closest_marker("fuzz")) is not None and isinstance(
+                item, pytest.Function
+            ):
                 handle = item.obj.hypothesis
                 handle.inner_test = self._limited(handle.inner_test, mark.args[0], item.name)
                 item.add_marker(pytest.mark.timeout(TEST_S, method="thread"))
@@ -45,8 +50,12 @@ class Fuzz:
         for kind, count in sorted(self.inputs.items()):
             write(f"{kind:24}{count:>8,}")
         write(f"{'in all':24}{sum(self.inputs.values()):>8,}")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        write(f"longest {self.longest[0]:.2f} s ({self.longest[1]}); peak memory {peak / 1e6:,.0f} MB")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
+        write(
+            f"longest {self.longest[0]:.2f} s ({self.longest[1]}); peak memory {peak / 1e6:,.0f} MB"
+        )
 
     def _limited(self, test: Callable[..., Any], kind: str, name: str) -> Callable[..., Any]:
         """The test of one input, ended when it takes too long."""

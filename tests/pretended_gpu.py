@@ -1,12 +1,14 @@
-"""A GPU of pretence, for tests/gpu where there is none: `pytest -p tests.pretended_gpu tests/gpu/...`.
+"""A GPU of pretence, for tests/gpu where there is none: `pytest -p tests.pretended_gpu
+tests/gpu/...`.
 
-A plugin of pytest, in a process of its own. Tensors of "cuda:0" lie in host memory and are computed there, but as with a
-GPU they mix with no tensor of the host, a copy to the host that nobody waited for has not arrived, what waits for the
-device is an error where `torch.cuda.set_sync_debug_mode` has it so and while a graph is recorded, and a graph replays
-operations with the tensors that it was recorded with, never the Python code around them; what they make holds until
-another graph is replayed. Not so: what is recorded is carried out at once, and of operations that torch puts together
-from others only those of `WAITING` are known to wait. Triton's kernels run in its interpreter, and only where they are
-asked for: it is slow.
+A plugin of pytest, in a process of its own. Tensors of "cuda:0" lie in host memory and are computed
+there, but as with a GPU they mix with no tensor of the host, a copy to the host that nobody waited
+for has not arrived, what waits for the device is an error where `torch.cuda.set_sync_debug_mode`
+has it so and while a graph is recorded, and a graph replays operations with the tensors that it was
+recorded with, never the Python code around them; what they make holds until another graph is
+replayed. Not so: what is recorded is carried out at once, and of operations that torch puts
+together from others only those of `WAITING` are known to wait. Triton's kernels run in its
+interpreter, and only where they are asked for: it is slow.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ WAITING = {
     *("nonzero", "nonzero_numpy", "argwhere", "masked_select"),
     *("_unique", "_unique2", "unique_consecutive", "unique_dim"),
 }
-# Operations that take a number of the host for one of their tensors; those on single elements do so too.
+# Operations that take a number of the host for one of their tensors; those on single elements do so
+# too.
 TAKING_NUMBERS = {"fill_", "masked_fill", "masked_fill_", "where", "index_put_", "copy_"}
 POISON = 85  # in memory whose content is not to be relied on; every dtype has it
 aten = torch.ops.aten
@@ -67,7 +70,8 @@ class Device:
 
 
 class OnGPU(Tensor):
-    """A tensor of the pretended GPU. Python's own ways into a tensor bypass dispatch, and are given here."""
+    """A tensor of the pretended GPU. Python's own ways into a tensor bypass dispatch, and are given
+    here."""
 
     host: Tensor
 
@@ -75,15 +79,23 @@ class OnGPU(Tensor):
     def __new__(cls, host: Tensor) -> OnGPU:
         with _disable_current_modes():
             shape = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device="meta")
-        made = Tensor._make_subclass(cls, shape, False, dispatch_device=True, device_for_backend_keys=CUDA)
+        made = Tensor._make_subclass(
+            cls, shape, False, dispatch_device=True, device_for_backend_keys=CUDA
+        )
         made.host = host
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return CUDA if function is torch.ops.prim.device.default else dispatch(function, args, kwargs or {})
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return (
+            CUDA
+            if function is torch.ops.prim.device.default
+            else dispatch(function, args, kwargs or {})
+        )
 
     device, is_cuda, is_cpu, is_meta = CUDA, True, False, False  # type: ignore[assignment]
 
@@ -156,7 +168,8 @@ class OnGPU(Tensor):
         elif isinstance(value, OnGPU) or (isinstance(value, Tensor) and value.dim()):
             view.copy_(value)
         else:
-            if view.dim() == 0:  # torch fills a slice with a number, and copies one into a single element
+            # torch fills a slice with a number, and copies one into a single element
+            if view.dim() == 0:
                 Device.wait("a number into a single element")
             view.fill_(value)
 
@@ -170,7 +183,9 @@ def dispatch(function: Any, args: Any, kwargs: Any) -> Any:
         return out
 
     def again() -> None:
-        results = (leaf for leaf in tree_leaves(compute(function, args, kwargs)) if isinstance(leaf, OnGPU))
+        results = (
+            leaf for leaf in tree_leaves(compute(function, args, kwargs)) if isinstance(leaf, OnGPU)
+        )
         for old, new in zip(made, results, strict=True):
             if old.data_ptr() != new.data_ptr():
                 old.host.copy_(new.host)
@@ -201,7 +216,9 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
         return out
     pinned = given.get("pin_memory", False)
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-    plain_args, plain = tree_map(on_host, (args, kwargs | ({} if device is None else {"device": "cpu"})))
+    plain_args, plain = tree_map(
+        on_host, (args, kwargs | ({} if device is None else {"device": "cpu"}))
+    )
     out = function(*plain_args, **plain)
     if pinned:
         Device.pinned.add(out.untyped_storage().data_ptr())
@@ -218,19 +235,25 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def check(function: Any, name: str, given: dict[str, Any], tensors: list[Tensor]) -> None:
-    """What a GPU refuses, and where the host waits for it, in an operation with a tensor of the GPU."""
+    """What a GPU refuses, and where the host waits for it, in an operation with a tensor of the
+    GPU."""
     indexed = name in ("index", "index_put", "index_put_") and isinstance(given["self"], OnGPU)
     indices = [index for index in given["indices"] if index is not None] if indexed else []
     of_host = [tensor for tensor in tensors if not isinstance(tensor, OnGPU)]
     takes_numbers = torch.Tag.pointwise in function.tags or name in TAKING_NUMBERS
     for tensor in of_host:
         if all(tensor is not index for index in indices) and (tensor.dim() or not takes_numbers):
-            raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {tensors}")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device: {name} of {tensors}"
+            )
     if any(index is tensor for index in indices for tensor in of_host):
         Device.wait(f"{name} by indices of the host")
     # A mask says where a number of the host goes without a wait.
     filled = (
-        name != "index" and indexed and not given["values"].dim() and not isinstance(given["values"], OnGPU)
+        name != "index"
+        and indexed
+        and not given["values"].dim()
+        and not isinstance(given["values"], OnGPU)
     )
     by_mask = not filled and any(index.dtype is torch.bool for index in indices)
     counted = name == "repeat_interleave" and given.get("output_size") is None
@@ -255,12 +278,16 @@ def moved(name: str, given: dict[str, Any]) -> Tensor:
     same = there == isinstance(source, OnGPU) and dtype == source.dtype
     if name == "to" and same and not given.get("copy"):
         return source
-    host = aten._to_copy.default(on_host(source), dtype=dtype, memory_format=given.get("memory_format"))
+    host = aten._to_copy.default(
+        on_host(source), dtype=dtype, memory_format=given.get("memory_format")
+    )
     if there == isinstance(source, OnGPU):
         return OnGPU(host) if there else host
     out = torch.empty_like(host)
     return copied(
-        OnGPU(out) if there else out, host if there else OnGPU(host), given.get("non_blocking", False)
+        OnGPU(out) if there else out,
+        host if there else OnGPU(host),
+        given.get("non_blocking", False),
     )
 
 
@@ -282,7 +309,9 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 class Everywhere(TorchDispatchMode):
     """Brings what makes tensors on the GPU here, where no tensor of it is given."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return dispatch(function, args, kwargs or {})
 
 
@@ -371,7 +400,9 @@ def pretend() -> None:
         return CUDA if isinstance(value, str | torch.device) and is_gpu(value) else value
 
     def new_to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return to(self, *map(indexed, args), **{key: indexed(value) for key, value in kwargs.items()})
+        return to(
+            self, *map(indexed, args), **{key: indexed(value) for key, value in kwargs.items()}
+        )
 
     def new_copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if not isinstance(self, OnGPU) and not isinstance(source, OnGPU):
@@ -403,7 +434,9 @@ def pretend() -> None:
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> None:
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        if any(isinstance(value, OnGPU) for value in given) and not all(isinstance(v, OnGPU) for v in given):
+        if any(isinstance(value, OnGPU) for value in given) and not all(
+            isinstance(v, OnGPU) for v in given
+        ):
             raise ValueError("a kernel was given a tensor of the host")
         args, kwargs = tree_map(on_host, (args, kwargs))
 

@@ -1,4 +1,5 @@
-"""Helpers that tests share: small random checkpoints by transformers, and the plainest attention."""
+"""Helpers that tests share: small random checkpoints by transformers, and the plainest
+attention."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ TWO_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
-# Each family, and what sets it apart, at a size where it matters: windows shorter than the prompts, caps that bite.
+# Each family, and what sets it apart, at a size where it matters: windows shorter than the prompts,
+# caps that bite.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -79,7 +81,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"hidden_size": 64},  # its heads are always hidden_size / heads wide
 }
-# What a published configuration of a family may say, beside the family itself. name -> (family, overrides)
+# What a published configuration of a family may say, beside the family itself. name -> (family,
+# overrides)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -204,7 +207,8 @@ def make_batch(sequences: list[list[int]]) -> StepBatch:
 
 
 class CausalAttention:
-    """Causal attention within each sequence of the batch, with window and soft cap, in float32, without a cache."""
+    """Causal attention within each sequence of the batch, with window and soft cap, in float32,
+    without a cache."""
 
     name = "reference"
 
@@ -221,7 +225,9 @@ class CausalAttention:
         for one_q, one_k, one_v in zip(*parts, strict=True):
             group = spec.num_heads // spec.num_kv_heads
             queries = one_q.float().transpose(0, 1)
-            keys, values = (x.float().transpose(0, 1).repeat_interleave(group, 0) for x in (one_k, one_v))
+            keys, values = (
+                x.float().transpose(0, 1).repeat_interleave(group, 0) for x in (one_k, one_v)
+            )
             scores = queries @ keys.transpose(1, 2) * spec.scale
             if spec.soft_cap is not None:
                 scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)

@@ -41,9 +41,12 @@ def test_records_and_tables_are_those_of_the_folder(
         assert record["slimmed"] == (None if first or not there else sorted(there))
         for name, digest in record["digests"].items():
             table = read_table(Path(record["directory"]), name, digest)
-            assert table.equals(read_table(Path(recorded["directory"]), name, recorded["digests"][name]))
+            assert table.equals(
+                read_table(Path(recorded["directory"]), name, recorded["digests"][name])
+            )
     names = {Path(table).name for table in read(target).damaged}
-    assert names == {Path(table).name for table in read(folder).damaged}  # of none that was left out
+    # of none that was left out
+    assert names == {Path(table).name for table in read(folder).damaged}
     assert load_records(target)["run_id"].tolist() == load_records(folder)["run_id"].tolist()
 
 

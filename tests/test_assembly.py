@@ -19,7 +19,9 @@ def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch)
     for name in ("cuda:1", "cuda", "auto", "cpu"):
         select_device(name)
     assert chosen == [torch.device("cuda:1")]  # the others mean what is current already
-    with pytest.raises(BadInput, match=r"runtime\.device=cuda:2: torch sees 2 GPUs, the first is cuda:0"):
+    with pytest.raises(
+        BadInput, match=r"runtime\.device=cuda:2: torch sees 2 GPUs, the first is cuda:0"
+    ):
         select_device("cuda:2")
 
 

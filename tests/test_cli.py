@@ -26,7 +26,8 @@ TASKS = """
 import json, os, sys
 
 def echo(config):
-    print(json.dumps({"model": config["choices"]["model"], "block_size": config["cache"]["block_size"]}))
+    block_size = config["cache"]["block_size"]
+    print(json.dumps({"model": config["choices"]["model"], "block_size": block_size}))
     return 0
 
 def answer(config):
@@ -104,7 +105,10 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["cache.blok_size=3"], "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
+        (
+            ["cache.blok_size=3"],
+            "cache.blok_size: no such option of cache=paged; did you mean block_size?",
+        ),
         (["-m", "cache.blok_size=3,4"], "did you mean block_size?"),
         (["quant=nf5"], "quant=nf5: no such option; did you mean nf4?"),
         (["-m", "quant=nf5"], "quant=nf5: no such option; did you mean nf4?"),
@@ -116,10 +120,16 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
             "model=/some/folder: no such option; a checkpoint's folder or hub id is model=hf",
         ),
         (["quant=/nf5"], "quant=/nf5: no such option; choose from bf16,"),
-        (["model.max_model_len=3000"], "model.max_model_len=3000 must be between 1 and the model's 2048"),
+        (
+            ["model.max_model_len=3000"],
+            "model.max_model_len=3000 must be between 1 and the model's 2048",
+        ),
         (["preset=chat", "decoding.n=2"], "decoding.n must be 1"),
         (["preset=chat", "decoding=beam"], "decoding.beam_width must be 1"),
-        (["+ablation=leave_one_out", "ablation.metric=steady"], "ablation.metric=steady: no such figure"),
+        (
+            ["+ablation=leave_one_out", "ablation.metric=steady"],
+            "ablation.metric=steady: no such figure",
+        ),
         (["quan=nf4"], "did you mean quant?"),
         (["cache.block_size=0"], "cache.block_size=0 must be at least 1"),
         (["cache.block_size=4,8"], "add -m to sweep"),
@@ -135,7 +145,10 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
             ["task=report", "runtime.profile=true"],
             "runtime.profile=true is for task=bench, whose measurement",
         ),
-        (["preset=generate", "task.prompt=x", "runtime.profile=true"], "leave it out with task=generate"),
+        (
+            ["preset=generate", "task.prompt=x", "runtime.profile=true"],
+            "leave it out with task=generate",
+        ),
         (["task=quality", "runtime.profile=true"], "leave it out with task=quality"),
         (["task=capacity", "runtime.profile=true"], "leave it out with task=capacity"),
         (["task=report", "runs=[nowhere]"], "nowhere"),
@@ -150,7 +163,9 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, argv: list[str], messag
 
 @pytest.mark.parametrize("key", ["runs_dir", "reports_dir"])
 @pytest.mark.parametrize("folder", ["there", "there/below"])
-def test_a_folder_that_is_a_file_is_refused_before_anything(cli: Cli, key: str, folder: str) -> None:
+def test_a_folder_that_is_a_file_is_refused_before_anything(
+    cli: Cli, key: str, folder: str
+) -> None:
     Path("there").write_text("")
     done = cli(f"{key}={folder}")
     assert done.code == 2 and f"{key}={folder} is, or is below, a file; give a folder" in done.err
@@ -218,7 +233,9 @@ def test_shell_completion(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         ("name='=1+1'", "must be a plain folder name"),
     ],
 )
-def test_what_people_write_is_answered_with_what_to_write(cli: Cli, override: str, message: str) -> None:
+def test_what_people_write_is_answered_with_what_to_write(
+    cli: Cli, override: str, message: str
+) -> None:
     done = cli(override, "sweep.dry_run=true")
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
 
@@ -243,7 +260,9 @@ def test_help_lists_groups_and_options_also_the_users(cli: Cli, tasks: str) -> N
     ("called", "program"),
     [([str(ROOT / "run.py")], "python run.py"), (["-m", "minivllm"], "python -m minivllm")],
 )
-def test_help_says_the_program_as_it_was_called(called: list[str], program: str, tmp_path: Path) -> None:
+def test_help_says_the_program_as_it_was_called(
+    called: list[str], program: str, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, *called, "--help"],
         cwd=tmp_path,
@@ -252,14 +271,18 @@ def test_help_says_the_program_as_it_was_called(called: list[str], program: str,
         text=True,
     )
     assert done.returncode == 0 and f"\n{program} preset=chat" in done.stdout, done.stderr
-    assert 'eval "$(' + program in done.stdout and ("run.py" in done.stdout) == ("run.py" in program)
+    assert 'eval "$(' + program in done.stdout and ("run.py" in done.stdout) == (
+        "run.py" in program
+    )
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["quant=nf5"], ["task=torchless"]])
-def test_nothing_slow_is_imported(tasks: str, user_dir: Path, tmp_path: Path, argv: list[str]) -> None:
+def test_nothing_slow_is_imported(
+    tasks: str, user_dir: Path, tmp_path: Path, argv: list[str]
+) -> None:
     script = (
-        "import sys; from minivllm.cli import main; code = main();"
-        "print([m for m in ('torch', 'transformers', 'pandas', 'matplotlib') if m in sys.modules]); sys.exit(code)"
+        "import sys; from minivllm.cli import main; code = main();print([m for m in ('torch', "
+        "'transformers', 'pandas', 'matplotlib') if m in sys.modules]); sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, tasks, *argv],
@@ -285,17 +308,25 @@ def test_run_py_works_from_any_folder(tasks: str, user_dir: Path, tmp_path: Path
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_report_is_of_the_newest_run_that_has_a_record() -> None:
-    for age, record in enumerate(("mine/a-1/record.json", "interrupted/b-2/run.log", "old/c-3/record.json")):
+    for age, record in enumerate(
+        ("mine/a-1/record.json", "interrupted/b-2/run.log", "old/c-3/record.json")
+    ):
         path = Path("runs", record)
         path.parent.mkdir(parents=True)
         path.write_text("{}")
         os.utime(path, (1e9 - age, 1e9 - age))
     for needed in ("pyproject.toml", "constraints.txt"):
         Path(needed).write_text("")
-    # As from a shell: within `make test` it would take over that call's flags and tell its directories.
-    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    # As from a shell: within `make test` it would take over that call's flags and tell its
+    # directories.
+    own = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
     told = subprocess.run(
-        ["make", "-n", "-f", str(ROOT / "Makefile"), "report"], capture_output=True, text=True, env=own
+        ["make", "-n", "-f", str(ROOT / "Makefile"), "report"],
+        capture_output=True,
+        text=True,
+        env=own,
     )
     assert told.stdout.splitlines()[-1].endswith("run.py task=report 'runs=[mine]'"), told.stderr
 
@@ -303,7 +334,9 @@ def test_make_report_is_of_the_newest_run_that_has_a_record() -> None:
 def test_sweep_of_a_plain_task_runs_every_combination(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "-m", "task=echo", "cache.block_size=8,16", "cache.num_blocks=2,3")
     assert (
-        done.code == 0 and done.out.count('"block_size": 8') == 2 and done.out.count('"block_size": 16') == 2
+        done.code == 0
+        and done.out.count('"block_size": 8') == 2
+        and done.out.count('"block_size": 16') == 2
     )
 
 
@@ -355,7 +388,8 @@ def test_a_sweep_may_set_knobs_that_only_its_own_options_have(cli: Cli) -> None:
     swept = ("-m", "model=qwen3", "model.weights=random", "quant=int8,nf4", "sweep.dry_run=true")
     result = cli(*swept, "quant.skip=[down_proj]")
     assert (result.code, result.err) == (0, "")
-    wrong = cli(*swept, "quant.block_size=128")  # int8 has no blocks: one arm is bad, the other is planned
+    # int8 has no blocks: one arm is bad, the other is planned
+    wrong = cli(*swept, "quant.block_size=128")
     assert wrong.code == 0
     assert "2 arms" in wrong.out or "invalid" in wrong.out + wrong.err
     assert cli("-m", "quant=int8,nf4", "quant.skap=[x]").code == 2

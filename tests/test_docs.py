@@ -1,4 +1,5 @@
-"""The documentation keeps its word: links lead somewhere, commands compose, nothing that exists is left out."""
+"""The documentation keeps its word: links lead somewhere, commands compose, nothing that exists is
+left out."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be i
 NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11}
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 def lines(page: Path) -> Iterator[tuple[bool, str]]:
@@ -73,7 +76,9 @@ def blocks(page: Path, language: str) -> list[str]:
 def section(page: Path, heading: str) -> str:
     """What follows a heading, up to the next one."""
     found = re.search(
-        rf"^#+ {heading}\n(.*?)(?=^#|\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        rf"^#+ {heading}\n(.*?)(?=^#|\Z)",
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     assert found, f"{page.name} has no section {heading}"
     return found[1]
@@ -84,7 +89,9 @@ def section(page: Path, heading: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The names that GitHub gives to a page's headings."""
-    titles = [line.lstrip("#").strip() for code, line in lines(page) if not code and line.startswith("#")]
+    titles = [
+        line.lstrip("#").strip() for code, line in lines(page) if not code and line.startswith("#")
+    ]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -120,7 +127,9 @@ def test_pages_that_docs_name_can_be_built() -> None:
 
 
 def test_the_code_names_pages_that_exist() -> None:
-    files = [file for folder in ("minivllm", "conf", "scripts") for file in (ROOT / folder).rglob("*.*")]
+    files = [
+        file for folder in ("minivllm", "conf", "scripts") for file in (ROOT / folder).rglob("*.*")
+    ]
     text = "".join(
         file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".yaml", ".sh")
     )
@@ -131,7 +140,9 @@ def test_the_code_names_pages_that_exist() -> None:
 def test_the_index_lists_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     pages = [
-        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*") if path.suffix in (".md", ".ipynb")
+        path.relative_to(DOCS).as_posix()
+        for path in DOCS.rglob("*")
+        if path.suffix in (".md", ".ipynb")
     ]
     assert [page for page in pages if f"({page})" not in index] == ["README.md"]
 
@@ -155,7 +166,9 @@ def words(line: str) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     """The arguments of each `python run.py ...` in a page's code that has no --flag."""
     code = "\n".join(line.strip() for is_code, line in lines(page) if is_code).replace("\\\n", " ")
-    found = [words(line) for line in code.splitlines() if re.search(r"(^|\s)python run\.py\b", line)]
+    found = [
+        words(line) for line in code.splitlines() if re.search(r"(^|\s)python run\.py\b", line)
+    ]
     arguments = [command[2:] for command in found if command[:2] == ["python", "run.py"]]
     return [given for given in arguments if not any(re.match(r"--|-[^m]", word) for word in given)]
 
@@ -163,7 +176,9 @@ def commands(page: Path) -> list[list[str]]:
 @each_page
 def test_commands_compose(page: Path) -> None:
     for command in commands(page):
-        overrides = [_verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)]
+        overrides = [
+            _verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)
+        ]
         if "-m" not in command:
             assert compose.compose(overrides)["choices"]
             continue
@@ -177,8 +192,15 @@ def test_commands_compose(page: Path) -> None:
 def test_commands_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "python run.py not=code\n\n    python run.py -m quant=nf4,int8 \\\n        name=x  # why\n\n"
-        "```\nHF_HOME=x python run.py task.prompt='a | b' > out\npython run.py --help\n$ python run.py a=b\n```\n"
+        "python run.py not=code\n"
+        "\n"
+        "    python run.py -m quant=nf4,int8 \\\n        name=x  # why\n"
+        "\n"
+        "```\n"
+        "HF_HOME=x python run.py task.prompt='a | b' > out\n"
+        "python run.py --help\n"
+        "$ python run.py a=b\n"
+        "```\n"
     )
     assert commands(page) == [["-m", "quant=nf4,int8", "name=x"], ["task.prompt=a | b"]]
 
@@ -193,14 +215,17 @@ def test_what_the_docs_install_is_what_the_project_has() -> None:
     assert {"cpu", "cuda", "peers"} <= named <= extras
     listed = set(
         re.findall(
-            r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section(DOCS / "install.md", "Extras"), re.M))
+            r"`(\w+)`",
+            "".join(re.findall(r"^\| (`.*?) \|", section(DOCS / "install.md", "Extras"), re.M)),
         )
     )
     assert listed == extras
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     (torch,) = (line for line in pins if line.startswith("torch=="))
     assert set(re.findall(r"torch==[\d.]+\d", text)) == {torch}
-    assert {line.partition(" ")[0] for line in pins} >= {*project["tool"]["uv"]["constraint-dependencies"]}
+    assert {line.partition(" ")[0] for line in pins} >= {
+        *project["tool"]["uv"]["constraint-dependencies"]
+    }
     (index,) = project["tool"]["uv"]["index"]
     assert set(re.findall(r"https://download\.pytorch\.org/\S+\w", text)) == {index["url"]}
 
@@ -210,7 +235,9 @@ def test_what_vllm_calls_otherwise_is_on_its_page() -> None:
     assert [name for name in explain.VLLM if f"--{name.replace('_', '-')}" not in page] == []
     for name, ours in explain.VLLM.items():
         rows = "".join(line for line in page.splitlines() if f"--{name.replace('_', '-')}" in line)
-        missing = [knob for knob in re.findall(r"\b[a-z]+(?:\.[a-z_]+|(?==))", ours) if knob not in rows]
+        missing = [
+            knob for knob in re.findall(r"\b[a-z]+(?:\.[a-z_]+|(?==))", ours) if knob not in rows
+        ]
         assert missing == [], name
 
 
@@ -220,25 +247,41 @@ def test_what_vllm_calls_otherwise_is_on_its_page() -> None:
 def test_every_option_and_knob_is_described() -> None:
     text = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
     missing = []
-    for folder in (*(compose.conf_dir() / group for group in compose.GROUPS), compose.conf_dir() / "preset"):
+    for folder in (
+        *(compose.conf_dir() / group for group in compose.GROUPS),
+        compose.conf_dir() / "preset",
+    ):
         for file in folder.glob("*.yaml"):
             if f"`{file.stem}`" not in text and f"`{folder.name}={file.stem}`" not in text:
                 missing.append(f"{folder.name}={file.stem}")
     for cls in {*compose.OPTIONS.values(), *compose.TARGETLESS.values()}:
-        names = {f.name: (f"`{f.name}`", f"`{getattr(cls, 'group', '')}.{f.name}`") for f in fields(cls)}
+        names = {
+            f.name: (f"`{f.name}`", f"`{getattr(cls, 'group', '')}.{f.name}`") for f in fields(cls)
+        }
         missing += [
-            f"{cls.__name__}.{name}" for name, written in names.items() if not any(w in text for w in written)
+            f"{cls.__name__}.{name}"
+            for name, written in names.items()
+            if not any(w in text for w in written)
         ]
     assert missing == []
 
 
 def test_what_the_decisions_say_is_there_and_is_not() -> None:
     text = (DOCS / "internals" / "decisions.md").read_text(encoding="utf-8")
-    told = re.search(r"serves (\w+) model families, (\w+) precisions, (\w+) attention\s+backends", text)
+    told = re.search(
+        r"serves (\w+) model families, (\w+) precisions, (\w+) attention\s+backends", text
+    )
     families = {model_class(name).__module__ for name in supported_architectures()}
     options = {path.parent.name + "=" + path.stem for path in compose.conf_dir().glob("*/*.yaml")}
-    quants, backends = (sum(name.startswith(group) for name in options) for group in ("quant=", "attention="))
-    assert told and [NUMBERS[word] for word in told.groups()] == [len(families), quants, backends - 1]  # auto
+    quants, backends = (
+        sum(name.startswith(group) for name in options) for group in ("quant=", "attention=")
+    )
+    # auto
+    assert told and [NUMBERS[word] for word in told.groups()] == [
+        len(families),
+        quants,
+        backends - 1,
+    ]
     added = {"task=capacity", "task=kernels", "quant=fp8", "attention=cpu", "attention=invariant"}
     assert added <= options and not {"task=serve", "task=view"} & options
     assert "tracker" in compose.GROUPS and not {"speculative", "parallel"} & {*compose.GROUPS}
@@ -249,7 +292,9 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     import torch
 
     source = next(
-        block for block in blocks(REFERENCE / "configuration.md", "python") if "class Float8" in block
+        block
+        for block in blocks(REFERENCE / "configuration.md", "python")
+        if "class Float8" in block
     )
     (option,) = blocks(REFERENCE / "configuration.md", "yaml")
     (user_dir / "conf" / "quant").mkdir()
@@ -271,7 +316,9 @@ def test_the_users_pass_of_the_walk_through_works(user_dir: Path) -> None:
     from minivllm import LLM
 
     source = next(
-        block for block in blocks(REFERENCE / "configuration.md", "python") if "class SofterNorm" in block
+        block
+        for block in blocks(REFERENCE / "configuration.md", "python")
+        if "class SofterNorm" in block
     )
     (user_dir / "my_passes.py").write_text(source)
     passes = "runtime.passes=[{_target_: my_passes.SofterNorm, eps: 1e-3}]"
@@ -285,7 +332,10 @@ def test_what_an_example_imports_is_there(page: Path) -> None:
     """Of this package; the examples of optional packages are not run."""
     for source in blocks(page, "python"):
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "minivllm":
+            if (
+                isinstance(node, ast.ImportFrom)
+                and str(node.module).partition(".")[0] == "minivllm"
+            ):
                 module = importlib.import_module(str(node.module))
                 assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
@@ -302,7 +352,9 @@ def test_the_notebook_runs_and_is_shown_with_its_outputs(monkeypatch: pytest.Mon
 
     matplotlib.use("Agg")
     notebook = DOCS / "notebooks" / "own_figure.ipynb"
-    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
     monkeypatch.chdir(notebook.parent)
     names: dict[str, Any] = {}
     for cell in cells:
@@ -310,7 +362,9 @@ def test_the_notebook_runs_and_is_shown_with_its_outputs(monkeypatch: pytest.Mon
     assert len(names["axes"].lines) == 4 and names["output"].outputs[0].token_ids
     matplotlib.pyplot.close(names["figure"])
     assert all(
-        cell["execution_count"] and cell["outputs"] for cell in cells if "import" not in cell["source"][0]
+        cell["execution_count"] and cell["outputs"]
+        for cell in cells
+        if "import" not in cell["source"][0]
     )
     assert notebook.stat().st_size < 200_000
 
@@ -326,7 +380,8 @@ def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any
     done = cli(f"--config-dir={user_dir / 'conf'}", "preset=late", "sweep.dry_run=true")
     assert (
         done.code == 2
-        and "preset/late.yaml overrides workload, as only a file can whose first line is" in done.err
+        and "preset/late.yaml overrides workload, as only a file can whose first line is"
+        in done.err
     )
 
 
@@ -336,13 +391,16 @@ def test_the_study_of_ones_own_is_a_study(user_dir: Path, cli: Callable[..., Any
 def test_every_architecture_and_option_is_in_the_table_of_models() -> None:
     text = section(REFERENCE / "models.md", "Families")
     options = {file.stem for file in (compose.conf_dir() / "model").glob("*.yaml")} - {"hf"}
-    assert [name for name in (*supported_architectures(), *sorted(options)) if f"`{name}`" not in text] == []
+    assert [
+        name for name in (*supported_architectures(), *sorted(options)) if f"`{name}`" not in text
+    ] == []
     kinds = section(REFERENCE / "models.md", "Rope")
     assert set(re.findall(r"^\| `(\w+)` \|", kinds, re.MULTILINE)) == set(ROPE_KINDS)
 
 
 def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
-    """The diff shown is in the files as they are, names every line of the package about the family, and is short."""
+    """The diff shown is in the files as they are, names every line of the package about the family,
+    and is short."""
     added: list[str] = []
     for diff in blocks(GUIDES / "adding-a-model.md", "diff"):
         header, _, body = diff.partition("\n")
@@ -352,7 +410,9 @@ def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
             assert "\n".join(lines) in text, header
             added += lines
     assert 0 < len(added) < 150
-    package = [line for file in (ROOT / "minivllm").rglob("*.py") for line in file.read_text().splitlines()]
+    package = [
+        line for file in (ROOT / "minivllm").rglob("*.py") for line in file.read_text().splitlines()
+    ]
     assert [line for line in package if "Phi3" in line and line not in added] == []
 
 
@@ -361,7 +421,13 @@ def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
 
 def described(hint: Any) -> str:
     """A type as the tables of docs/reference/records.md write it."""
-    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
+    plain = {
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        NoneType: "null",
+    }
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(described(arm) for arm in get_args(hint))
     if get_origin(hint) is list:
@@ -383,7 +449,8 @@ def test_the_schema_in_the_docs_is_the_one_in_the_code(cls: type) -> None:
 
 def test_every_metric_is_described_by_its_class() -> None:
     rows = [
-        f"| `{e['name']}` | {e['unit']} | {e['direction'] or '–'} | {e['description']} | {e['formula']} | {e['example']} |"
+        f"| `{e['name']}` | {e['unit']} | {e['direction'] or '–'} | {e['description']} | "
+        f"{e['formula']} | {e['example']} |"
         for e in glossary()
     ]
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").splitlines()
@@ -391,7 +458,9 @@ def test_every_metric_is_described_by_its_class() -> None:
 
 
 def test_statuses_and_provenance_are_described() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", section(REFERENCE / "records.md", "Statuses"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", section(REFERENCE / "records.md", "Statuses"), re.MULTILINE
+    )
     assert sorted(rows) == sorted([*record.STATUSES, "status"])
     names = [name for name, _ in ROW.findall(section(REFERENCE / "records.md", "Provenance"))]
     assert names == list(provenance({"runtime": {"device": "cpu"}}, "code"))
@@ -418,7 +487,8 @@ def test_the_tables_are_found() -> None:
 
 @pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_committed_records(page: Path) -> None:
-    """A number in the docs is a record's: the table as the report wrote it, and the report as the records say."""
+    """A number in the docs is a record's: the table as the report wrote it, and the report as the
+    records say."""
     for name, shown in MARKED.findall(page.read_text(encoding="utf-8")):
         assert shown == (ROOT / name).read_text(), name
 
@@ -454,7 +524,8 @@ def records_of(sweep: str) -> list[dict[str, Any]]:
 
 
 def named(where: str) -> list[dict[str, Any]]:
-    """The record that a pattern of its folder names, or all blocks of an arm: SWEEP[knob=value,...]."""
+    """The record that a pattern of its folder names, or all blocks of an arm:
+    SWEEP[knob=value,...]."""
     if not where.endswith("]"):
         sweep, _, folder = where.partition("/")
         (record,) = (r for r in records_of(sweep) if fnmatch(Path(r["directory"]).name, folder))
@@ -466,7 +537,8 @@ def named(where: str) -> list[dict[str, Any]]:
 
 
 def value(record: dict[str, Any], fields: str) -> float:
-    """A field of a record by its dotted name, a sum of several, or the quotient of two such: a.b+a.c/a.d."""
+    """A field of a record by its dotted name, a sum of several, or the quotient of two such:
+    a.b+a.c/a.d."""
     parts = []
     for names in fields.split("/"):
         parts.append(0.0)
@@ -517,11 +589,21 @@ def test_pictures_are_drawn_from_the_records_and_shown() -> None:
 
 
 def test_simulated_cells_are_as_near_to_measured_ones_as_is_said() -> None:
-    arms = [f"[arrival.concurrency={n},batching={b}]" for n in (3, 8, 24) for b in ("continuous", "static")]
+    arms = [
+        f"[arrival.concurrency={n},batching={b}]"
+        for n in (3, 8, 24)
+        for b in ("continuous", "static")
+    ]
     for arm in arms:
-        for names, most in (("output_tokens_per_s", 0.07), ("ttft_ms.p50", 0.07), ("ttft_ms.p99", 0.15)):
+        for names, most in (
+            ("output_tokens_per_s", 0.07),
+            ("ttft_ms.p50", 0.07),
+            ("ttft_ms.p99", 0.15),
+        ):
             measured, predicted = (
-                fmean(value(record, f"metrics.{names}") for record in named(f"simulation-{kind}{arm}"))
+                fmean(
+                    value(record, f"metrics.{names}") for record in named(f"simulation-{kind}{arm}")
+                )
                 for kind in ("measured", "predicted")
             )
             assert abs(predicted / measured - 1) < most, f"{arm} {names}"

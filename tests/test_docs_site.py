@@ -1,4 +1,5 @@
-"""The site of docs/: every page is in its navigation, links lead out of docs/ rightly, and it builds without a warning."""
+"""The site of docs/: every page is in its navigation, links lead out of docs/ rightly, and it
+builds without a warning."""
 
 from __future__ import annotations
 
@@ -45,8 +46,10 @@ def test_the_navigation_lists_every_page_once() -> None:
 
 def test_links_are_those_of_the_site(site: Any) -> None:
     page = DOCS / "reference" / "page.md"
-    text = """See [a](../guides/python.md#as-it-comes), [b](../README.md), [c](https://x.org/README.md), [d](#here).
-[e](../../minivllm/llm.py) `[f](../../run.py)` ![g](../../reports/examples/cpu/kernels/kernels.png) <!-- h -->
+    text = """See [a](../guides/python.md#as-it-comes), [b](../README.md), [c](https://x.org/README.md),
+[d](#here).
+[e](../../minivllm/llm.py) `[f](../../run.py)` ![g](../../reports/examples/cpu/kernels/kernels.png)
+<!-- h -->
 
     [i](../../run.py)
 ```
@@ -55,9 +58,14 @@ def test_links_are_those_of_the_site(site: Any) -> None:
 """
     picture = "../reports/examples/cpu/kernels/kernels.png"
     assert site.page(page, text) == (
-        "See [a](../guides/python.md#as-it-comes), [b](../index.md), [c](https://x.org/README.md), [d](#here).\n"
-        f"[e]({GITHUB}/minivllm/llm.py) `[f](../../run.py)` ![g]({picture}) \n"
-        "\n    [i](../../run.py)\n```\n[j](../../run.py)\n```\n"
+        "See [a](../guides/python.md#as-it-comes), [b](../index.md), "
+        "[c](https://x.org/README.md),\n[d](#here).\n"
+        f"[e]({GITHUB}/minivllm/llm.py) `[f](../../run.py)` ![g]({picture})\n"
+        "\n\n"
+        "    [i](../../run.py)\n"
+        "```\n"
+        "[j](../../run.py)\n"
+        "```\n"
     )
     assert (page.parent / picture).name == "kernels.png" and (site.output / picture[3:]).is_file()
     with pytest.raises(SystemExit, match=r"reference/page\.md links to \.\./nowhere\.png"):
@@ -66,22 +74,29 @@ def test_links_are_those_of_the_site(site: Any) -> None:
 
 def test_a_page_of_an_example_is_linked_where_it_is_built(site: Any) -> None:
     report = "reports/examples/cpu/ablation/index.html"
-    shown = site.page(DOCS / "examples.md", f"Page: `{report}`, `reports/examples/cpu/none/index.html`.\n")
+    shown = site.page(
+        DOCS / "examples.md", f"Page: `{report}`, `reports/examples/cpu/none/index.html`.\n"
+    )
     assert shown == f"Page: [ablation]({report}), `reports/examples/cpu/none/index.html`.\n"
     copy = site.output / report
     found = set(re.findall(r'href="([^"#]+)"', copy.read_text()))
     places = {link for link in found if not re.match("[a-z]+:", link)}
-    assert {"table.csv", "forest.png"} <= places and all((copy.parent / link).is_file() for link in places)
+    assert {"table.csv", "forest.png"} <= places and all(
+        (copy.parent / link).is_file() for link in places
+    )
     cell = f"{GITHUB}/reports/examples/cpu/runs/ablation"
     assert (
-        any(link.startswith(cell) for link in found) and f"{GITHUB}/{Path(report).parent}/table.md" in found
+        any(link.startswith(cell) for link in found)
+        and f"{GITHUB}/{Path(report).parent}/table.md" in found
     )
 
 
 def test_the_repository_is_the_workflows_or_the_remotes(monkeypatch: pytest.MonkeyPatch) -> None:
     def remote(url: str) -> str:
         monkeypatch.setattr(
-            script.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=f"{url}\n")
+            script.subprocess,
+            "run",
+            lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=f"{url}\n"),
         )
         return str(script.repository())
 
@@ -102,5 +117,7 @@ def test_the_site_builds_without_a_warning(site: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     built = tmp_path / "build" / "site"
-    assert (built / "index.html").is_file() and (built / "reference" / "metrics" / "index.html").is_file()
+    assert (built / "index.html").is_file() and (
+        built / "reference" / "metrics" / "index.html"
+    ).is_file()
     assert "preemption" in (built / "search.json").read_text()

@@ -1,4 +1,5 @@
-"""scripts/gpu_suite.sh without a GPU: what it would run can be composed, and what it names is there."""
+"""scripts/gpu_suite.sh without a GPU: what it would run can be composed, and what it names is
+there."""
 
 from __future__ import annotations
 
@@ -47,20 +48,29 @@ Cli = Callable[..., Any]
 def suite(
     tmp_path: Path, *parts: str, script: Path = SUITE, then: str = "", **variables: str
 ) -> tuple[int, list[list[str]]]:
-    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then` it runs this.
+    """The exit code and the commands of some parts, which a stand-in for Python writes down; `then`
+    it runs this.
 
     What collates after each part is written down beside them, and fails.
     """
     recorder, log = tmp_path / "python", tmp_path / "commands"
-    collating = f'case "$1" in scripts/gpu_targets.py) echo "$@" >> {tmp_path / "collated"}; exit 1;; esac'
+    collating = (
+        f'case "$1" in scripts/gpu_targets.py) echo "$@" >> {tmp_path / "collated"}; exit 1;; esac'
+    )
     recorder.write_text(
-        f"#!/bin/sh\n{collating}\nprintf '%s\\037' \"$@\" >> {log}\nprintf '\\036' >> {log}\n{then}\n"
+        "#!/bin/sh\n"
+        f"{collating}\n"
+        f"printf '%s\\037' \"$@\" >> {log}\n"
+        f"printf '\\036' >> {log}\n"
+        f"{then}\n"
     )
     recorder.chmod(0o755)
     log.touch()
     known = {name: value for name, value in os.environ.items() if name not in SUITES_OWN}
     environment = {**known, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
-    done = subprocess.run(["bash", str(script), *parts], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", str(script), *parts], env=environment, capture_output=True, text=True
+    )
     commands = log.read_text().split(SEPARATOR)[:-1]
     return done.returncode, [command.split("\x1f")[:-1] for command in commands]
 
@@ -80,7 +90,9 @@ def test_a_part_that_is_none_is_refused(parts: list[str], tmp_path: Path) -> Non
 
 
 def test_the_calls_that_its_head_proposes_fit_half_an_hour() -> None:
-    calls = re.findall(r"^#   CALL_S=(\d+) scripts/gpu_suite.sh ([\w -]+)$", SUITE.read_text(), re.MULTILINE)
+    calls = re.findall(
+        r"^#   CALL_S=(\d+) scripts/gpu_suite.sh ([\w -]+)$", SUITE.read_text(), re.MULTILINE
+    )
     named = [part for _, parts in calls for part in parts.split()]
     assert len(named) == len(set(named)) and {*named} < {*PARTS}
     seconds = [int(call_s) for call_s, _ in calls]
@@ -92,7 +104,9 @@ def test_tests_and_scripts_that_it_runs_are_there(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "kernel-tests", "correctness", "ceilings")
     assert code == 0 and len(commands) == 4
     assert all(words[words.index("-n") + 1] == "8" for words in commands if "pytest" in words)
-    paths = [word for words in commands for word in words if word.startswith(("tests/", "scripts/"))]
+    paths = [
+        word for words in commands for word in words if word.startswith(("tests/", "scripts/"))
+    ]
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 
@@ -111,7 +125,8 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
         "ls $OUT/waits.tar.gz >> $OUT/seen 2>/dev/null\n"
         "echo begun; cat $OUT/waits.log > $OUT/meanwhile\n"
         "case $* in *batch1*) exit 3;; esac\n"
-        "mkdir -p runs/gpu-8b-waits runs/gpu-other && echo {} > runs/gpu-8b-waits/record.json; echo measured; echo $PYTHONPATH"
+        "mkdir -p runs/gpu-8b-waits runs/gpu-other && echo {} > runs/gpu-8b-waits/record.json; "
+        "echo measured; echo $PYTHONPATH"
     )
     code, commands = suite(tmp_path, "waits", script=script, then=then)
     out = tmp_path / "out"
@@ -124,9 +139,16 @@ def test_what_is_known_is_kept_after_each_command(tmp_path: Path) -> None:
         assert not any("other" in name for name in archive.getnames())  # only what is the part's
     log = (out / "waits.log").read_text()
     assert "measured" in log and "failed (exit code 3)" in log
-    assert (out / "meanwhile").read_text().count("begun") == 3  # also of the command that is still running
-    assert str(script.parents[1]) in log  # scripts and workers find the package, which is not installed
-    assert sorted(path.name for path in out.iterdir()) == ["meanwhile", "seen", "waits.log", "waits.tar.gz"]
+    # also of the command that is still running
+    assert (out / "meanwhile").read_text().count("begun") == 3
+    # scripts and workers find the package, which is not installed
+    assert str(script.parents[1]) in log
+    assert sorted(path.name for path in out.iterdir()) == [
+        "meanwhile",
+        "seen",
+        "waits.log",
+        "waits.tar.gz",
+    ]
 
 
 def test_an_archive_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
@@ -153,7 +175,8 @@ def test_a_part_that_runs_again_begins_its_log_anew(tmp_path: Path) -> None:
 
 def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     code, commands = suite(tmp_path, "waits", "peer", then="exec sleep 30", PART_S="1")
-    assert code == 1 and len(commands) == 2  # the second of the first part is left out, the next part begins
+    # the second of the first part is left out, the next part begins
+    assert code == 1 and len(commands) == 2
     assert "left out" in (tmp_path / "out" / "waits.log").read_text()
     assert "failed (exit code 124)" in (tmp_path / "out" / "peer.log").read_text()
 
@@ -169,8 +192,15 @@ def test_a_call_ends_when_its_time_is_over(tmp_path: Path) -> None:
 
 def test_only_tests_compile_with_few_processes(tmp_path: Path) -> None:
     """How long compiling takes is one of the figures."""
-    suite(tmp_path, "kernel-tests", "peer", then="echo compiling with ${TORCHINDUCTOR_COMPILE_THREADS-all}")
-    said = {part: (tmp_path / "out" / f"{part}.log").read_text() for part in ("kernel-tests", "peer")}
+    suite(
+        tmp_path,
+        "kernel-tests",
+        "peer",
+        then="echo compiling with ${TORCHINDUCTOR_COMPILE_THREADS-all}",
+    )
+    said = {
+        part: (tmp_path / "out" / f"{part}.log").read_text() for part in ("kernel-tests", "peer")
+    }
     assert "compiling with 2\n" in said["kernel-tests"] and "compiling with all\n" in said["peer"]
 
 
@@ -219,7 +249,9 @@ def test_every_test_that_takes_a_gpu_where_there_is_one_is_in_a_part(tmp_path: P
 def test_its_commands_are_valid(part: str, tmp_path: Path, cli: Cli) -> None:
     """Each sweep is planned as with sweep.dry_run=true, every arm composed; nothing is measured."""
     trace = tmp_path / "azure.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    )
     code, commands = suite(tmp_path, part, AZURE_TRACE=str(trace))
     assert code == 0 and commands
     names = []
@@ -244,7 +276,11 @@ def test_every_decoding_step_of_the_gap_is_of_64_requests(tmp_path: Path, cli: C
 
     _, commands = suite(tmp_path, "batching")
     (words,) = (words for words in commands if "sweep.name=gpu-gap" in words)
-    same = [word for word in words if word.startswith(("batching.", "workload.", "model.max_model_len="))]
+    same = [
+        word
+        for word in words
+        if word.startswith(("batching.", "workload.", "model.max_model_len="))
+    ]
     machine = ("engine=simulated", "engine.bandwidth_gb_s=1000", "engine.tflops=100")
     done = cli(*machine, "model=qwen3", "model.weights=random", "name=gap", *same)
     assert done.code == 0, done.err

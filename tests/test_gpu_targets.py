@@ -1,4 +1,5 @@
-"""scripts/gpu_targets.py on records that are made up: what a target's figure is, and that the suite measures it."""
+"""scripts/gpu_targets.py on records that are made up: what a target's figure is, and that the suite
+measures it."""
 
 from __future__ import annotations
 
@@ -25,10 +26,17 @@ H200 = "NVIDIA H200"
 
 
 def record(
-    sweep: str, arm: str, choices: dict[str, str], block: int = 0, device: str = H200, **changes: Any
+    sweep: str,
+    arm: str,
+    choices: dict[str, str],
+    block: int = 0,
+    device: str = H200,
+    **changes: Any,
 ) -> Record:
     """One of a sweep on a GPU; the arm's name stands for its identity."""
-    made = make_record("fp16", block=block, **{"config": make_config("bf16", "continuous"), **changes})
+    made = make_record(
+        "fp16", block=block, **{"config": make_config("bf16", "continuous"), **changes}
+    )
     made.config["choices"].update(choices)
     made.sweep, made.arm, made.cell_id = sweep, arm, arm
     made.run_id = digest([sweep, arm, block, device])
@@ -46,10 +54,14 @@ def write(root: Path, made: Record, idle: dict[str, Any] | None = None) -> None:
 def collated(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, list[str]]]:
     """What the script writes, and the cells of each target's row."""
     output = root / "targets.md"
-    monkeypatch.setattr(sys, "argv", ["gpu_targets.py", "--runs", str(root), "--output", str(output)])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu_targets.py", "--runs", str(root), "--output", str(output)]
+    )
     assert load_script("gpu_targets").main() == 0
     text = output.read_text()
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| Qwen3")]
+    rows = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| Qwen3")
+    ]
     return text, {row[0]: row[1:] for row in rows}
 
 
@@ -66,7 +78,9 @@ def test_the_best_arm_counts_by_the_median_of_its_blocks(
         for block, mbu in enumerate(values):
             arm = f"model=qwen3_8b runtime.overlap={overlap}"
             roofline = Roofline(mbu=mbu)
-            write(tmp_path, record("gpu-batch1", arm, {"model": "qwen3_8b"}, block, roofline=roofline))
+            write(
+                tmp_path, record("gpu-batch1", arm, {"model": "qwen3_8b"}, block, roofline=roofline)
+            )
     text, rows = collated(tmp_path, monkeypatch)
     assert text.startswith(f"# Targets on {H200}\n")
     assert one(rows, "MBU") == [
@@ -91,7 +105,10 @@ def test_a_verdict_is_that_of_all_blocks(
     values: tuple[float, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for block, mbu in enumerate(values):
-        write(tmp_path, record("gpu-batch1", "a", {"model": "qwen3_8b"}, block, roofline=Roofline(mbu=mbu)))
+        write(
+            tmp_path,
+            record("gpu-batch1", "a", {"model": "qwen3_8b"}, block, roofline=Roofline(mbu=mbu)),
+        )
     _, rows = collated(tmp_path, monkeypatch)
     assert one(rows, "MBU")[:4] == expected
 
@@ -121,8 +138,14 @@ def test_a_ratio_is_of_two_arms_and_a_figure_below_the_aim_is_missed(
         "`gpu-8b-precision` arrival.concurrency=1 quant=nf4 (2/2 blocks), over "
         "`gpu-8b-precision` arrival.concurrency=1 quant=bf16 (2/2 blocks)",
     ]
-    # Which of two blocks ran beside which is not known: the ends are of the pairs that are furthest apart.
-    assert one(rows, "NF4", "16 at once")[:4] == ["1.23×", "1.00× to 1.50×", "at least 1.20×", "undecided"]
+    # Which of two blocks ran beside which is not known: the ends are of the pairs that are furthest
+    # apart.
+    assert one(rows, "NF4", "16 at once")[:4] == [
+        "1.23×",
+        "1.00× to 1.50×",
+        "at least 1.20×",
+        "undecided",
+    ]
     # Of two arms one is there.
     assert one(rows, "int8")[:4] == ["not measured", "–", "at least 1.45×", "–"]
     assert one(rows, "int8")[4] == (
@@ -184,7 +207,10 @@ def test_records_that_cannot_be_read_are_said_where_they_would_count(
         "–",
         "`gpu-8b-prompt`: 2 not readable",
     ]
-    assert one(rows, "MBU")[::4] == ["90.0 %", "`gpu-batch1` (1/1 blocks); `gpu-batch1`: 1 not readable"]
+    assert one(rows, "MBU")[::4] == [
+        "90.0 %",
+        "`gpu-batch1` (1/1 blocks); `gpu-batch1`: 1 not readable",
+    ]
 
 
 def test_what_cannot_be_written_is_one_line(
@@ -192,14 +218,18 @@ def test_what_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "none").touch()
     missing = tmp_path / "none" / "targets.md"
-    monkeypatch.setattr(sys, "argv", ["gpu_targets.py", "--runs", str(tmp_path), "--output", str(missing)])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu_targets.py", "--runs", str(tmp_path), "--output", str(missing)]
+    )
     assert load_script("gpu_targets").main() == 2
     said = capsys.readouterr()
     assert said.out.startswith("# Targets")  # what was found is not lost
     assert said.err.startswith(f"{missing} cannot be written: ") and said.err.count("\n") == 1
 
 
-def test_what_failed_is_said_and_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_is_said_and_is_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arm = "model=qwen3_8b"
     good = record("gpu-8b-prompt", arm, {"model": "qwen3_8b"}, 0, roofline=Roofline(mfu=0.4))
     bad = record("gpu-8b-prompt", arm, {"model": "qwen3_8b"}, 1, roofline=Roofline(mfu=0.9))
@@ -215,7 +245,9 @@ def test_the_newest_code_counts_and_each_device_has_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for code, day, mfu in (("old", "01", 0.9), ("new", "02", 0.6)):
-        made = record("gpu-8b-prompt", "baseline", {"model": "qwen3_8b"}, roofline=Roofline(mfu=mfu))
+        made = record(
+            "gpu-8b-prompt", "baseline", {"model": "qwen3_8b"}, roofline=Roofline(mfu=mfu)
+        )
         made.run_id += code
         made.provenance |= {"code_hash": code, "started_at": f"2025-03-{day}T10:00:00+0000"}
         write(tmp_path, made)
@@ -228,10 +260,14 @@ def test_the_newest_code_counts_and_each_device_has_a_table(
     assert text.count("| 60.0 % |") == 1
 
 
-def test_without_a_record_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_record_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, rows = collated(tmp_path, monkeypatch)
     script = load_script("gpu_targets")
-    assert len(rows) == len(script.TARGETS) and {row[0] for row in rows.values()} == {script.MISSING}
+    assert len(rows) == len(script.TARGETS) and {row[0] for row in rows.values()} == {
+        script.MISSING
+    }
     assert "a device that no record names" in text
 
 
@@ -253,7 +289,8 @@ def test_the_suite_measures_every_target(
     _, commands = suite(tmp_path, "table", "precision", "batching", "peer", AZURE_TRACE=str(trace))
     for _, *words in commands:
         assert cli(*words).code == 0
-    # Each arm has figures of its own, so that a target which reads another, or divides the wrong way round, shows.
+    # Each arm has figures of its own, so that a target which reads another, or divides the wrong
+    # way round, shows.
     decoding = {"requests": 64, "steps": 61, "span_ms": 99.0, "between": 0.015, "within": 0.2}
     per_s = {
         ("gpu-8b-batching", "continuous"): 1600.0,
@@ -263,10 +300,18 @@ def test_the_suite_measures_every_target(
         ("gpu-256-requests", "minivllm"): 5000.0,
         ("gpu-256-requests", "transformers_continuous"): 800.0,
     }
-    tpots = {("bf16", 1): 9.0, ("int8", 1): 6.0, ("nf4", 1): 4.5, ("bf16", 16): 10.0, ("nf4", 16): 8.0}
+    tpots = {
+        ("bf16", 1): 9.0,
+        ("int8", 1): 6.0,
+        ("nf4", 1): 4.5,
+        ("bf16", 16): 10.0,
+        ("nf4", 16): 8.0,
+    }
     for config in planned:
         sweep, choices = config["sweep"]["name"], config["choices"]
-        speed = per_s.get((sweep, choices["batching"])) or per_s.get((sweep, choices["engine"])) or 1.0
+        speed = (
+            per_s.get((sweep, choices["batching"])) or per_s.get((sweep, choices["engine"])) or 1.0
+        )
         at_once = config["arrival"].get("concurrency")
         small, ours = choices["model"] == "qwen3", choices["engine"] == "minivllm"
         tpot = 2.0 if small else 8.0
@@ -283,8 +328,12 @@ def test_the_suite_measures_every_target(
             share=0.75 if sweep == "gpu-256-requests" and ours else 0.8,
         )
         for block in range(config["measure"]["repeats"]):
-            made = record(sweep, config["arm"], {}, block, config=config, metrics=figures, roofline=roofline)
-            trace = {"whole": decoding, "decoding": decoding} if config["runtime"]["profile"] else None
+            made = record(
+                sweep, config["arm"], {}, block, config=config, metrics=figures, roofline=roofline
+            )
+            trace = (
+                {"whole": decoding, "decoding": decoding} if config["runtime"]["profile"] else None
+            )
             write(tmp_path / "runs", made, trace)
     text, rows = collated(tmp_path / "runs", monkeypatch)
     assert len(rows) == len(load_script("gpu_targets").TARGETS) and "not measured" not in text
@@ -293,16 +342,19 @@ def test_the_suite_measures_every_target(
         "Qwen3-8B, one request: bandwidth used (MBU)": "85.0 %",
         "Qwen3-0.6B, one request: decoding": "500 tokens/s",
         "Qwen3-0.6B, 256 requests: share of the run that the limits allow": "75.0 %",
-        "Qwen3-0.6B, 256 requests: output tokens/s over transformers' continuous batching (sdpa, without CUDA graphs, "
-        "not asynchronous)": "6.25×",
+        "Qwen3-0.6B, 256 requests: output tokens/s over transformers' continuous batching "
+        "(sdpa, without CUDA graphs, not asynchronous)": "6.25×",
         "Qwen3-8B, a prompt of 8,192 tokens: matrix rate used (MFU)": "60.0 %",
         "Qwen3-8B, 1 at once: NF4 over bf16, decoding": "2.00×",
         "Qwen3-8B, 16 at once: NF4 over bf16, decoding": "1.25×",
         "Qwen3-8B, 1 at once: int8 over bf16, decoding": "1.50×",
         "Qwen3-8B, 64 at once, lengths of 100 to 1,024: continuous over static batching": "1.60×",
-        "Qwen3-8B, 64 at once, lengths of Azure's conversations: continuous over static batching": "3.00×",
-        "Qwen3-8B, 64 at once: gap between decoding steps, of the step (traced: an upper bound)": "1.5 %",
-        "Qwen3-0.6B, 64 at once: gap between decoding steps, of the step (traced: an upper bound)": "1.5 %",
+        "Qwen3-8B, 64 at once, lengths of Azure's conversations: continuous over "
+        "static batching": "3.00×",
+        "Qwen3-8B, 64 at once: gap between decoding steps, of the step (traced: an upper "
+        "bound)": "1.5 %",
+        "Qwen3-0.6B, 64 at once: gap between decoding steps, of the step (traced: an upper "
+        "bound)": "1.5 %",
     }
     beside = [config for config in planned if config["sweep"]["name"] == "gpu-256-requests"]
     assert [config["choices"]["engine"] for config in beside] == ["minivllm"] * 2 + [

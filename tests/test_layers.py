@@ -17,30 +17,48 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minivllm"
 
-# Every room imports only rooms named above it; what lies in no folder of the list belongs to the file's own entry.
+# Every room imports only rooms named above it; what lies in no folder of the list belongs to the
+# file's own entry.
 ROOMS = (
     *("masking", "redaction", "errors", "platform"),
     # the inference engine
     *("kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
     *("config", "assembly"),
-    *(f"bench.{room}" for room in ("workloads", "hardware", "records", "metrics", "targets", "microbench")),
+    *(
+        f"bench.{room}"
+        for room in ("workloads", "hardware", "records", "metrics", "targets", "microbench")
+    ),
     *("bench", "analysis", "report", "tracking", "experiments"),
     # the faces
     *("outputs", "prompts", "llm", "tasks", "evaluation", "cli", "__main__"),
 )
 INFERENCE = ROOMS[: ROOMS.index("config")]
-# What the inference engine does not know, and what costs seconds: libraries that a room must not import, not even in a function.
-OUTSIDE = ("hydra", "omegaconf", "fastapi", "uvicorn", "starlette", "httpx", "requests", "aiohttp", "pandas")
+# What the inference engine does not know, and what costs seconds: libraries that a room must not
+# import, not even in a function.
+OUTSIDE = (
+    "hydra",
+    "omegaconf",
+    "fastapi",
+    "uvicorn",
+    "starlette",
+    "httpx",
+    "requests",
+    "aiohttp",
+    "pandas",
+)
 HEAVY = ("torch", "transformers", "bitsandbytes", "triton")
 FORBIDDEN = {
     **dict.fromkeys(INFERENCE, OUTSIDE),
     **dict.fromkeys(("analysis", "report"), (*HEAVY, "hydra")),
     **dict.fromkeys(("config", "tracking", "experiments", "cli"), HEAVY),
     **dict.fromkeys(
-        ("engine.scheduler", "engine.batching", "engine.request", "cache.pool", "cache.manager"), HEAVY
+        ("engine.scheduler", "engine.batching", "engine.request", "cache.pool", "cache.manager"),
+        HEAVY,
     ),
-    **dict.fromkeys(("bench.supervisor", "bench.driver", "bench.quality", "bench.quality_reference"), HEAVY),
+    **dict.fromkeys(
+        ("bench.supervisor", "bench.driver", "bench.quality", "bench.quality_reference"), HEAVY
+    ),
     **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
 }
@@ -89,12 +107,19 @@ TORCH_FREE = (
     "minivllm.tracking.mlflow",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
-# Lines of code. What every request goes through is to be read in one sitting; what only a knob brings in lies in extras/, a
-# policy, a pass, a further backend or family. Kernels (folders "kernels") are not counted, what chooses and calls them is.
-MOST_CORE_LINES = 2750
-CORE = ("engine/*.py", "cache/*.py", "attention/base.py", "attention/batch.py", "attention/eager.py")
+# Lines of code. What every request goes through is to be read in one sitting; what only a knob
+# brings in lies in extras/, a policy, a pass, a further backend or family. Kernels (folders
+# "kernels") are not counted, what chooses and calls them is.
+MOST_CORE_LINES = 2925
+CORE = (
+    "engine/*.py",
+    "cache/*.py",
+    "attention/base.py",
+    "attention/batch.py",
+    "attention/eager.py",
+)
 CORE += ("quant/base.py", "quant/plain.py", "models/layers.py", "models/families/llama.py")
-MOST_FILE_LINES = 420
+MOST_FILE_LINES = 450
 
 
 def module_name(path: Path) -> str:
@@ -106,7 +131,8 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything that a file imports, wherever in the file, and for annotations too."""
+    """Line and dotted name of everything that a file imports, wherever in the file, and for
+    annotations too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -125,7 +151,9 @@ def own_imports(name: str) -> Iterator[tuple[int, str]]:
 
 def room(name: str) -> str:
     """The entry of ROOMS that a module belongs to."""
-    return max((room for room in ROOMS if name == room or name.startswith(f"{room}.")), key=len, default="")
+    return max(
+        (room for room in ROOMS if name == room or name.startswith(f"{room}.")), key=len, default=""
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if room(name)])
@@ -157,7 +185,9 @@ def test_a_room_does_without_what_it_must_not_load(place: str) -> None:
         for name, path in MODULES.items()
         if name == place or name.startswith(f"{place}.")
         for line, imported in imports(path)
-        if any(imported == banned or imported.startswith(f"{banned}.") for banned in FORBIDDEN[place])
+        if any(
+            imported == banned or imported.startswith(f"{banned}.") for banned in FORBIDDEN[place]
+        )
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -166,7 +196,9 @@ def test_a_room_does_without_what_it_must_not_load(place: str) -> None:
 def test_options_import_only_errors_and_platform(path: Path) -> None:
     allowed = (*sys.stdlib_module_names, "minivllm.errors", "minivllm.platform")
     wrong = [
-        name for _, name in imports(path) if not any(f"{name}.".startswith(f"{top}.") for top in allowed)
+        name
+        for _, name in imports(path)
+        if not any(f"{name}.".startswith(f"{top}.") for top in allowed)
     ]
     assert not wrong, f"{path} imports {', '.join(wrong)}"
 
@@ -209,7 +241,8 @@ def test_what_plans_and_reports_never_loads_torch() -> None:
 
 
 def code_lines(path: Path) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings. Explanations are not what makes it large."""
+    """Lines that hold code: no blank ones, no comments, no docstrings. Explanations are not what
+    makes it large."""
     text = path.read_text()
     ignored = (
         tokenize.COMMENT,
@@ -237,15 +270,30 @@ def code_lines(path: Path) -> int:
 def test_code_is_counted_without_its_explanations(tmp_path: Path) -> None:
     file = tmp_path / "sample.py"
     file.write_text(
-        '"""What it\nis."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """One."""\n    return x  # so\n'
+        '"""What it\n'
+        'is."""\n'
+        "\n"
+        "# why\n"
+        "x = (\n"
+        "    1,\n"
+        ")\n"
+        "\n"
+        "\n"
+        "def f():\n"
+        '    """One."""\n'
+        "    return x  # so\n"
     )
     assert code_lines(file) == 5
 
 
 def test_the_core_stays_readable() -> None:
-    files = {path for pattern in CORE for path in PACKAGE.glob(pattern) if path.name != "options.py"}
+    files = {
+        path for pattern in CORE for path in PACKAGE.glob(pattern) if path.name != "options.py"
+    }
     lines = {path: code_lines(path) for path in files}
-    assert sum(lines.values()) <= MOST_CORE_LINES, "the core of the inference engine is no longer small"
+    assert sum(lines.values()) <= MOST_CORE_LINES, (
+        "the core of the inference engine is no longer small"
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,8 +309,8 @@ def test_an_engine_decodes_without_torch_s_compiler_and_what_it_does_not_need() 
         "from minivllm import LLM, SamplingParams\n"
         "with LLM('tiny', overrides=['cache.num_blocks=16']) as llm:\n"
         "    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
-        "print([name for name in ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'bitsandbytes', 'pandas')"
-        " if name in sys.modules])"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', "
+        "'bitsandbytes', 'pandas') if name in sys.modules])"
     )
     output, errors = said(script)
     assert output == "[]\n", output + errors

@@ -16,12 +16,20 @@ import torch
 from minivllm import LLM, BadInput, SamplingParams
 from tests.reference import make_checkpoint
 
-PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
+PROMPTS = [
+    list(range(3, 40)),
+    [9, 8, 7],
+    [5],
+    list(range(60, 120, 2)),
+    [11, 12, 13, 14, 15, 16, 17],
+]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
     """A checkpoint folder and its transformers model, for each family."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, make_checkpoint(folder, request.param, initializer_range=0.2)
@@ -52,12 +60,15 @@ def tokens(
 def reference_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
     """transformers' greedy continuation, past any end-of-sequence token."""
     model.generation_config.eos_token_id = None
-    out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    out = model.generate(
+        torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
     return out[0, len(prompt) :].tolist()
 
 
 def assert_equal_but_for_near_ties(model: Any, prompt: list[int], ours: list[int]) -> None:
-    """Against a bf16 transformers model: the first other token must have been as good, up to rounding."""
+    """Against a bf16 transformers model: the first other token must have been as good, up to
+    rounding."""
     theirs = reference_tokens(model, prompt, len(ours))
     parting = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
     if parting is None:
@@ -77,7 +88,9 @@ def test_logits_equal_transformers(saved: tuple[Path, Any], attention: str, cach
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0]
     overrides = ["batching.max_num_batched_tokens=16"]  # through several chunks
-    with LLM(str(folder), quant="fp32", attention=attention, cache=cache, overrides=overrides) as llm:
+    with LLM(
+        str(folder), quant="fp32", attention=attention, cache=cache, overrides=overrides
+    ) as llm:
         torch.testing.assert_close(llm.logits(ids), expected, atol=1e-4, rtol=0)
 
 
@@ -85,7 +98,9 @@ def test_logits_equal_transformers(saved: tuple[Path, Any], attention: str, cach
 def test_greedy_tokens_equal_transformers(saved: tuple[Path, Any], attention: str) -> None:
     folder, model = saved
     expected = [reference_tokens(model, prompt, 24) for prompt in PROMPTS]
-    with LLM(str(folder), quant="fp32", attention=attention, overrides=["cache.num_blocks=200"]) as llm:
+    with LLM(
+        str(folder), quant="fp32", attention=attention, overrides=["cache.num_blocks=200"]
+    ) as llm:
         assert tokens(llm, PROMPTS, GREEDY) == expected
 
 
@@ -114,14 +129,18 @@ CACHES: list[list[str]] = [
 
 
 @pytest.mark.parametrize(
-    ("policy", "cache"), list(itertools.product(POLICIES, CACHES)), ids=lambda overrides: " ".join(overrides)
+    ("policy", "cache"),
+    list(itertools.product(POLICIES, CACHES)),
+    ids=lambda overrides: " ".join(overrides),
 )
 def test_batching_and_cache_change_no_token(
     plain: LLM, qwen3: Path, policy: list[str], cache: list[str]
 ) -> None:
     sampled = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
     params = [GREEDY, sampled, GREEDY, sampled, sampled]
-    expected = [tokens(plain, [prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)]
+    expected = [
+        tokens(plain, [prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)
+    ]
     with LLM(str(qwen3), quant="fp32", overrides=[*policy, *cache]) as llm:
         assert tokens(llm, PROMPTS, params) == expected
         assert tokens(llm, PROMPTS[::-1], params[::-1]) == expected[::-1]
@@ -194,7 +213,9 @@ def test_what_is_no_prompt_is_refused_in_one_line(plain: LLM, wrong: Any) -> Non
 
 
 def test_a_model_s_name_that_is_nearly_one_is_told() -> None:
-    with pytest.raises(BadInput, match=r"model\.path=tinny is no local folder.*; did you mean tiny\?"):
+    with pytest.raises(
+        BadInput, match=r"model\.path=tinny is no local folder.*; did you mean tiny\?"
+    ):
         LLM("tinny")
     with pytest.raises(BadInput, match=r"model\.path=x+"):
         LLM("x" * 300)
@@ -207,13 +228,17 @@ def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
     with LLM("tiny", device="cpu") as llm:
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = (
-            "{% for m in messages %}{{ m.content }}{% endfor %}{{ extra }}{{ add_generation_prompt }}"
+            "{% for m in messages %}{{ m.content }}{% endfor %}{{ extra }}{{ "
+            "add_generation_prompt }}"
         )
         params = SamplingParams(max_tokens=3)
         (one,) = llm.chat(talk, params)
-        assert one.prompt == "abTrue" and one.prompt_token_ids == llm.tokenizer.encode("abTrue", False)
+        assert one.prompt == "abTrue" and one.prompt_token_ids == llm.tokenizer.encode(
+            "abTrue", False
+        )
         assert (
-            one.outputs[0].token_ids == llm.generate([one.prompt_token_ids], params)[0].outputs[0].token_ids
+            one.outputs[0].token_ids
+            == llm.generate([one.prompt_token_ids], params)[0].outputs[0].token_ids
         )
         both = llm.chat(
             [talk, talk * 2],
@@ -373,7 +398,9 @@ def test_generation_ends_at_stop_tokens_and_the_end_of_the_context(plain: LLM) -
     free = tokens(plain, [[5]], GREEDY)[0]
     stop = free[3]
     first = free.index(stop)
-    stopped = plain.generate([[5]], SamplingParams(max_tokens=24, ignore_eos=True, stop_token_ids=(stop,)))[0]
+    stopped = plain.generate(
+        [[5]], SamplingParams(max_tokens=24, ignore_eos=True, stop_token_ids=(stop,))
+    )[0]
     assert stopped.outputs[0].token_ids == free[: first + 1]
     assert stopped.outputs[0].finish_reason == "stop"
     long = plain.generate([[5] * 250], SamplingParams(max_tokens=None, ignore_eos=True))[0]
@@ -382,7 +409,9 @@ def test_generation_ends_at_stop_tokens_and_the_end_of_the_context(plain: LLM) -
 
 
 def test_one_prompt_is_not_a_batch(plain: LLM) -> None:
-    assert tokens(plain, [[5, 6]], GREEDY)[0] == plain.generate([5, 6], GREEDY)[0].outputs[0].token_ids
+    assert (
+        tokens(plain, [[5, 6]], GREEDY)[0] == plain.generate([5, 6], GREEDY)[0].outputs[0].token_ids
+    )
     assert plain.generate([], GREEDY) == []
     assert tokens(plain, np.array([5, 6]), GREEDY) == tokens(plain, [[5, 6]], GREEDY)
 
@@ -448,5 +477,7 @@ def test_logits_refuses_what_it_cannot_do(plain: LLM) -> None:
 
 def test_weights_that_a_host_cannot_hold_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minivllm.assembly.free_memory", lambda device: 24e9)
-    with pytest.raises(BadInput, match=r"the weights take about 61 GB, and this machine has 24 GB free"):
+    with pytest.raises(
+        BadInput, match=r"the weights take about 61 GB, and this machine has 24 GB free"
+    ):
         LLM("qwen3_30b_a3b", device="cpu", overrides=["model.weights=random"])

@@ -1,4 +1,5 @@
-"""Tests of tests/gpu on a pretended GPU: every tensor is where it has to be, and nothing waits that need not."""
+"""Tests of tests/gpu on a pretended GPU: every tensor is where it has to be, and nothing waits that
+need not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nothing secret is stored or shown: names and forms of secrets, texts, configurations, identities, a whole sweep."""
+"""Nothing secret is stored or shown: names and forms of secrets, texts, configurations, identities,
+a whole sweep."""
 
 from __future__ import annotations
 
@@ -91,17 +92,26 @@ def test_names_of_what_is_no_secret(name: str) -> None:
         ("vllm serve m --api-key a b --port 1", "vllm serve m --api-key *** --port 1"),
         ("serve --api-key=abc --hf-token abc m", "serve --api-key=*** --hf-token *** m"),
         ("HF_TOKEN=abc vllm serve --tokenizer gpt2", "HF_TOKEN=*** vllm serve --tokenizer gpt2"),
-        ("http://us:p@ss@host:80/v1?a=1&api_key=b&c=2", "http://***@host:80/v1?a=1&api_key=***&c=2"),
+        (
+            "http://us:p@ss@host:80/v1?a=1&api_key=b&c=2",
+            "http://***@host:80/v1?a=1&api_key=***&c=2",
+        ),
         ("postgresql+psycopg2://u:p@h/db", "postgresql+psycopg2://***@h/db"),
         ("http://h/v1?key=abc", "http://h/v1?key=***"),
         ("curl -H 'X-Api-Key: abc' -u me:pw", "curl -H 'X-Api-Key: ***' -u ***"),
         ("Authorization: Bearer abc.def", "Authorization: ***"),
         ("sent Bearer abc.defgh there", "sent Bearer *** there"),
         ("['--api-key', 'abc', '--port']", "['--api-key', '***', '--port']"),
-        ("""{"apiKey": "a b", "eos_token": "</s>"}""", """{"apiKey": "***", "eos_token": "</s>"}"""),
+        (
+            """{"apiKey": "a b", "eos_token": "</s>"}""",
+            """{"apiKey": "***", "eos_token": "</s>"}""",
+        ),
         ("it was hf_" + "a1" * 12 + ", yes", "it was ***, yes"),
         ("engine.extra.api_key=${oc.env:FOO} x", "engine.extra.api_key=${oc.env:FOO} x"),
-        ("{api_key: ${oc.decode:${oc.env:FOO,null}}}", "{api_key: ${oc.decode:${oc.env:FOO,null}}}"),
+        (
+            "{api_key: ${oc.decode:${oc.env:FOO,null}}}",
+            "{api_key: ${oc.decode:${oc.env:FOO,null}}}",
+        ),
         ("api_key=${oc.env:FOO,mysecret} x", "api_key=*** x"),
         ("f(a=1,api_key=b) c={d=e,token=f}", "f(a=1,api_key=*** c={d=e,token=***}"),
         ("extra: {token: abc}", "extra: {token: ***}"),
@@ -136,7 +146,17 @@ def test_hiding_is_total_and_done_once(text: str) -> None:
 
 
 def test_hiding_takes_time_in_proportion() -> None:
-    for piece in ("a.a.", "a=[", "a='", "--a b ", "eyJ-", "${oc.env:", "{, ", 'api_key="\\', "a://"):
+    for piece in (
+        "a.a.",
+        "a=[",
+        "a='",
+        "--a b ",
+        "eyJ-",
+        "${oc.env:",
+        "{, ",
+        'api_key="\\',
+        "a://",
+    ):
         once = hide(piece * (100_000 // len(piece)))  # minutes, if it went back for each
         assert hide(once) == once
 
@@ -166,7 +186,9 @@ def test_configurations() -> None:
 def test_what_a_configuration_taught_is_hidden_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "from-environ")
     monkeypatch.setenv("UNTOLD", "by-its-name-only")
-    said = "it echoes pa@ss-word, pa%40ss-word, from-environ and by-its-name-only, but password-free"
+    said = (
+        "it echoes pa@ss-word, pa%40ss-word, from-environ and by-its-name-only, but password-free"
+    )
     assert hide(said) == said
     redaction.learn(
         {
@@ -202,7 +224,9 @@ def test_values_from_the_environment_are_stored_as_written(monkeypatch: pytest.M
     assert stored["workload"]["num_requests"] == "${oc.decode:${oc.env:HOW_MANY}}"
     assert "as_written" not in stored and "as_written" not in compose([])
     monkeypatch.setenv("MY_API_KEY", "marker-two")
-    assert cell_id(compose(overrides), "f") == cell_id(config, "f"), "a secret is no part of an identity"
+    assert cell_id(compose(overrides), "f") == cell_id(config, "f"), (
+        "a secret is no part of an identity"
+    )
     monkeypatch.setenv("HOW_MANY", "8")
     assert cell_id(compose(overrides), "f") != cell_id(config, "f"), "what is measured is"
 
@@ -257,19 +281,24 @@ def test_a_configuration_that_is_printed_has_no_secrets(
     assert refused.code == 2 and "marker" not in refused.err
 
 
-def test_nothing_secret_is_left_of_a_sweep(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records, plan, log, page, tables and console, of a server that repeats in its error what it was sent."""
+def test_nothing_secret_is_left_of_a_sweep(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records, plan, log, page, tables and console, of a server that repeats in its error what it
+    was sent."""
     pytest.importorskip("aiohttp")
     secrets = [f"marker-{name}" for name in ("url", "query", "extra", "nested", "env", "bearer")]
     monkeypatch.setenv("OPENAI_API_KEY", "marker-bearer")
     monkeypatch.setenv("THE_KEY", "marker-env")
-    server, url = fake_server.in_thread(events=[{"error": {"message": f"not for {' '.join(secrets)}"}}])
+    server, url = fake_server.in_thread(
+        events=[{"error": {"message": f"not for {' '.join(secrets)}"}}]
+    )
     result = cli(
         "-m",
         "engine=openai",
         f"engine.url='{url.replace('//', '//me:marker-url@')}?api_key=marker-query'",
-        "engine.extra={return_token_ids: true, api_key: marker-extra, a: [{password: marker-nested}],"
-        " user: '${oc.env:THE_KEY}'}",
+        "engine.extra={return_token_ids: true, api_key: marker-extra, a: [{password: "
+        "marker-nested}], user: '${oc.env:THE_KEY}'}",
         "sweep.name=hidden",
         "workload.num_requests=2",
         "workload.input_len=8",
@@ -286,7 +315,9 @@ def test_nothing_secret_is_left_of_a_sweep(cli: Callable[..., Any], monkeypatch:
     assert not any(secret in result.out + result.err for secret in secrets)
     (record,) = Path("runs/hidden").glob("*/record.json")
     assert "not for *** *** *** *** *** ***" in record.read_text()
-    assert json.loads(record.read_text())["config"]["engine"]["extra"]["user"] == "${oc.env:THE_KEY}"
+    assert (
+        json.loads(record.read_text())["config"]["engine"]["extra"]["user"] == "${oc.env:THE_KEY}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +328,9 @@ def test_nothing_secret_is_left_of_a_sweep(cli: Callable[..., Any], monkeypatch:
         (("-m", "hydra.output_subdir=x"), "hydra.output_subdir=x stores the command"),
     ],
 )
-def test_hydra_is_not_let_store_a_secret(cli: Callable[..., Any], flags: tuple[str, ...], words: str) -> None:
+def test_hydra_is_not_let_store_a_secret(
+    cli: Callable[..., Any], flags: tuple[str, ...], words: str
+) -> None:
     secret = ("engine=openai", "+engine.extra.api_key=marker-one")
     result = cli(*flags, *secret)
     assert result.code == 2 and "marker" not in result.err
@@ -322,7 +355,9 @@ PLAIN_KEYS = {
 }
 
 
-def test_words_in_the_environment_change_no_record_and_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_in_the_environment_change_no_record_and_no_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     overrides = ["engine=openai", "model=tiny", "decoding=greedy", "engine.url=http://h/a1b2c3d4e5"]
     before = compose(overrides)
     stored, identity = portable(before), cell_id(before, "f")
@@ -392,12 +427,18 @@ def test_threads_learn_and_hide_at_once() -> None:
         assert all(pool.map(work, range(4)))
 
 
-def test_threads_compose_at_once_and_keep_their_variables_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_compose_at_once_and_keep_their_variables_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for number in range(3):
         monkeypatch.setenv(f"USER_{number}", f"person-{number}")
 
     def work(number: int) -> Any:
-        given = "engine.extra={}" if number == 2 else f"engine.extra={{user: '${{oc.env:USER_{number}}}'}}"
+        given = (
+            "engine.extra={}"
+            if number == 2
+            else f"engine.extra={{user: '${{oc.env:USER_{number}}}'}}"
+        )
         config = compose(["engine=openai", given])
         return config["engine"]["extra"], [entry[1] for entry in config.get("as_written", ())]
 

@@ -16,7 +16,9 @@ EXAMPLES, EXAMPLE_FILES = 12 * MB, 300
 def tracked() -> dict[str, int]:
     """Bytes of each file that git tracks."""
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     names = [name for name in done.stdout.decode().split("\0") if name and (ROOT / name).is_file()]

@@ -32,13 +32,16 @@ class Terminal:
     def __init__(self, folder: Path, *argv: str) -> None:
         self.seen, self.at = b"", 0
         screen = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-        environment = {**os.environ, **screen, "TMPDIR": str(folder)}  # nobody else has this device's lock
+        # nobody else has this device's lock
+        environment = {**os.environ, **screen, "TMPDIR": str(folder)}
         self.code: int | None = None
         self.pid, self.fd = pty.fork()
         if not self.pid:
             try:
                 os.chdir(folder)
-                os.execve(sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment)
+                os.execve(
+                    sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment
+                )
             finally:
                 os._exit(127)
 
@@ -51,7 +54,9 @@ class Terminal:
         """Read on until these words come, after those that were waited for before."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.text.find(words, self.at)) < 0:
-            assert time.monotonic() < deadline and self._read(), f"no {words!r} in {self.text[-2000:]!r}"
+            assert time.monotonic() < deadline and self._read(), (
+                f"no {words!r} in {self.text[-2000:]!r}"
+            )
         self.at = found + len(words)
 
     def type(self, keys: str) -> None:
@@ -100,7 +105,9 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 QUICK = ("runtime.device=cpu", "workload.num_requests=2", "measure.roofline=false")
 
 
-def test_a_measurement_has_a_live_line_and_ends_in_a_table(terminal: Callable[..., Terminal]) -> None:
+def test_a_measurement_has_a_live_line_and_ends_in_a_table(
+    terminal: Callable[..., Terminal],
+) -> None:
     run = terminal(*QUICK)
     assert run.end() == 0
     assert b"\r" in run.seen and b"\x1b[" in run.seen

@@ -22,8 +22,8 @@ EXTRAS = {
     "hydra_ray_launcher": "ray",
     "hydra_submitit_launcher": "slurm",
 }
-# A plain dictionary: Hydra runs this file outside sys.modules, where a dataclass cannot find its types.
-# The sweep's own settings are the configuration's `sweep` node.
+# A plain dictionary: Hydra runs this file outside sys.modules, where a dataclass cannot find its
+# types. The sweep's own settings are the configuration's `sweep` node.
 ConfigStore.instance().store(
     group="hydra/sweeper",
     name="plan",
@@ -32,7 +32,9 @@ ConfigStore.instance().store(
 )
 
 
-def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> Launcher:
+def make_launcher(
+    hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+) -> Launcher:
     """The configured launcher, which is shown no secret: it may store what it is given.
 
     Raises:
@@ -42,8 +44,8 @@ def make_launcher(hydra_context: HydraContext, task_function: TaskFunction, conf
     if target not in Plugins.instance().class_name_to_class:
         extra = EXTRAS.get(target.split(".")[1], "...")
         raise BadInput(
-            f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not installed;"
-            f" pip install 'minivllm[{extra}]'"
+            f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not "
+            f"installed; pip install 'minivllm[{extra}]'"
         )
     return Plugins.instance().instantiate_launcher(
         hydra_context=hydra_context, task_function=task_function, config=without_secrets(config)
@@ -58,7 +60,9 @@ class PlanSweeper(Sweeper):
         self.config: DictConfig | None = None
         self.launcher: Launcher | None = None
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """See Hydra's Sweeper."""
         self.hydra_context = hydra_context
         self.config = config
@@ -72,7 +76,9 @@ class PlanSweeper(Sweeper):
         from minivllm.experiments.studies import expand
         from minivllm.experiments.sweep import run_sweep
 
-        assert self.hydra_context is not None and self.config is not None and self.launcher is not None
+        assert (
+            self.hydra_context is not None and self.config is not None and self.launcher is not None
+        )
         loader, master, launcher = self.hydra_context.config_loader, self.config, self.launcher
         parse = OverridesParser.create(config_loader=loader).parse_overrides
 

@@ -20,10 +20,11 @@ REFUSED = ("fresh", "retry")
 
 
 class TuneSweeper(Sweeper):
-    """Asks Optuna for trials, has them measured as arms of a sweep, and tells it what they are worth.
+    """Asks Optuna for trials, has them measured as arms of a sweep, and tells it what they are
+    worth.
 
-    Cells that have a record are not measured again. The sampler is seeded, so the same search proposes the
-    same trials: after an interruption it goes on where it was.
+    Cells that have a record are not measured again. The sampler is seeded, so the same search
+    proposes the same trials: after an interruption it goes on where it was.
 
     Args:
         sampler: of Optuna, with its options.
@@ -36,12 +37,14 @@ class TuneSweeper(Sweeper):
         self.params = params
         self.options = options
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """See Hydra's Sweeper.
 
         Raises:
-            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a record, no report can
-                be written, or an option of the sweeper is not one.
+            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a
+                record, no report can be written, or an option of the sweeper is not one.
         """
         from minivllm.bench.workloads.checks import at_least_one
         from minivllm.config.compose import finish
@@ -89,11 +92,14 @@ class TuneSweeper(Sweeper):
         self.optuna: Any = sweeper.sweeper
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search, or with sweep.dry_run=true tell what would be; the exit code goes to the command line."""
+        """Search, or with sweep.dry_run=true tell what would be; the exit code goes to the command
+        line."""
         from minivllm.cli import note_exit_code
         from minivllm.experiments.preview import show_search
 
-        space = _varied([*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments])
+        space = _varied(
+            [*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments]
+        )
         fixed = [text for text in arguments if text.partition("=")[0] not in space]
         texts = [f"{knob}={choices}" for knob, choices in space.items()]
         for text in texts:
@@ -118,15 +124,19 @@ class TuneSweeper(Sweeper):
 
     def _trials(self) -> str:
         """How many there are, and who chooses them."""
-        knobs = ", ".join(f"{key!s}={value}" for key, value in self.sampler.items() if str(key)[0] != "_")
+        knobs = ", ".join(
+            f"{key!s}={value}" for key, value in self.sampler.items() if str(key)[0] != "_"
+        )
         chosen = f"{self.sampler['_target_'].rpartition('.')[2]}({knobs})"
         repeats = self.settings["measure"]["repeats"]
         return (
-            f"at most {self.optuna.n_trials} trials, {self.optuna.n_jobs} at once, chosen by {chosen};"
-            f" a trial is {repeats} measurement{'' if repeats == 1 else 's'}"
+            f"at most {self.optuna.n_trials} trials, {self.optuna.n_jobs} at once, chosen by "
+            f"{chosen}; a trial is {repeats} measurement{'' if repeats == 1 else 's'}"
         )
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> list[JobReturn]:
         """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""
         values = self.search.measure(job_overrides)
         return [JobReturn(status=JobStatus.COMPLETED, _return_value=value) for value in values]

@@ -1,4 +1,5 @@
-"""What the records of an ablation say: each optimisation's effect, with its uncertainty. Reads nothing but records."""
+"""What the records of an ablation say: each optimisation's effect, with its uncertainty. Reads
+nothing but records."""
 
 from __future__ import annotations
 
@@ -36,16 +37,21 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
     """The analysis of an ablation's records.
 
     Args:
-        rows: of `report.rows`, also of other sweeps, which are left out. Of several ablations, and of records of
-            several versions of the code or several devices, the newest is analysed and the rest is noted.
-        planned: which of them it is of, and how they are to be read; None: what the newest says of its design and
-            metric counts for all that are arms of this design.
+        rows: of `report.rows`, also of other sweeps, which are left out. Of several ablations, and
+            of records of several versions of the code or several devices, the newest is analysed
+            and the rest is noted.
+        planned: which of them it is of, and how they are to be read; None: what the newest says of
+            its design and metric counts for all that are arms of this design.
 
     Returns:
         None if there is no record of an ablation.
     """
     told = [row for row in rows if row.get("ablation.design")]
-    known = told if planned is None else [_read_as(row, planned) for row in told if row["run_id"] in planned]
+    known = (
+        told
+        if planned is None
+        else [_read_as(row, planned) for row in told if row["run_id"] in planned]
+    )
     if not known:
         return None
     newest = max(known, key=started)
@@ -65,7 +71,8 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
 
 
 def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> MetricRef:
-    """What the verdicts are about: what the command named, else what ranks the arms, as far as it was recorded."""
+    """What the verdicts are about: what the command named, else what ranks the arms, as far as it
+    was recorded."""
     asked = find_metric(str(newest["ablation.metric"]))
     if (
         newest.get("ablation.named") or asked.name != USUAL
@@ -88,7 +95,8 @@ def _design(row: Row) -> Design:
 
 
 def _belongs(cell: Cell, newest: Row) -> bool:
-    """Whether both are of one sweep, one code, one device and one environment; a record that cannot say belongs to any."""
+    """Whether both are of one sweep, one code, one device and one environment; a record that cannot
+    say belongs to any."""
     for key in ("sweep", *foundations([newest])):
         if len({cell.first(key), newest.get(key)} - {None}) > 1:
             return False
@@ -184,7 +192,9 @@ class _Reading:
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
                 reason = why_none(estimate, p_holm, self.tests, band) if verdict == "none" else ""
-            effect = self._effect(contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band)
+            effect = self._effect(
+                contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band
+            )
             effect = replace(effect, reason=reason)
             if metric == self.metric:  # the outputs are the same whatever else is told of them
                 cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
@@ -192,7 +202,9 @@ class _Reading:
             found.append(effect)
         return tuple(found)
 
-    def _lacking(self, arms: Collection[Chosen], metric: MetricRef) -> Literal["failed", "not measured"]:
+    def _lacking(
+        self, arms: Collection[Chosen], metric: MetricRef
+    ) -> Literal["failed", "not measured"]:
         """Whether some arm failed, or all that lacks is still to be measured."""
         there = [cell for chosen in arms if (cell := self.arms.get(chosen)) is not None]
         return "failed" if any(not logarithms(cell, metric) for cell in there) else "not measured"
@@ -233,7 +245,9 @@ class _Reading:
             p_value=estimate.p_value if estimate else None,
             p_holm=p_holm,
             blocks=len(logs),
-            minimum_detectable=None if least is None else max(least, math.expm1(band), statistics.SMALLEST),
+            minimum_detectable=None
+            if least is None
+            else max(least, math.expm1(band), statistics.SMALLEST),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
             spikes=statistics.spikes(logs),
@@ -242,8 +256,11 @@ class _Reading:
     def _measured(
         self, contrast: Contrast, metric: MetricRef
     ) -> tuple[list[tuple[Chosen, Chosen]], np.ndarray[Any, Any]]:
-        """The pairs of which both arms have figures, and a mean log-ratio for each block that has them all."""
-        pairs = [pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)]
+        """The pairs of which both arms have figures, and a mean log-ratio for each block that has
+        them all."""
+        pairs = [
+            pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)
+        ]
         return pairs, self._by_block(
             [chosen for pair in pairs for chosen in pair],
             metric,
@@ -251,13 +268,18 @@ class _Reading:
         )
 
     def _by_block(
-        self, arms: Sequence[Chosen], metric: MetricRef, value: Callable[[dict[Chosen, float]], float]
+        self,
+        arms: Sequence[Chosen],
+        metric: MetricRef,
+        value: Callable[[dict[Chosen, float]], float],
     ) -> np.ndarray[Any, Any]:
-        """`value` of the logarithms of the arms' figures, for each block in which all of them have one."""
+        """`value` of the logarithms of the arms' figures, for each block in which all of them have
+        one."""
         logs = {chosen: self._logs(chosen, metric) for chosen in arms}
         common = set.intersection(*map(set, logs.values())) if logs else set()
         return np.array(
-            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)], float
+            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)],
+            float,
         )
 
     def _logs(self, chosen: Chosen, metric: MetricRef) -> dict[Block, float]:
@@ -276,7 +298,8 @@ class _Reading:
         return False
 
     def _apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
-        """Whether in any pair one arm was measured after the other had ended, so that the ratio holds what drifted between."""
+        """Whether in any pair one arm was measured after the other had ended, so that the ratio
+        holds what drifted between."""
         for pair in pairs:
             one, other = (sorted(map(started, self.arms[chosen].timed)) for chosen in pair)
             if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
@@ -289,7 +312,9 @@ class _Reading:
         if again is None or not base:
             return None
         copies = logarithms(again, metric)
-        logs = np.array([copies[block] - base[block] for block in sorted(base.keys() & copies.keys())])
+        logs = np.array(
+            [copies[block] - base[block] for block in sorted(base.keys() & copies.keys())]
+        )
         if not len(logs):
             return None
         estimate = statistics.paired(logs)
@@ -325,7 +350,9 @@ class _Reading:
         read = []
         for contrast in contrasts:
             fours = [
-                four for four in contrast.quadruples if all(self._logs(chosen, metric) for chosen in four)
+                four
+                for four in contrast.quadruples
+                if all(self._logs(chosen, metric) for chosen in four)
             ]
 
             def excess(log: dict[Chosen, float], fours: Any = fours) -> float:
@@ -339,11 +366,15 @@ class _Reading:
         estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         found = []
-        for contrast, (_, joint), estimate, p_holm in zip(contrasts, read, estimates, corrected, strict=True):
+        for contrast, (_, joint), estimate, p_holm in zip(
+            contrasts, read, estimates, corrected, strict=True
+        ):
             verdict: Togetherness
             reason = ""
             if estimate is None:
-                verdict = self._lacking({arm for four in contrast.quadruples for arm in four}, metric)
+                verdict = self._lacking(
+                    {arm for four in contrast.quadruples for arm in four}, metric
+                )
             elif p_holm is None or p_holm > statistics.ALPHA:
                 enough = estimate.n >= statistics.blocks_needed(len(contrasts))
                 verdict = "none" if enough else "too few blocks"
@@ -377,7 +408,8 @@ class _Reading:
 
         def share(name: str) -> Callable[[dict[Chosen, float]], float]:
             return lambda log: sum(
-                weight * (log[with_] - log[without]) for (with_, without), weight in weights[name].items()
+                weight * (log[with_] - log[without])
+                for (with_, without), weight in weights[name].items()
             )
 
         total = self._by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
@@ -392,6 +424,7 @@ class _Reading:
 
 
 def _band(noise: Effect | None) -> float:
-    """Half-width of the band of logarithms that the A/A arm cannot be told from: its interval, either way."""
+    """Half-width of the band of logarithms that the A/A arm cannot be told from: its interval,
+    either way."""
     bounds = [] if noise is None else [noise.low, noise.high]
     return max((abs(math.log(bound)) for bound in bounds if bound), default=0.0)

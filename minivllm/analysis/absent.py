@@ -1,4 +1,5 @@
-"""Knobs that records lack because they are older than these: off, as they were before there was such a knob."""
+"""Knobs that records lack because they are older than these: off, as they were before there was
+such a knob."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ OFF = ("none", "off")
 def fill(rows: Sequence[dict[str, Any]]) -> None:
     """Give rows the knobs that others have and they lack, where a knob's default asks for nothing.
 
-    So a record and one of a later version, which has more knobs and leaves them at their defaults, differ in nothing. A
-    default that asks for something, as a new optimisation's does, is not what the older version did: it stays absent.
+    So a record and one of a later version, which has more knobs and leaves them at their defaults,
+    differ in nothing. A default that asks for something, as a new optimisation's does, is not what
+    the older version did: it stays absent.
     """
     kinds = {tuple(row) for row in rows}
     if len(kinds) < 2:
@@ -45,7 +47,8 @@ def _nested(names: tuple[str, ...], name: str) -> bool:
 
 @cache
 def _defaults(group: str, target: str) -> tuple[tuple[str, Any], ...]:
-    """The fields of a row for those knobs of an option that ask for nothing at their default, with it."""
+    """The fields of a row for those knobs of an option that ask for nothing at their default, with
+    it."""
     option = TARGETLESS.get(group) or OPTIONS.get(target)
     found = {}
     for item in fields(option) if option else ():

@@ -1,7 +1,8 @@
-"""Goodput capacity: the highest rate at which enough requests meet their objectives, searched for and told.
+"""Goodput capacity: the highest rate at which enough requests meet their objectives, searched for
+and told.
 
-The search is a function of what was measured so far, so that it resumes from records; a report that has them
-can say what came of it without having been there.
+The search is a function of what was measured so far, so that it resumes from records; a report that
+has them can say what came of it without having been there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 TASK = "minivllm.tasks.capacity.run"
 # Knobs of arrival processes in which a rate can be searched for, and what they count.
 UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
-STRETCHES = 10  # into which a measurement's requests are cut, to see how far they depend on each other
+# into which a measurement's requests are cut, to see how far they depend on each other
+STRETCHES = 10
 GROWTH = 2.0  # from one rate to the next while only one side of the capacity is known
 BURST_S = 1.0  # requests that come within it ask for no rate that lasts
 DIGITS = 3  # of a rate: the same search asks for the same rates again
@@ -33,11 +35,12 @@ class Criterion:
 
     Args:
         attainment: share of the requests that must meet all their objectives.
-        confidence: with which that must be known: a rate holds if the interval of this confidence lies
-            above `attainment`, and fails if it lies below.
+        confidence: with which that must be known: a rate holds if the interval of this confidence
+            lies above `attainment`, and fails if it lies below.
         min_blocks: least measurements of a rate.
         max_blocks: most of them, while its interval spans `attainment`.
-        tolerance: search until the lowest rate that does not hold is so much above the highest that does.
+        tolerance: search until the lowest rate that does not hold is so much above the highest that
+            does.
         max_rates: most rates tried.
     """
 
@@ -80,9 +83,10 @@ class Probe:
     def interval(self, confidence: float) -> tuple[float, float]:
         """Wilson's score interval (1927) of the share, over as many requests as the data are worth.
 
-        Neighbours wait in one queue, so they meet or miss their objectives together. Each measurement is cut
-        into stretches; where their shares vary more than those of independent requests would, the number of
-        requests is divided by that factor (batch means, Law and Kelton; the design effect, Kish 1965).
+        Neighbours wait in one queue, so they meet or miss their objectives together. Each
+        measurement is cut into stretches; where their shares vary more than those of independent
+        requests would, the number of requests is divided by that factor (batch means, Law and
+        Kelton; the design effect, Kish 1965).
         """
         share, n = self.share, float(self.num_requests)
         stretches = [s for block in self.blocks for s in _cut(block)]
@@ -156,7 +160,9 @@ class Capacity:
                 end += "; a lower rate did worse than a higher one"
             if self.stopped:
                 end += f"; the search ended at task.max_rates={self.criterion.max_rates}"
-            return f"capacity: no rate tried from {least.rate:g} {unit} up holds, with {wanted}; {end}"
+            return (
+                f"capacity: no rate tried from {least.rate:g} {unit} up holds, with {wanted}; {end}"
+            )
         wanted += f" ({100 * self.criterion.confidence:g} % confidence)"
         beyond, fails = self.beyond, self.fails
         doubt = [f"{beyond.rate:g} is undecided"] if beyond is not None and beyond != fails else []
@@ -165,12 +171,14 @@ class Capacity:
             count = len(self.holds.blocks[0])
             if unit == UNITS["rate"] and (span_s := count / self.holds.rate) < BURST_S:
                 end += (
-                    f"; its {count} requests come within {span_s:.2g} s, a burst: raise workload.num_requests"
+                    f"; its {count} requests come within {span_s:.2g} s, a burst: raise "
+                    "workload.num_requests"
                 )
             return f"capacity: at least {self.holds.rate:g} {unit}, with {wanted}; {end}"
         end = ", ".join([*doubt, f"{fails.rate:g} fails"])
         return (
-            f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with {wanted}; {end}"
+            f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with "
+            f"{wanted}; {end}"
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -196,14 +204,15 @@ def search(
     min_rate: float = 0.0,
     on_probe: Callable[[Probe], None] = lambda probe: None,
 ) -> Capacity:
-    """CapacityRun for the highest rate that holds: doubling or halving until it is enclosed, then bisection of its logarithm.
+    """CapacityRun for the highest rate that holds: doubling or halving until it is enclosed, then
+    bisection of its logarithm.
 
-    A rate whose interval spans the attainment is measured again, up to `max_blocks` times, and then counts as
-    one that does not hold, so that what is found is on the safe side.
+    A rate whose interval spans the attainment is measured again, up to `max_blocks` times, and then
+    counts as one that does not hold, so that what is found is on the safe side.
 
     Args:
-        measure: a rate and the number of its block to whether each request met its objectives, in the order
-            in which they came; at least one request.
+        measure: a rate and the number of its block to whether each request met its objectives, in
+            the order in which they came; at least one request.
         criterion: see there.
         start_rate: the first rate tried.
         min_rate: no lower one is tried.
@@ -222,7 +231,8 @@ def search(
 
 
 def _next_rate(found: Capacity, start_rate: float, min_rate: float) -> float | None:
-    """The rate to try next; None once the capacity is known well enough, or to be below `min_rate`."""
+    """The rate to try next; None once the capacity is known well enough, or to be below
+    `min_rate`."""
     low, high = found.holds, found.beyond
     if low is None and high is None:
         return _rounded(start_rate)

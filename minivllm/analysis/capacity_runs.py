@@ -22,7 +22,8 @@ TIMED_OUT = 1000  # requests that a measurement which timed out counts as
 
 
 def rate_knob(arrival: Mapping[str, Any]) -> str | None:
-    """The knob of an arrival process that is searched: its rate, or how much faster a trace is replayed."""
+    """The knob of an arrival process that is searched: its rate, or how much faster a trace is
+    replayed."""
     return next((name for name in UNITS if name in arrival), None)
 
 
@@ -32,24 +33,31 @@ def objectives(slo: Mapping[str, Any]) -> dict[str, float]:
 
 
 def arrivals_s(config: Mapping[str, Any]) -> float | None:
-    """Seconds until the last request of a rate has come; None where the configuration does not say."""
-    requests, rate = (config.get("workload") or {}).get("num_requests"), config["arrival"].get("rate")
+    """Seconds until the last request of a rate has come; None where the configuration does not
+    say."""
+    requests, rate = (
+        (config.get("workload") or {}).get("num_requests"),
+        config["arrival"].get("rate"),
+    )
     return requests / rate if requests and rate else None
 
 
 def fits(config: Mapping[str, Any]) -> bool:
-    """Whether all requests come before a measurement times out, so that its timing out says something of the engine."""
+    """Whether all requests come before a measurement times out, so that its timing out says
+    something of the engine."""
     return (arrivals_s(config) or 0.0) < (config["measure"].get("timeout_s") or math.inf)
 
 
 def met(
     directory: Path, record: Mapping[str, Any], slo: Mapping[str, Any] | None = None
 ) -> list[bool] | None:
-    """Whether each request of a recorded measurement met every objective, in the order of the workload.
+    """Whether each request of a recorded measurement met every objective, in the order of the
+    workload.
 
-    One that did not complete met none; one of a single token meets any TPOT. A measurement that timed out
-    counts as one whose queue grew without end: no request met them. Of other failures, where there was no time for all
-    requests to come, and where their table is missing or torn, nothing can be said.
+    One that did not complete met none; one of a single token meets any TPOT. A measurement that
+    timed out counts as one whose queue grew without end: no request met them. Of other failures,
+    where there was no time for all requests to come, and where their table is missing or torn,
+    nothing can be said.
 
     Args:
         directory: of the record.
@@ -69,14 +77,16 @@ def met(
     if any(name not in row for row in rows[:1] for name in ("status", *limits)):
         return None
     return [
-        row["status"] == "ok" and all(row[name] is None or row[name] <= limits[name] for name in limits)
+        row["status"] == "ok"
+        and all(row[name] is None or row[name] <= limits[name] for name in limits)
         for row in rows
     ]
 
 
 @dataclass(frozen=True)
 class CapacityRun:
-    """What the records of one search say: of one cell, by one version of the code, on one device."""
+    """What the records of one search say: of one cell, by one version of the code, on one
+    device."""
 
     sweep: str
     cell: str  # the readable name of what was measured
@@ -88,8 +98,9 @@ class CapacityRun:
 def from_records(directories: Iterable[Path]) -> list[CapacityRun]:
     """The searches that records are of, and what each has found.
 
-    Of one cell in one sweep the newest search counts, with its objectives and its criterion; records by other code
-    or on another device, and those whose search cannot be told from their configuration, are not of it.
+    Of one cell in one sweep the newest search counts, with its objectives and its criterion;
+    records by other code or on another device, and those whose search cannot be told from their
+    configuration, are not of it.
 
     Args:
         directories: of records, those of other tasks and those that did not end well among them.
@@ -100,8 +111,14 @@ def from_records(directories: Iterable[Path]) -> list[CapacityRun]:
             continue
         config = record["config"]
         knob = rate_knob(config.get("arrival") or {})
-        if (config.get("task") or {}).get("_target_") == TASK and knob is not None and _whole(config, knob):
-            cells.setdefault((record.get("sweep", ""), _cell(config, knob)), []).append((directory, record))
+        if (
+            (config.get("task") or {}).get("_target_") == TASK
+            and knob is not None
+            and _whole(config, knob)
+        ):
+            cells.setdefault((record.get("sweep", ""), _cell(config, knob)), []).append(
+                (directory, record)
+            )
     return [search for members in cells.values() if (search := _newest(members)) is not None]
 
 
@@ -115,11 +132,14 @@ def _whole(config: Mapping[str, Any], knob: str) -> bool:
     rate = config["arrival"][knob]
     if checker(OPTIONS[TASK])(task) is not None:
         return False
-    return bool((config.get("measure") or {}).get("slo")) and checker(float)(rate) is None and rate > 0
+    return (
+        bool((config.get("measure") or {}).get("slo")) and checker(float)(rate) is None and rate > 0
+    )
 
 
 def _cell(config: Mapping[str, Any], knob: str) -> str:
-    """Identity of what a rate is searched for: all but the rate, and the seed, in which blocks differ."""
+    """Identity of what a rate is searched for: all but the rate, and the seed, in which blocks
+    differ."""
     arrival, measure = dict(config["arrival"]), dict(config["measure"])
     arrival.pop(knob)
     measure.pop("seed", None)
@@ -138,7 +158,8 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> CapacityRun | Non
     assert knob is not None
     blocks: dict[float, dict[Any, Sequence[bool]]] = {}  # of a rate, by block
     kept = [(place, record) for place, record in members if _alike(record, newest)]
-    for place, record in sorted(kept, key=when):  # of a block that was measured again the newest counts
+    # of a block that was measured again the newest counts
+    for place, record in sorted(kept, key=when):
         if (seen := met(place, record, config["measure"]["slo"])) is not None:
             blocks.setdefault(float(record["config"]["arrival"][knob]), {})[_block(record)] = seen
     if not blocks:
@@ -159,7 +180,8 @@ def _block(record: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _alike(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether both are by one version of the code on one device; a record that cannot say is like any."""
+    """Whether both are by one version of the code on one device; a record that cannot say is like
+    any."""
 
     def about(one: Mapping[str, Any]) -> tuple[Any, Any]:
         provenance = one.get("provenance") or {}

@@ -32,7 +32,17 @@ IGNORED = {
     *("task", "preset", "ablation", "optimisations", "tracker"),
 }
 CHOICE_ORDER = (
-    *("model", "quant", "attention", "batching", "cache", "decoding", "workload", "arrival", "engine"),
+    *(
+        "model",
+        "quant",
+        "attention",
+        "batching",
+        "cache",
+        "decoding",
+        "workload",
+        "arrival",
+        "engine",
+    ),
 )
 MAX_LABEL_PARTS = 4
 DEVICE = "provenance.device.name"
@@ -65,8 +75,10 @@ class Cell:
     cell_id: str
     rows: list[Row]
     label: str = ""
-    varying: dict[str, str] = field(default_factory=dict)  # config column -> value, only those that vary
-    _stats: dict[str, Summary | None] = field(default_factory=dict, repr=False)  # what `stat` has found
+    # config column -> value, only those that vary
+    varying: dict[str, str] = field(default_factory=dict)
+    # what `stat` has found
+    _stats: dict[str, Summary | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def ok(self) -> list[Row]:
@@ -75,7 +87,8 @@ class Cell:
 
     @cached_property
     def timed(self) -> list[Row]:
-        """Those of them that are of the load: quality that was measured alone counts where there is nothing else."""
+        """Those of them that are of the load: quality that was measured alone counts where there is
+        nothing else."""
         return [row for row in self.ok if not _alone(row)] or self.ok
 
     @property
@@ -116,7 +129,9 @@ class Cell:
     @property
     def status(self) -> str:
         """`ok` when any block is; else the commonest failure."""
-        return "ok" if self.ok else Counter(status_of(row) for row in self.rows).most_common(1)[0][0]
+        return (
+            "ok" if self.ok else Counter(status_of(row) for row in self.rows).most_common(1)[0][0]
+        )
 
     @property
     def status_text(self) -> str:
@@ -161,7 +176,9 @@ class Cell:
         if key not in self._stats:
             values = [v for row in rows if (v := number(row.get(key))) is not None]
             mean = math.fsum(values) / len(values) if values else 0.0
-            self._stats[key] = Summary(mean, min(values), max(values), len(values)) if values else None
+            self._stats[key] = (
+                Summary(mean, min(values), max(values), len(values)) if values else None
+            )
         return self._stats[key]
 
     def mean(self, key: str) -> float | None:
@@ -186,17 +203,21 @@ class Cell:
         return None
 
     def named(self, key: str) -> str:
-        """A field for people; of the configuration a null is told from a knob that the option does not have."""
+        """A field for people; of the configuration a null is told from a knob that the option does
+        not have."""
         value = self.first(key)
-        known = value is not None or (key.startswith("config.") and any(key in row for row in self.rows))
+        known = value is not None or (
+            key.startswith("config.") and any(key in row for row in self.rows)
+        )
         return show(value) if known else MISSING
 
 
 def gather(rows: list[Row]) -> list[Cell]:
-    """Cells in the order of the sweeps and of each sweep's arms, labelled; the first is the baseline.
+    """Cells in the order of the sweeps and of each sweep's arms, labelled; the first is the
+    baseline.
 
-    Records of different code, devices, packages or threads are never averaged: they are cells of their own. Of a block
-    that was measured again, with a trace say, the newest record counts.
+    Records of different code, devices, packages or threads are never averaged: they are cells of
+    their own. Of a block that was measured again, with a trace say, the newest record counts.
     """
     known: dict[tuple[str, ...], dict[str, set[str]]] = {}
     ground = foundations(rows).keys() & differing(rows) if rows else set()
@@ -211,14 +232,16 @@ def gather(rows: list[Row]) -> list[Cell]:
         parts = list(identity)
         for key in ground:
             candidates = known[identity].get(key, set())
-            # A worker that died early could not say; its record belongs to the only cell it can belong to.
+            # A worker that died early could not say; its record belongs to the only cell it can
+            # belong to.
             missing = next(iter(candidates)) if len(candidates) == 1 else ""
             parts.append(str(row[key]) if row.get(key) is not None else missing)
         return tuple(parts)
 
     groups: dict[tuple[str, ...], list[Row]] = {}
     sweeps = {
-        sweep: place for place, sweep in enumerate(dict.fromkeys(str(row.get("sweep")) for row in rows))
+        sweep: place
+        for place, sweep in enumerate(dict.fromkeys(str(row.get("sweep")) for row in rows))
     }
     for row in sorted(rows, key=lambda row: (sweeps[str(row.get("sweep"))], *_order(row))):
         groups.setdefault(group(row), []).append(row)
@@ -229,7 +252,8 @@ def gather(rows: list[Row]) -> list[Cell]:
 
 
 def foundations(rows: Sequence[Row]) -> dict[str, str]:
-    """The fields of a record that say what its figures stand on besides the configuration, with their titles."""
+    """The fields of a record that say what its figures stand on besides the configuration, with
+    their titles."""
     packages = {
         (name, whose + name.removeprefix(f"provenance.{kind}."))
         for kind, whose in PACKAGES.items()
@@ -246,7 +270,8 @@ def foundations(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def like_for_like(first: Cell, second: Cell) -> bool:
-    """Whether both did the same work, as fast as asked, on the same device, so that one may be divided by the other."""
+    """Whether both did the same work, as fast as asked, on the same device, so that one may be
+    divided by the other."""
     same = ("workload_hash",) if first.simulated else ("workload_hash", DEVICE)
     return (
         first.simulated == second.simulated
@@ -261,10 +286,13 @@ def set_load(cell: Cell) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _newest(rows: list[Row]) -> list[Row]:
-    """One row a block and host, the newest, in their order; quality that was measured alone stands beside the speed."""
+    """One row a block and host, the newest, in their order; quality that was measured alone stands
+    beside the speed."""
     kept: dict[tuple[float, str, bool], Row] = {}
     for row in sorted(rows, key=started):
-        kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), _alone(row)] = row
+        kept[number(row.get("block")) or 0, str(row.get("provenance.host") or ""), _alone(row)] = (
+            row
+        )
     return sorted(kept.values(), key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id"))))
 
 
@@ -273,7 +301,8 @@ def _alone(row: Row) -> bool:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    """As the arms of a sweep were given, not as they happened to be measured: a cell tried again keeps its place.
+    """As the arms of a sweep were given, not as they happened to be measured: a cell tried again
+    keeps its place.
 
     The rates of a search for capacity ascend, however it came to them.
     """
@@ -301,7 +330,9 @@ def _label(cells: list[Cell]) -> None:
             or len(parts) > MAX_LABEL_PARTS
             or cell.first("ablation.design")  # its arms are named after what they switch
         )
-        cell.label = cell.arm if named else " · ".join(parts) or cell.sweep or cell.cell_id or "cell"
+        cell.label = (
+            cell.arm if named else " · ".join(parts) or cell.sweep or cell.cell_id or "cell"
+        )
     counts = Counter(cell.label for cell in cells)
     for cell in cells:
         if counts[cell.label] > 1 and cell.arm and cell.arm != cell.label:
@@ -314,22 +345,28 @@ def _label(cells: list[Cell]) -> None:
 
 
 def spoken(title: str, value: str) -> str:
-    """A value of a varying column in a label: an option's name speaks for itself, a bare number does not."""
+    """A value of a varying column in a label: an option's name speaks for itself, a bare number
+    does not."""
     return f"{title.rsplit('.', 1)[-1]}={value}" if "." in title else value
 
 
 def name_columns(cells: list[Cell]) -> list[str]:
-    """Headings of the columns by which a table names its cells: what varies, else one for their label.
+    """Headings of the columns by which a table names its cells: what varies, else one for their
+    label.
 
-    Arms of an ablation have names of their own, and the baseline and its copy differ in nothing else.
+    Arms of an ablation have names of their own, and the baseline and its copy differ in nothing
+    else.
     """
     if not cells or not cells[0].varying:
         return ["cell"]
-    return ["arm"] if all(cell.first("ablation.design") for cell in cells) else list(cells[0].varying)
+    return (
+        ["arm"] if all(cell.first("ablation.design") for cell in cells) else list(cells[0].varying)
+    )
 
 
 def names_of(cell: Cell, columns: list[str]) -> list[str]:
-    """What `cell` has in each of the `name_columns`; of a cell without a configuration the label alone."""
+    """What `cell` has in each of the `name_columns`; of a cell without a configuration the label
+    alone."""
     if cell.configured and all(title in cell.varying for title in columns):
         return [cell.varying[title] for title in columns]
     return [cell.label] + [""] * (len(columns) - 1)
@@ -338,8 +375,8 @@ def names_of(cell: Cell, columns: list[str]) -> list[str]:
 def varying_columns(cells: list[Cell]) -> dict[str, str]:
     """Record fields that differ among the cells, with the title of their column.
 
-    A group whose option differs is shown by the option's name; its other knobs are shown only where they
-    differ among cells of the same option.
+    A group whose option differs is shown by the option's name; its other knobs are shown only where
+    they differ among cells of the same option.
     """
     if len(cells) < 2:
         return {}

@@ -21,7 +21,8 @@ NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, 3
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of a cell in both runs. Ratios are after / before: above 1 it has grown, whichever way is better."""
+    """One figure of a cell in both runs. Ratios are after / before: above 1 it has grown, whichever
+    way is better."""
 
     label: str
     cell_id: str
@@ -34,9 +35,11 @@ class Compared:
     high: float | None
     p_value: float | None
     p_holm: float | None  # corrected for the number of cells
-    # "slower" is worse, "undecided" that it may be much worse, "failed" that only the second run has no figures, or failures
+    # "slower" is worse, "undecided" that it may be much worse, "failed" that only the second run
+    # has no figures, or failures
     verdict: ChangeVerdict
-    loss: float | None = None  # the greatest that the interval does not exclude, a fraction of before
+    # the greatest that the interval does not exclude, a fraction of before
+    loss: float | None = None
     reason: str = ""  # why, where the figures alone do not say
     metric: str = ""
     direction: Literal["higher", "lower"] = "higher"  # which is better
@@ -67,8 +70,8 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 a regression; 3 nothing to compare, or a cell that is undecided, cannot be judged or is not there any more;
-        0 none."""
+        """1 a regression; 3 nothing to compare, or a cell that is undecided, cannot be judged or is
+        not there any more; 0 none."""
         verdicts = {cell.verdict for cell in self.cells}
         if verdicts & {"slower", "failed"}:
             return REGRESSION
@@ -81,12 +84,13 @@ class Comparison:
         if not self.cells:
             if self.differing:
                 return (
-                    f"Not comparable: the runs have no cell in common, since they differ in {self.differing}; "
-                    "to compare options use -m or +ablation, to compare versions measure the same command twice."
+                    "Not comparable: the runs have no cell in common, since they differ in "
+                    f"{self.differing}; to compare options use -m or +ablation, to compare "
+                    "versions measure the same command twice."
                 )
             return (
-                "Not comparable: the runs have no cell in common (cell_id: engine, workload, arrival, seed, checkpoint);"
-                " measure the same command twice."
+                "Not comparable: the runs have no cell in common (cell_id: engine, workload, "
+                "arrival, seed, checkpoint); measure the same command twice."
             )
         worse = [
             f"{self.name(cell)} ({cell.reason})" if cell.reason else self.name(cell)
@@ -94,7 +98,10 @@ class Comparison:
             if cell.verdict in ("slower", "failed")
         ]
         if worse:
-            return f"Regression of {self.metric} in {len(worse)} of {self._counted}: {'; '.join(worse)}."
+            return (
+                f"Regression of {self.metric} in {len(worse)} of {self._counted}: "
+                f"{'; '.join(worse)}."
+            )
         unclear = [cell for cell in self.cells if cell.verdict in ("not comparable", "undecided")]
         if unclear or self.only_before:
             labels: dict[str, list[str]] = {}
@@ -102,7 +109,9 @@ class Comparison:
                 labels.setdefault(cell.reason, []).append(self.name(cell))
             if self.only_before:
                 labels["the second run has no such cell"] = [*self.only_before]
-            undecided = not self.only_before and all(cell.verdict == "undecided" for cell in unclear)
+            undecided = not self.only_before and all(
+                cell.verdict == "undecided" for cell in unclear
+            )
             return (
                 ("Undecided: " if undecided else "Not comparable: ")
                 + "; ".join(f"{', '.join(who)}: {why}" for why, who in labels.items())
@@ -111,12 +120,14 @@ class Comparison:
         losses = [cell.loss for cell in self.cells if cell.loss is not None]
         excluded = ""
         if losses:
-            excluded = f"; the intervals exclude a loss of more than {_percent(max(losses), math.ceil)}"
+            excluded = (
+                f"; the intervals exclude a loss of more than {_percent(max(losses), math.ceil)}"
+            )
             if len(losses) < len(self.cells):  # what is faster needs no interval
                 excluded += f" in {len(losses)} of them"
         return (
-            f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in {len(self.cells)} of "
-            f"{self._counted} shared cells{excluded}."
+            f"No regression of {self.metric} beyond {100 * self.threshold:g} % was found in "
+            f"{len(self.cells)} of {self._counted} shared cells{excluded}."
         )
 
     @property
@@ -131,16 +142,17 @@ def compare(
 ) -> Comparison:
     """Compare the cells that two runs share.
 
-    A cell is tested by blocks in pairs where the two runs took turns on one host, block by block; else as two
-    samples. p-values are corrected over all that is tested (Holm).
+    A cell is tested by blocks in pairs where the two runs took turns on one host, block by block;
+    else as two samples. p-values are corrected over all that is tested (Holm).
 
     Args:
         before: rows of the first run, the one to compare with.
         after: of the second.
-        metric: as for `find_metric`; None: throughput, or of a cell whose load sets it every latency (see `rank`).
+        metric: as for `find_metric`; None: throughput, or of a cell whose load sets it every
+            latency (see `rank`).
         threshold: a fraction: a change of less is none, however certain.
-        margin: a fraction: where nothing was found, the interval has to exclude a greater loss (non-inferiority), or the
-            cell is undecided.
+        margin: a fraction: where nothing was found, the interval has to exclude a greater loss
+            (non-inferiority), or the cell is undecided.
 
     Raises:
         BadInput: there is no such metric.
@@ -152,17 +164,23 @@ def compare(
     for key, cell in first.items():
         candidates = [other for (cell_id, _), other in second.items() if cell_id == cell.cell_id]
         siblings = [other for (cell_id, _), other in first.items() if cell_id == cell.cell_id]
-        # Names may differ between a lone run and a sweep; they only count where they tell arms apart.
+        # Names may differ between a lone run and a sweep; they only count where they tell arms
+        # apart.
         alone = len(candidates) == len(siblings) == 1
         partner = candidates[0] if alone else second.get(key)
         if partner is None:  # a configuration that is refused by now has no identity but its name
             partner = next(
-                (other for other in second.values() if other.arm == cell.arm and other.refused), None
+                (other for other in second.values() if other.arm == cell.arm and other.refused),
+                None,
             )
         if partner is not None:
             matched.append((cell, partner))
             used.add((partner.cell_id, partner.arm))
-    drafts = [_Draft(one, other, figure) for one, other in matched for figure in _figures(one, other, metric)]
+    drafts = [
+        _Draft(one, other, figure)
+        for one, other in matched
+        for figure in _figures(one, other, metric)
+    ]
     tests = sum(draft.problem is None and not draft.broken for draft in drafts)
     estimates = [draft.estimate(tests) for draft in drafts]
     corrected = statistics.holm([e.p_value if e else None for e in estimates])
@@ -186,7 +204,8 @@ def compare(
 
 
 def _figures(first: Cell, second: Cell, metric: str | None) -> list[MetricRef]:
-    """What of a cell is compared: what was asked for, or what ranks the two, as far as the first run has it."""
+    """What of a cell is compared: what was asked for, or what ranks the two, as far as the first
+    run has it."""
     if metric is not None:
         return [find_metric(metric)]
     names = rank([cell for cell in (first, second) if cell.timed] or [first]).metrics
@@ -206,8 +225,8 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
         told += list(dict.fromkeys(notice for one in found if (notice := one.notice(metric))))
     elif any(one.metrics == LATENCIES for one in found):
         told.append(
-            "Where requests came at the load's own pace and were kept up with, the load sets the throughput, and latencies "
-            "are compared."
+            "Where requests came at the load's own pace and were kept up with, the load sets "
+            "the throughput, and latencies are compared."
         )
     for which, side in (("first", 0), ("second", 1)):
         for pair in matched:
@@ -216,7 +235,8 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
             if found_gaps.missing and logarithms(pair[side], figures[0]):
                 why = ", ".join(f"{n} {kind}" for kind, n in found_gaps.why.items())
                 told.append(
-                    f"{pair[0].label}: {found_gaps.missing} of {count(found_gaps.blocks, 'block')} of the {which} run have no "
+                    f"{pair[0].label}: {found_gaps.missing} of "
+                    f"{count(found_gaps.blocks, 'block')} of the {which} run have no "
                     f"{figures[0].name} ({why}) and are left out."
                 )
     fallen = [one.label for one, other in both if keeps_up(one) and keeps_up(other) is False]
@@ -226,7 +246,8 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
 
 
 def _differing(first: list[Cell], second: list[Cell]) -> str:
-    """Settings that have other values in one run than in the other: `batching: continuous / sequential`."""
+    """Settings that have other values in one run than in the other: `batching: continuous /
+    sequential`."""
     told = []
     for key, title in varying_columns([*first, *second]).items():
         before, after = (
@@ -256,20 +277,25 @@ class _Draft:
     metric: MetricRef
 
     def __post_init__(self) -> None:
-        self.before, self.after = (logarithms(cell, self.metric) for cell in (self.first, self.second))
+        self.before, self.after = (
+            logarithms(cell, self.metric) for cell in (self.first, self.second)
+        )
         self.method: Literal["paired", "two samples"] = (
             "paired" if took_turns(self.first, self.second) else "two samples"
         )
         self.problem: str | None = None
         self.needed = statistics.FEWEST  # blocks
         if not self.before:
-            self.problem = f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
+            self.problem = (
+                f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
+            )
         elif not self._alike():
             self.problem = "other devices or other requests; compare runs of one machine"
         self.alike = self.problem is None  # so that at most the blocks are too few
 
     def _alike(self) -> bool:
-        """Whether both are of one machine and the same requests, as far as a run that has no figures can say."""
+        """Whether both are of one machine and the same requests, as far as a run that has no
+        figures can say."""
         if self.after:
             return like_for_like(self.first, self.second)
         return len({cell.first(DEVICE) for cell in (self.first, self.second)} - {None}) < 2
@@ -286,7 +312,10 @@ class _Draft:
         n, m = len(self.before), len(self.after)
         if self.method == "paired":
             shared = sorted(self.before.keys() & self.after.keys())
-            needed, enough = statistics.blocks_needed(tests), len(shared) >= statistics.blocks_needed(tests)
+            needed, enough = (
+                statistics.blocks_needed(tests),
+                len(shared) >= statistics.blocks_needed(tests),
+            )
             found = statistics.paired([self.after[block] - self.before[block] for block in shared])
         else:
             needed = statistics.repeats_needed(tests)
@@ -294,7 +323,8 @@ class _Draft:
             found = statistics.two_sample([*self.before.values()], [*self.after.values()])
         if not enough:
             self.problem = (
-                f"{n} and {m} blocks are too few for a verdict: use measure.repeats={needed} in both"
+                f"{n} and {m} blocks are too few for a verdict: use measure.repeats={needed} in "
+                "both"
             )
         self.needed = max(self.needed, needed)
         return found
@@ -306,9 +336,14 @@ class _Draft:
         return max(0.0, 1 - estimate.low if self.metric.better > 0 else estimate.high - 1)
 
     def judge(
-        self, estimate: statistics.Estimate | None, p_holm: float | None, threshold: float, margin: float
+        self,
+        estimate: statistics.Estimate | None,
+        p_holm: float | None,
+        threshold: float,
+        margin: float,
     ) -> Compared:
-        """The comparison with its verdict, from an estimate of the ratio and its p-value among all that is tested."""
+        """The comparison with its verdict, from an estimate of the ratio and its p-value among all
+        that is tested."""
         loss = self._loss(estimate)
         verdict, reason = self._found(estimate, p_holm, threshold)
         if verdict == "none" and (loss is None or loss > margin):
@@ -356,8 +391,8 @@ class _Draft:
             return "none", f"found, but of no more than task.threshold, {100 * threshold:g} %"
         if (estimate.p_value or 0) <= statistics.ALPHA:
             return "none", (
-                f"p is {p_value(estimate.p_value)} by itself and {p_value(p_holm)} among all that is tested (Holm); the "
-                "interval is for it alone"
+                f"p is {p_value(estimate.p_value)} by itself and {p_value(p_holm)} among all "
+                "that is tested (Holm); the interval is for it alone"
             )
         return "none", ""
 
@@ -365,8 +400,8 @@ class _Draft:
         """Why a loss may be there that was not found."""
         if loss is None:
             return (
-                f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss is excluded: "
-                f"use measure.repeats={self.needed} in both"
+                f"{len(self.before)} and {len(self.after)} blocks give no interval, so no loss "
+                f"is excluded: use measure.repeats={self.needed} in both"
             )
         return (
             f"a loss of {_percent(loss, math.floor)} is not excluded: "

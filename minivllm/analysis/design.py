@@ -1,4 +1,5 @@
-"""Designs: which sets of optimisations are measured, and which of them are compared. Pure, and free of configuration."""
+"""Designs: which sets of optimisations are measured, and which of them are compared. Pure, and free
+of configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ AGAIN = "baseline again"  # the A/A arm: the same cell under another name
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is said of one optimisation: pairs of arms, with it and without it, and alike in all else.
+    """What is said of one optimisation: pairs of arms, with it and without it, and alike in all
+    else.
 
     One pair, or, in a factorial, one for each set of the others.
     """
@@ -30,7 +32,8 @@ class Contrast:
 
 @dataclass(frozen=True)
 class PairContrast:
-    """What is said of two together: arms with both, with the first, with the second, with neither."""
+    """What is said of two together: arms with both, with the first, with the second, with
+    neither."""
 
     first: str
     second: str
@@ -42,10 +45,11 @@ class Design:
     """A kind of ablation over optimisations.
 
     Args:
-        kind: `leave_one_out` compares all with all but one; `add_one_in` none with one; `pairs` adds every two;
-            `factorial` is every combination.
-        requires: each optimisation, in order, with those that must be on for it to be on. An arm with an
-            optimisation has what it requires; an arm without one has none of those that require it.
+        kind: `leave_one_out` compares all with all but one; `add_one_in` none with one; `pairs`
+            adds every two; `factorial` is every combination.
+        requires: each optimisation, in order, with those that must be on for it to be on. An arm
+            with an optimisation has what it requires; an arm without one has none of those that
+            require it.
 
     Raises:
         BadInput: a requirement is not in the list, or goes round in a circle.
@@ -92,7 +96,8 @@ class Design:
 
     @property
     def baseline(self) -> Chosen:
-        """What the others are changed from: everything on for leave_one_out, nothing for the other kinds."""
+        """What the others are changed from: everything on for leave_one_out, nothing for the other
+        kinds."""
         return frozenset(self.names if self.kind == "leave_one_out" else ())
 
     @cached_property
@@ -102,7 +107,11 @@ class Design:
             return tuple(
                 Contrast(
                     name,
-                    tuple((with_, with_ - {name}) for with_ in self._every if self._removable(name, with_)),
+                    tuple(
+                        (with_, with_ - {name})
+                        for with_ in self._every
+                        if self._removable(name, with_)
+                    ),
                 )
                 for name in self.names
             )
@@ -120,14 +129,19 @@ class Design:
 
     @cached_property
     def interactions(self) -> tuple[PairContrast, ...]:
-        """One for every two of which neither requires the other; none for the kinds that do not measure them."""
+        """One for every two of which neither requires the other; none for the kinds that do not
+        measure them."""
         found = []
         for first, second in itertools.combinations(self.names, 2):
             if first in self._above(second) or second in self._above(first):
                 continue
             both: list[Chosen] = []
             if self.kind == "factorial":
-                both = [s for s in self._every if self._removable(first, s) and self._removable(second, s)]
+                both = [
+                    s
+                    for s in self._every
+                    if self._removable(first, s) and self._removable(second, s)
+                ]
             elif self.kind == "pairs":
                 both = [self._above(first) | self._above(second) | {first, second}]
             quadruples = tuple((s, s - {second}, s - {first}, s - {first, second}) for s in both)
@@ -150,7 +164,12 @@ class Design:
         """Every set that is to be measured, each once, the baseline first."""
         if self.kind == "factorial":
             return self._every
-        wanted = [chosen for contrast in self.contrasts for pair in contrast.pairs for chosen in pair[::-1]]
+        wanted = [
+            chosen
+            for contrast in self.contrasts
+            for pair in contrast.pairs
+            for chosen in pair[::-1]
+        ]
         wanted += [s for pair in self.interactions for four in pair.quadruples for s in four[::-1]]
         return tuple(dict.fromkeys([self.baseline, *wanted]))
 
@@ -165,14 +184,16 @@ class Design:
     def shapley_weights(self) -> dict[str, dict[tuple[Chosen, Chosen], float]]:
         """For each optimisation the weight of each pair (with, without) in its Shapley value.
 
-        A pair's weight is the share of the orders in which all can be switched on, one after another, that
-        pass through it; with requirements, of the orders that keep to them (Shapley 1953; Faigle and Kern
-        1992). Weights of an optimisation sum to 1.
+        A pair's weight is the share of the orders in which all can be switched on, one after
+        another, that pass through it; with requirements, of the orders that keep to them (Shapley
+        1953; Faigle and Kern 1992). Weights of an optimisation sum to 1.
         """
         everything = frozenset(self.names)
         ways_to: dict[Chosen, int] = {frozenset(): 1}
         for chosen in self._every[1:]:
-            ways_to[chosen] = sum(ways_to[chosen - {n}] for n in chosen if self._removable(n, chosen))
+            ways_to[chosen] = sum(
+                ways_to[chosen - {n}] for n in chosen if self._removable(n, chosen)
+            )
         ways_from: dict[Chosen, int] = {everything: 1}
         for chosen in reversed(self._every[:-1]):
             added = (chosen | {name} for name in everything - chosen)

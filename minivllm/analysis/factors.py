@@ -1,4 +1,5 @@
-"""Whether the effects of the two knobs of a sweep multiply: what both give together, against each alone."""
+"""Whether the effects of the two knobs of a sweep multiply: what both give together, against each
+alone."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Pair:
 
 
 def sentences(cells: Sequence[Cell]) -> list[str]:
-    """One on the interaction of the two knobs that vary; none where other than two do, or no four cells make a square."""
+    """One on the interaction of the two knobs that vary; none where other than two do, or no four
+    cells make a square."""
     knobs = _knobs(list(cells)) if len(cells[0].varying) > 1 else []
     done = [cell for cell in cells if cell.configured and cell.timed]
     if len(knobs) != 2 or not done or done[0] is not cells[0]:
@@ -66,7 +68,8 @@ def sentences(cells: Sequence[Cell]) -> list[str]:
 
 
 def _knobs(cells: list[Cell]) -> list[str]:
-    """Titles of the columns that vary, without those that follow from another; none where more than knobs vary."""
+    """Titles of the columns that vary, without those that follow from another; none where more than
+    knobs vary."""
     columns = varying_columns(cells)
     known = [cell for cell in cells if cell.configured]
     kept: list[str] = []
@@ -87,7 +90,8 @@ def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: MetricRef) -> list[Pair]:
-    """Every value of either knob that the first cell does not have, where all four cells are there."""
+    """Every value of either knob that the first cell does not have, where all four cells are
+    there."""
     if not grid:
         return []
     base = next(iter(grid))
@@ -111,7 +115,8 @@ def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: MetricRef) 
 
 
 def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> str:
-    order = (False, None, True)  # the strongest finding first, and of these the farthest from the product
+    # the strongest finding first, and of these the farthest from the product
+    order = (False, None, True)
     pairs = sorted(
         pairs,
         key=lambda p: (order.index(p.multiply), -max(p.estimate.ratio, 1 / p.estimate.ratio)),
@@ -125,8 +130,9 @@ def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> 
     }[lead.multiply]
     (first, second), (alone_a, alone_b) = lead.names, lead.alone
     text = (
-        f"{begin}: {first} with {second} gives {ratio(lead.joint)} the {_noun(metric)} of the first cell, and alone they give "
-        f"{ratio(alone_a)} and {ratio(alone_b)}, whose product is {ratio(alone_a * alone_b)}: {lead.share} of it"
+        f"{begin}: {first} with {second} gives {ratio(lead.joint)} the {_noun(metric)} of the "
+        f"first cell, and alone they give {ratio(alone_a)} and {ratio(alone_b)}, whose product "
+        f"is {ratio(alone_a * alone_b)}: {lead.share} of it"
     )
     if lead.estimate.low is None:
         text += ", and a single block has no interval"

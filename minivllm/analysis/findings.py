@@ -1,4 +1,5 @@
-"""What an ablation found and what a search is for: the types that tables, plots and pages are drawn from."""
+"""What an ablation found and what a search is for: the types that tables, plots and pages are drawn
+from."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from typing import Any, Literal
 EffectVerdict = Literal[
     "faster", "slower", "none", "not live", "apart", "failed", "not measured", "too few blocks"
 ]
-Togetherness = Literal["more together", "less together", "none", "failed", "not measured", "too few blocks"]
+Togetherness = Literal[
+    "more together", "less together", "none", "failed", "not measured", "too few blocks"
+]
 
-# What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has them now. A record
-# that was there already says what it was made for, which may have been another ablation.
+# What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has
+# them now. A record that was there already says what it was made for, which may have been another
+# ablation.
 Planned = Mapping[str, Mapping[str, Any]]
 
 
@@ -20,7 +24,8 @@ Planned = Mapping[str, Mapping[str, Any]]
 class Effect:
     """What one optimisation does to one metric, in an arm with it against an arm without it.
 
-    A `ratio` is with / without, in the typical block: above 1 the metric is larger with it, whichever way is better. Figures are None where there are too few blocks for them, or none.
+    A `ratio` is with / without, in the typical block: above 1 the metric is larger with it,
+    whichever way is better. Figures are None where there are too few blocks for them, or none.
     """
 
     name: str  # of the optimisation
@@ -34,10 +39,12 @@ class Effect:
     p_value: float | None  # signed-rank test over blocks
     p_holm: float | None  # corrected for the number of optimisations
     blocks: int  # with figures of all arms
-    minimum_detectable: float | None  # fraction that would be found with power 0.8; never below the A/A arm's
+    # fraction that would be found with power 0.8; never below the A/A arm's
+    minimum_detectable: float | None
     verdict: EffectVerdict  # "faster" is better: less time, more tokens, fewer joules
     log_ratios: tuple[float, ...] = ()  # a block each
-    same_tokens: float | None = None  # share of the requests whose output is the same with it and without it
+    # share of the requests whose output is the same with it and without it
+    same_tokens: float | None = None
     reason: str = ""  # why `none`, where p-value or interval seem to say otherwise
     spikes: int = 0  # blocks so far from the others that they are no part of their scatter
 
@@ -49,12 +56,14 @@ class Effect:
 
 @dataclass(frozen=True)
 class Interaction:
-    """Whether two optimisations together give more or less than the product of what each gives alone."""
+    """Whether two optimisations together give more or less than the product of what each gives
+    alone."""
 
     first: str
     second: str
     metric: str
-    ratio: float | None  # (both / second) / (first / neither): above 1, together more than the product
+    # (both / second) / (first / neither): above 1, together more than the product
+    ratio: float | None
     low: float | None
     high: float | None
     p_value: float | None
@@ -91,7 +100,8 @@ class Factor:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Shapley values of a factorial, as factors of geometric means: their product is `total`, all on against all off."""
+    """Shapley values of a factorial, as factors of geometric means: their product is `total`, all
+    on against all off."""
 
     metric: str
     factors: tuple[Factor, ...]
@@ -111,7 +121,8 @@ class Analysis:
     metric: str  # of `effects`
     direction: Literal["higher", "lower"]  # which is better
     effects: tuple[Effect, ...]  # one an optimisation, in order
-    others: tuple[Effect, ...]  # the same and `noise` of further metrics, where the records have them
+    # the same and `noise` of further metrics, where the records have them
+    others: tuple[Effect, ...]
     noise: Effect | None  # the A/A arm against the baseline, of which it is a copy
     interactions: tuple[Interaction, ...]  # of pairs and factorial
     attribution: Attribution | None  # of a factorial whose arms all have figures

@@ -13,7 +13,8 @@ LEAST, MOST = (
 
 
 def sig(value: float | None, digits: int = 3) -> str:
-    """`value` to so many significant digits, thousands separated, never in exponent form above 1e-4."""
+    """`value` to so many significant digits, thousands separated, never in exponent form above
+    1e-4."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:

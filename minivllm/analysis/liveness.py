@@ -49,7 +49,13 @@ DECISIVE = {
 # Knobs whose work no counter shows, whatever has moved.
 UNCOUNTED = {
     *("attention.split_size", "cache.offload_dir", "quant.threshold"),
-    *("runtime.device", "runtime.threads", "runtime.cores", "runtime.determinism", "runtime.profile"),
+    *(
+        "runtime.device",
+        "runtime.threads",
+        "runtime.cores",
+        "runtime.determinism",
+        "runtime.profile",
+    ),
     "runtime.passes",  # a user's own: their counters have their names
     *("decoding.seed", "decoding.early_stopping", "decoding.length_penalty", "decoding.logprobs"),
     *(
@@ -118,7 +124,8 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
 
 
 def _settings(moving: set[str], group: str) -> dict[str, str]:
-    """Those of the moving fields that are knobs of a group, by the knob's name, and under "" its option."""
+    """Those of the moving fields that are knobs of a group, by the knob's name, and under "" its
+    option."""
     start = f"config.{group}."
     found = {name.removeprefix(start): name for name in moving if name.startswith(start)}
     option = f"choices.{group}"
@@ -128,7 +135,11 @@ def _settings(moving: set[str], group: str) -> dict[str, str]:
 def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
     """What a cell has for each of the settings, as one writes it; under "" the option."""
     row = cell.timed[0]
-    knobs = {name: show(value) for name, field in settings.items() if (value := row.get(field)) is not None}
+    knobs = {
+        name: show(value)
+        for name, field in settings.items()
+        if (value := row.get(field)) is not None
+    }
     return knobs | {"": show(cell.first(settings[""]))}
 
 
@@ -149,7 +160,9 @@ def _counters(cell: Cell, group: str) -> dict[str, Any]:
     if len(cell.timed) == 1:  # as a mean would be rounded; most are whole numbers
         fractions = [k for k, v in counters.items() if type(v) is float and not v.is_integer()]
         return counters | {k: round(counters[k], 9) for k in fractions} if fractions else counters
-    return {name: _mean(cell, f"liveness.{group}.{name}", first) for name, first in counters.items()}
+    return {
+        name: _mean(cell, f"liveness.{group}.{name}", first) for name, first in counters.items()
+    }
 
 
 def _mean(cell: Cell, counter: str, first: Any) -> Any:

@@ -26,7 +26,8 @@ class MetricRef:
     """One figure of a record.
 
     Args:
-        name: as in `ablation.metric`: a field below `metrics`, or below `energy` with that word before it.
+        name: as in `ablation.metric`: a field below `metrics`, or below `energy` with that word
+            before it.
         column: of a row of `load_records`.
         direction: which is better.
     """
@@ -44,8 +45,8 @@ class MetricRef:
 def figures(cell: Cell, metric: MetricRef) -> list[tuple[Row, float]]:
     """The figure of each block that has one; none of any where one is zero or negative.
 
-    Ratios are compared, and what is divided by zero has none: to leave such a block out would flatter the others. Blocks
-    that are left out are counted by `gaps`.
+    Ratios are compared, and what is divided by zero has none: to leave such a block out would
+    flatter the others. Blocks that are left out are counted by `gaps`.
     """
     found = _recorded(cell, metric)
     return [] if any(value <= 0 for _, value in found) else found
@@ -100,7 +101,9 @@ def find_metric(name: str, knob: str = "metric") -> MetricRef:
         )
     direction = known[group].direction
     if direction is None:
-        raise BadInput(f"{knob}={name}: neither more nor less of it is better, so there is nothing to find")
+        raise BadInput(
+            f"{knob}={name}: neither more nor less of it is better, so there is nothing to find"
+        )
     return MetricRef(name, f"metrics.{name}", direction)
 
 

@@ -1,6 +1,8 @@
-"""What is compared: the throughput, or the latencies where the arrivals of the load set the throughput.
+"""What is compared: the throughput, or the latencies where the arrivals of the load set the
+throughput.
 
-This is the one rule: sweeps, ablations, comparisons of runs, searches, pages and the terminal ask here.
+This is the one rule: sweeps, ablations, comparisons of runs, searches, pages and the terminal ask
+here.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
     from minivllm.analysis.cells import Cell
 
 THROUGHPUT = "output_tokens_per_s"
-# What counts work over time, so that arrivals can set it. Goodput and joules a token are the engine's at any load.
+# What counts work over time, so that arrivals can set it. Goodput and joules a token are the
+# engine's at any load.
 PACED = (THROUGHPUT, "total_tokens_per_s", "requests_per_s", "duration_s")
 # End-to-end first: it holds the other two, so that no change passes it by.
 LATENCIES = ("e2e_ms.p50", "ttft_ms.p50", "itl_ms.p50")
 NAMES = {"e2e_ms.p50": "E2E p50", "ttft_ms.p50": "TTFT p50", "itl_ms.p50": "ITL p50"}
 KEPT_UP = 0.9  # of the rate of arrival, served while requests still came
-WAITING = 0.05  # share of the window that a request waits on average, beyond which a queue had grown
+# share of the window that a request waits on average, beyond which a queue had grown
+WAITING = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,13 @@ class Ranking:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what the pace of the load makes of the figures; none where there is no such pace."""
+        """Sentences on what the pace of the load makes of the figures; none where there is no such
+        pace."""
         told = []
         if self.paced:
             told.append(
-                "Requests came at the load's own pace and were kept up with, so the load sets the throughput: compare "
-                "latencies, not tokens/s."
+                "Requests came at the load's own pace and were kept up with, so the load sets "
+                "the throughput: compare latencies, not tokens/s."
             )
         if not self.behind:
             return told
@@ -63,31 +68,34 @@ class Ranking:
             who = "No cell" if self.cells > 1 else "The cell did not"
             verb = " kept" if self.cells > 1 else " keep"
             return [
-                f"{who}{verb} up with the pace of its requests, so the throughput is the engine's own, and latencies grow "
-                "for as long as requests come."
+                f"{who}{verb} up with the pace of its requests, so the throughput is the "
+                "engine's own, and latencies grow for as long as requests come."
             ]
         whose = "its" if len(self.behind) == 1 else "their"
         told.append(
-            f"Not kept up with by {listing(list(self.behind), 4)}: there the throughput is the engine's own, and {whose} "
-            "latencies grow for as long as requests come."
+            f"Not kept up with by {listing(list(self.behind), 4)}: there the throughput is the "
+            f"engine's own, and {whose} latencies grow for as long as requests come."
         )
         return told
 
     def notice(self, metric: str) -> str | None:
-        """What to say of a metric that was asked for although the arrivals set it; None where they do not."""
+        """What to say of a metric that was asked for although the arrivals set it; None where they
+        do not."""
         if not self.sets(metric):
             return None
         return (
-            f"{metric} was asked for, and the load sets it: requests came at a pace of their own that was kept up with, so "
-            f"that it says little of the engine; {LATENCIES[0]} is compared where no metric is named."
+            f"{metric} was asked for, and the load sets it: requests came at a pace of their own "
+            f"that was kept up with, so that it says little of the engine; {LATENCIES[0]} is "
+            "compared where no metric is named."
         )
 
 
 def rank(cells: Sequence[Cell]) -> Ranking:
     """What is compared among the cells.
 
-    Throughput, unless every cell's load has a pace of its own (a rate of arrival, users who think) and some cell kept up
-    with it: the throughput of that one is the load's, not the engine's, and latencies are compared.
+    Throughput, unless every cell's load has a pace of its own (a rate of arrival, users who think)
+    and some cell kept up with it: the throughput of that one is the load's, not the engine's, and
+    latencies are compared.
     """
     kept = [keeps_up(cell) for cell in cells]
     behind = tuple(cell.mention for cell, well in zip(cells, kept, strict=True) if well is False)
@@ -103,20 +111,24 @@ def caution(objective: str, row: Row) -> str | None:
         objective: its dotted name in a record.
         row: the configuration that is searched, flattened as a record's.
     """
-    if not Ranking((), True, (), 1).sets(objective) or (open_loop(row) is None and _think_s(row) is None):
+    if not Ranking((), True, (), 1).sets(objective) or (
+        open_loop(row) is None and _think_s(row) is None
+    ):
         return None
     return (
-        f"sweep.objective={objective}: requests come at the load's own pace, which sets it wherever an engine keeps up; search "
-        f"by sweep.direction=minimize sweep.objective=metrics.{LATENCIES[0]}, or use arrival=concurrency"
+        f"sweep.objective={objective}: requests come at the load's own pace, which sets it "
+        "wherever an engine keeps up; search by sweep.direction=minimize "
+        f"sweep.objective=metrics.{LATENCIES[0]}, or use arrival=concurrency"
     )
 
 
 def keeps_up(cell: Cell) -> bool | None:
-    """Whether the load's own pace sets the cell's throughput: it has one and the engine kept up with it.
+    """Whether the load's own pace sets the cell's throughput: it has one and the engine kept up
+    with it.
 
     Returns:
-        None where the load has no pace of its own, as with all requests at once or a closed loop; True also where the
-        records cannot say.
+        None where the load has no pace of its own, as with all requests at once or a closed loop;
+        True also where the records cannot say.
     """
     rows = cell.timed or cell.rows
     think_s = _think_s(rows[0])
@@ -159,11 +171,17 @@ def _seconds(cell: Cell, metric: str) -> float | None:
 
 
 def _arriving_s(row: Row) -> float | None:
-    """Seconds from the first arrival to the last, drawn again; None where the record alone cannot say."""
+    """Seconds from the first arrival to the last, drawn again; None where the record alone cannot
+    say."""
     module, _, name = str(row.get("config.arrival._target_") or "").rpartition(".")
     asked = row.get("config.workload.num_requests") or row.get("metrics.num_requests")
     known = module == arrivals.__name__ and name != arrivals.Replay.__name__
-    if not known or not isinstance(asked, int) or asked < 1 or row.get("config.workload.turns") is not None:
+    if (
+        not known
+        or not isinstance(asked, int)
+        or asked < 1
+        or row.get("config.workload.turns") is not None
+    ):
         return None
     knobs = {key: value for key, value in below(row, "config.arrival").items() if key != "_target_"}
     try:

@@ -35,8 +35,8 @@ def remarks(
         if any(item.verdict == "too few blocks" for item in found):
             needed = statistics.blocks_needed(len(found))
             notes.append(
-                f"A verdict over {count(len(found), noun)} needs {needed} blocks: measure.repeats={needed} "
-                "adds what is missing."
+                f"A verdict over {count(len(found), noun)} needs {needed} blocks: "
+                f"measure.repeats={needed} adds what is missing."
             )
     if noise is None:
         notes.append("There is no A/A arm with figures, so the noise is not known.")
@@ -48,19 +48,21 @@ def remarks(
     for effect in effects:
         if effect.verdict == "not live":
             notes.append(
-                f"{effect.name} did no work that its counters show, so what is measured is not its effect."
+                f"{effect.name} did no work that its counters show, so what is measured is not "
+                "its effect."
             )
         share = effect.same_tokens
         if effect.name in told.lossless and share is not None and share < 1:
             notes.append(
-                f"{effect.name} is declared lossless, and only {whole_percent(share)} of the outputs are the "
-                "same with it and without it: in 16 bits sums in another order do that, and quant=fp32 or "
-                "runtime.determinism=batch tells it from a mistake."
+                f"{effect.name} is declared lossless, and only {whole_percent(share)} of the "
+                "outputs are the same with it and without it: in 16 bits sums in another order "
+                "do that, and quant=fp32 or runtime.determinism=batch tells it from a mistake."
             )
         if effect.verdict == "apart":
             notes.append(
-                f"{effect.name}: one arm was measured after the other had ended, so that what drifted in between is in "
-                "the ratio; sweep.fresh=true measures them block by block."
+                f"{effect.name}: one arm was measured after the other had ended, so that what "
+                "drifted in between is in the ratio; sweep.fresh=true measures them block by "
+                "block."
             )
         if effect.reason:
             notes.append(f"{effect.name} is none: {effect.reason}.")
@@ -68,8 +70,8 @@ def remarks(
     notes += _gaps(told)
     if told.left_out:
         notes.append(
-            f"{told.left_out} records of other ablations, other code or other devices, or that were measured "
-            "again, are left out."
+            f"{told.left_out} records of other ablations, other code or other devices, or that "
+            "were measured again, are left out."
         )
     return notes
 
@@ -83,20 +85,34 @@ def _gaps(told: Told) -> list[str]:
         for kind, words in (("zero", "0"), ("negative", "negative")):
             if number := one.why.get(kind):
                 notes.append(
-                    f"{one.arm}: {name} is {words} in {count(number, 'block')}, and nothing can be divided by that."
+                    f"{one.arm}: {name} is {words} in {count(number, 'block')}, and nothing can "
+                    "be divided by that."
                 )
         if number := one.why.get("no figure"):
             notes.append(
-                f"{one.arm}: no {name} in {number} of {count(one.blocks, 'block')}, which count for other arms only."
+                f"{one.arm}: no {name} in {number} of {count(one.blocks, 'block')}, which count "
+                "for other arms only."
             )
     ended = [
-        (one.arm, {kind: n for kind, n in one.why.items() if kind not in ("zero", "negative", "no figure")})
+        (
+            one.arm,
+            {
+                kind: n
+                for kind, n in one.why.items()
+                if kind not in ("zero", "negative", "no figure")
+            },
+        )
         for one in found
     ]
     if failed := sum(n for _, why in ended for n in why.values()):
-        arms = [f"{arm}: {', '.join(f'{n} {kind}' for kind, n in why.items())}" for arm, why in ended if why]
+        arms = [
+            f"{arm}: {', '.join(f'{n} {kind}' for kind, n in why.items())}"
+            for arm, why in ended
+            if why
+        ]
         notes.append(
-            f"{count(failed, 'measurement')} did not end well ({'; '.join(arms[:4])}{'; ...' * (len(arms) > 4)}); "
+            f"{count(failed, 'measurement')} did not end well "
+            f"({'; '.join(arms[:4])}{'; ...' * (len(arms) > 4)}); "
             f"{'its block counts' if failed == 1 else 'their blocks count'} for other arms only."
         )
     return notes
@@ -110,18 +126,20 @@ def _spikes(effect: Effect) -> list[str]:
     ends = f"{ratio(math.exp(min(effect.log_ratios)))} to {ratio(math.exp(max(effect.log_ratios)))}"
     robust = statistics.withstands_a_spike(effect.blocks)
     return [
-        f"{effect.name}: {effect.spikes} of {count(effect.blocks, 'block')} {lies} far from the others, with ratios from {ends}; the ratio is "
-        "that of the typical block"
+        f"{effect.name}: {effect.spikes} of {count(effect.blocks, 'block')} {lies} far from the "
+        f"others, with ratios from {ends}; the ratio is that of the typical block"
         + (
             "."
             if robust
-            else ", and its interval, of so few, is not robust to one spike: add blocks (measure.repeats)."
+            else ", and its interval, of so few, is not robust to one spike: add blocks "
+            "(measure.repeats)."
         )
     ]
 
 
 def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, band: float) -> str:
-    """Why there is no verdict although the p-value or the interval seem to say that there is one; empty where they do not.
+    """Why there is no verdict although the p-value or the interval seem to say that there is one;
+    empty where they do not.
 
     Args:
         estimate: of the effect.
@@ -135,11 +153,13 @@ def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, ba
         return ""
     if p_holm > statistics.ALPHA:
         return (
-            f"p is {p_value(p)} by itself and {p_value(p_holm)} as one of {count(tests, 'test')} (Holm); the interval is for it "
-            "alone"
+            f"p is {p_value(p)} by itself and {p_value(p_holm)} as one of {count(tests, 'test')} "
+            "(Holm); the interval is for it alone"
         )
     if abs(math.log(estimate.ratio)) <= band:
-        return f"found, but by no more than the A/A arm may differ, {sig(100 * math.expm1(band), 2)} %"
+        return (
+            f"found, but by no more than the A/A arm may differ, {sig(100 * math.expm1(band), 2)} %"
+        )
     if abs(estimate.ratio - 1) < statistics.SMALLEST:
         return f"found, but of less than {100 * statistics.SMALLEST:g} %"
     return ""

@@ -22,13 +22,15 @@ Row = dict[str, Any]
 
 
 def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
-    """Rows of every record at or below the given folders, failed ones included, and the unreadable files.
+    """Rows of every record at or below the given folders, failed ones included, and the unreadable
+    files.
 
     Raises BadInput where there is no record at all that can be read.
     """
     found: dict[str, Row] = {}
     unreadable: dict[str, Damaged] = {}
-    for place in source if isinstance(source, list) else [source]:  # in the order in which they are given
+    # in the order in which they are given
+    for place in source if isinstance(source, list) else [source]:
         rows, damaged = flat_rows(place)
         for row in rows:
             found.setdefault(row["directory"], row)
@@ -38,11 +40,12 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
         if unreadable:
             first = next(iter(unreadable.values()))
             raise BadInput(
-                f"no record at or below {places} can be read, of {len(unreadable)} that are there; the first: {first}: "
-                f"{first.reason}"
+                f"no record at or below {places} can be read, of {len(unreadable)} that are "
+                f"there; the first: {first}: {first.reason}"
             )
         raise BadInput(
-            f"no record.json at or below {places}: run a benchmark first, or name its folder in runs=[...]"
+            f"no record.json at or below {places}: run a benchmark first, or name its folder in "
+            "runs=[...]"
         )
     for row in found.values():
         _show(row)
@@ -52,9 +55,12 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
 
 
 def _show(row: Row) -> None:
-    """Leave of a row's words what any page, table or terminal can show; the place of its files stays."""
+    """Leave of a row's words what any page, table or terminal can show; the place of its files
+    stays."""
     values = row.values()
-    if "".join([value for value in values if type(value) is str]).isprintable() and _printable(tuple(row)):
+    if "".join([value for value in values if type(value) is str]).isprintable() and _printable(
+        tuple(row)
+    ):
         changed = [key for key, value in row.items() if type(value) is list]
     else:
         changed = list(row)
@@ -95,7 +101,8 @@ def strings(value: Any) -> list[str]:
 
 
 def below(row: Row, prefix: str) -> Row:
-    """The fields under `prefix.`, without it; nested dictionaries that were not flattened included."""
+    """The fields under `prefix.`, without it; nested dictionaries that were not flattened
+    included."""
     found = {short: v for key, short in _names(tuple(row), prefix) if (v := row[key]) is not None}
     nested = row.get(prefix)
     if isinstance(nested, Mapping):
@@ -118,8 +125,10 @@ def fields(rows: Iterable[Row]) -> set[str]:
 def differing(rows: Sequence[Row]) -> set[str]:
     """The names of the fields that are not the same in all of the rows."""
     found: set[str] = set()
-    firsts: dict[tuple[str, ...], Row] = {}  # of the rows that have the same fields, which are few kinds
-    alike: dict[tuple[str, ...], list[bool]] = {}  # which of the fields were the same in all of these rows
+    # of the rows that have the same fields, which are few kinds
+    firsts: dict[tuple[str, ...], Row] = {}
+    # which of the fields were the same in all of these rows
+    alike: dict[tuple[str, ...], list[bool]] = {}
     for row in rows:
         names = tuple(row)
         first = firsts.setdefault(names, row)
@@ -143,7 +152,8 @@ def record_folder(row: Row) -> Path | None:
 
 
 def status_of(row: Row) -> str:
-    """The record's status; a record whose validity gate failed counts as invalid whatever it says."""
+    """The record's status; a record whose validity gate failed counts as invalid whatever it
+    says."""
     status = str(row.get("status") or "error")
     return "invalid" if status == "ok" and row.get("validity.ok") is False else status
 
@@ -161,7 +171,8 @@ CLOSED = ("offline", "concurrency")  # arrival processes in which a request wait
 
 
 def open_loop(row: Row) -> tuple[tuple[str, Any], ...] | None:
-    """The knobs of an arrival process that goes by the clock, whatever the engine does; None where there is none."""
+    """The knobs of an arrival process that goes by the clock, whatever the engine does; None where
+    there is none."""
     target = str(row.get("config.arrival._target_") or "")
     name = target.rpartition(".")[2].lower() or row.get("choices.arrival")
     if not name or name in CLOSED or row.get("config.arrival.concurrency") is not None:

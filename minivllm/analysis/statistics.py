@@ -1,4 +1,5 @@
-"""The statistics of ablations and comparisons, on logarithms of ratios; docs/reference/statistics.md says why these.
+"""The statistics of ablations and comparisons, on logarithms of ratios;
+docs/reference/statistics.md says why these.
 
 Everything is deterministic: equal records give equal figures.
 scipy and statsmodels are imported when first used, since they take a second.
@@ -23,10 +24,13 @@ EXACT = 1 << 14  # permutations of two samples up to this number are all tried
 FEWEST = 4  # samples for an interval
 FEWEST_RANKED = 6  # for one by ranks: of five pairs all of one sign is no 95 % yet
 MANY = 40  # samples of each side from which the rank sum is taken for normal
-FAR = 6.0  # standard deviations from the median, told from the median deviation, beyond which a block is a spike
+# standard deviations from the median, told from the median deviation, beyond which a block is a
+# spike
+FAR = 6.0
 SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
 WITHIN = 0.05  # of the product of what two give alone: so near two are said to multiply
-LEAST_SCATTER = 0.002  # standard deviation of logarithms that the search for spikes takes for granted
+# standard deviation of logarithms that the search for spikes takes for granted
+LEAST_SCATTER = 0.002
 SEED = 0
 
 
@@ -53,15 +57,17 @@ def paired(log_ratios: Sequence[float] | Array) -> Estimate:
         log_ratios: natural logarithms of (with / without), float64 [blocks], at least one.
 
     Returns:
-        The pseudomedian (see `centre`) as a ratio, its interval, and the p-value of the signed-rank test, which belongs to
-        the interval: from FEWEST_RANKED blocks the interval leaves 1 out where the p-value is at most ALPHA.
+        The pseudomedian (see `centre`) as a ratio, its interval, and the p-value of the signed-rank
+        test, which belongs to the interval: from FEWEST_RANKED blocks the interval leaves 1 out
+        where the p-value is at most ALPHA.
     """
     x = np.asarray(log_ratios, dtype=np.float64)
     return _estimate(*centre(x), x)
 
 
 def mean(log_ratios: Sequence[float] | Array) -> Estimate:
-    """The geometric mean of paired ratios with Student's interval: for shares of a whole, which have to add up."""
+    """The geometric mean of paired ratios with Student's interval: for shares of a whole, which
+    have to add up."""
     x = np.asarray(log_ratios, dtype=np.float64)
     return _estimate(x.mean(), *_student(x), x)
 
@@ -86,8 +92,9 @@ def two_sample(first: Sequence[float] | Array, second: Sequence[float] | Array) 
         second: the same, float64 [m].
 
     Returns:
-        The median of all ratios of one of the second to one of the first (Hodges and Lehmann 1963), its interval by the
-        rank sum (Moses), and the p-value of the rank-sum test (Mann and Whitney 1947).
+        The median of all ratios of one of the second to one of the first (Hodges and Lehmann 1963),
+        its interval by the rank sum (Moses), and the p-value of the rank-sum test (Mann and Whitney
+        1947).
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     differences = np.sort((b[:, None] - a[None, :]).ravel())
@@ -102,17 +109,19 @@ def two_sample(first: Sequence[float] | Array, second: Sequence[float] | Array) 
 def contrast(
     groups: Sequence[Sequence[float] | Array], signs: Sequence[int], tests: int, *, blocked: bool
 ) -> Estimate:
-    """The ratio in which the typical figures of groups are multiplied and divided, with an interval for one of so many.
+    """The ratio in which the typical figures of groups are multiplied and divided, with an interval
+    for one of so many.
 
-    From `blocks_needed` blocks it is what `paired` says of the blocks. Of fewer it is the analysis of variance of a factorial
-    with repeats (Fisher 1935): Student's interval from the scatter within all groups, which is taken for alike, also in
-    those that are no part of the ratio.
+    From `blocks_needed` blocks it is what `paired` says of the blocks. Of fewer it is the analysis
+    of variance of a factorial with repeats (Fisher 1935): Student's interval from the scatter
+    within all groups, which is taken for alike, also in those that are no part of the ratio.
 
     Args:
         groups: natural logarithms, float64 [samples] each, at least one.
         signs: of each group: 1 multiplied, -1 divided by, 0 no part of it.
         tests: of how many intervals all are to hold with 1 - ALPHA (Bonferroni).
-        blocked: whether sample i of every group, of which all have as many, was measured in one block.
+        blocked: whether sample i of every group, of which all have as many, was measured in one
+            block.
 
     Returns:
         Without an interval where no group has a second sample; without a p-value.
@@ -141,10 +150,12 @@ def contrast(
 
 
 def multiply(ratio: float | None, low: float | None, high: float | None) -> bool | None:
-    """Whether two effects multiply, by the interval of what they give together over the product of each alone.
+    """Whether two effects multiply, by the interval of what they give together over the product of
+    each alone.
 
     Returns:
-        False where the interval keeps clear of 1, True where it has 1 and ends WITHIN of it, None where it tells neither.
+        False where the interval keeps clear of 1, True where it has 1 and ends WITHIN of it, None
+        where it tells neither.
     """
     if ratio is None or low is None or high is None:
         return None
@@ -156,9 +167,10 @@ def multiply(ratio: float | None, low: float | None, high: float | None) -> bool
 def centre(x: Array, alpha: float = ALPHA) -> tuple[Array, Array, Array]:
     """The pseudomedian of each row with its interval of 1 - alpha.
 
-    The median of the means of every two values, each with itself included (Hodges and Lehmann 1963). The interval is made of
-    such means, too, those that the exact signed-rank test cannot tell from the truth (Tukey; Hollander and Wolfe, section
-    3.3); of fewer than FEWEST_RANKED values it is Student's.
+    The median of the means of every two values, each with itself included (Hodges and Lehmann
+    1963). The interval is made of such means, too, those that the exact signed-rank test cannot
+    tell from the truth (Tukey; Hollander and Wolfe, section 3.3); of fewer than FEWEST_RANKED
+    values it is Student's.
 
     Args:
         x: float64 [..., n].
@@ -190,13 +202,15 @@ def _student(x: Array, alpha: float = ALPHA) -> tuple[Array, Array]:
 
 @cache
 def _signed_rank_ends(n: int, alpha: float = ALPHA) -> int:
-    """Which mean of two, counted from either end, bounds the interval: the greatest k with P(W < k) <= alpha / 2."""
+    """Which mean of two, counted from either end, bounds the interval: the greatest k with P(W < k)
+    <= alpha / 2."""
     return int(np.searchsorted(_cumulated(tuple(range(1, n + 1))), alpha / 2, side="right"))
 
 
 @lru_cache
 def _cumulated(ranks: tuple[int, ...]) -> Array:
-    """Probability that the ranks of positive sign sum up to at most s, over all patterns of signs, float64 [s]."""
+    """Probability that the ranks of positive sign sum up to at most s, over all patterns of signs,
+    float64 [s]."""
     weights = np.ones(1)
     for rank in ranks:
         grown = np.zeros(len(weights) + rank)
@@ -207,10 +221,11 @@ def _cumulated(ranks: tuple[int, ...]) -> Array:
 
 
 def sign_flip(x: Array) -> float | None:
-    """Two-sided p-value of "the distribution is symmetric about 0": Wilcoxon's signed-rank test (1945), exact.
+    """Two-sided p-value of "the distribution is symmetric about 0": Wilcoxon's signed-rank test
+    (1945), exact.
 
-    Of all 2^n patterns of signs it counts those whose ranks sum up to as much or more on one side. Ties share their mean
-    rank; a zero has no sign.
+    Of all 2^n patterns of signs it counts those whose ranks sum up to as much or more on one side.
+    Ties share their mean rank; a zero has no sign.
     """
     from scipy.stats import rankdata
 
@@ -226,7 +241,8 @@ def sign_flip(x: Array) -> float | None:
 
 
 def _rank_sum(a: Array, b: Array) -> float | None:
-    """Two-sided p-value of "both are drawn from one distribution", by which sample each rank belongs to.
+    """Two-sided p-value of "both are drawn from one distribution", by which sample each rank
+    belongs to.
 
     All ways to deal the ranks are tried up to EXACT of them, then RESAMPLES random ones.
     """
@@ -252,13 +268,15 @@ def _rank_sum(a: Array, b: Array) -> float | None:
 
 @cache
 def _rank_sum_ends(n: int, m: int) -> int:
-    """Which difference, counted from either end, bounds the interval: the greatest k with P(U < k) <= ALPHA / 2."""
+    """Which difference, counted from either end, bounds the interval: the greatest k with P(U < k)
+    <= ALPHA / 2."""
     if min(n, m) > MANY:
         from scipy.stats import norm
 
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return max(1, math.floor(n * m / 2 - norm.ppf(1 - ALPHA / 2) * deviation))
-    # Ways to deal n + m ranks with each value of U: the Gaussian binomial coefficient, a factor after the other.
+    # Ways to deal n + m ranks with each value of U: the Gaussian binomial coefficient, a factor
+    # after the other.
     ways = [1] + [0] * (n * m)
     for i in range(1, n + 1):
         for u in range(n * m, m + i - 1, -1):
@@ -272,7 +290,8 @@ def _rank_sum_ends(n: int, m: int) -> int:
 
 
 def spikes(log_ratios: Sequence[float] | Array) -> int:
-    """How many blocks lie so far from the median that they are no part of the scatter of the others."""
+    """How many blocks lie so far from the median that they are no part of the scatter of the
+    others."""
     x = np.asarray(log_ratios, dtype=np.float64)
     if len(x) < FEWEST_RANKED:
         return 0
@@ -281,7 +300,8 @@ def spikes(log_ratios: Sequence[float] | Array) -> int:
 
 
 def withstands_a_spike(n: int) -> bool:
-    """Whether one block, however far off, leaves both ends of the interval of n blocks among the others."""
+    """Whether one block, however far off, leaves both ends of the interval of n blocks among the
+    others."""
     return n >= FEWEST_RANKED and _signed_rank_ends(n) > n
 
 
@@ -301,15 +321,18 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def blocks_needed(tests: int, alpha: float = ALPHA) -> int:
-    """Fewest blocks with which the signed-rank test can give a verdict on one of so many, after Holm.
+    """Fewest blocks with which the signed-rank test can give a verdict on one of so many, after
+    Holm.
 
-    The least two-sided p-value of n blocks is 2 / 2^n, and the smallest of k is compared with alpha / k.
+    The least two-sided p-value of n blocks is 2 / 2^n, and the smallest of k is compared with alpha
+    / k.
     """
     return 1 + math.ceil(math.log2(max(1, tests) / alpha))
 
 
 def repeats_needed(tests: int, alpha: float = ALPHA) -> int:
-    """Fewest repeats of each side with which the two-sample permutation test can give a verdict, after Holm."""
+    """Fewest repeats of each side with which the two-sample permutation test can give a verdict,
+    after Holm."""
     n = 2
     while 2 / math.comb(2 * n, n) > alpha / max(1, tests):
         n += 1

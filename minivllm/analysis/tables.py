@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def frames(
     cell: Cell, file: str, columns: Sequence[str], needed: Sequence[str] = ()
 ) -> Iterator[pd.DataFrame]:
-    """A parquet file of each ok block that has it, in the blocks' order; torn and missing ones are passed over.
+    """A parquet file of each ok block that has it, in the blocks' order; torn and missing ones are
+    passed over.
 
     Args:
         cell: whose records.
@@ -31,8 +32,11 @@ def frames(
             yield found
 
 
-def frame(row: Row, file: str, columns: Sequence[str], needed: Sequence[str] = ()) -> pd.DataFrame | None:
-    """The same of one record; None where it is missing, torn, or not the table that was recorded."""
+def frame(
+    row: Row, file: str, columns: Sequence[str], needed: Sequence[str] = ()
+) -> pd.DataFrame | None:
+    """The same of one record; None where it is missing, torn, or not the table that was
+    recorded."""
     folder = record_folder(row)
     if folder is None:
         return None

@@ -1,4 +1,5 @@
-"""Whether an optimisation changes what is generated: the same requests' tokens, with it and without it."""
+"""Whether an optimisation changes what is generated: the same requests' tokens, with it and without
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Sameness:
         self._outputs: dict[str, Outputs] = {}
 
     def share(self, pairs: Iterable[tuple[Cell, Cell]]) -> float | None:
-        """Share of the requests with the same tokens in both arms of a pair, over the blocks that both have.
+        """Share of the requests with the same tokens in both arms of a pair, over the blocks that
+        both have.
 
         Returns:
             None where no tokens were recorded, as of simulated engines.
@@ -47,4 +49,6 @@ def _tokens(row: dict[str, Any]) -> dict[str, list[int]]:
     table = frame(row, REQUESTS, ["request_id", "token_ids"])
     if table is None or "token_ids" not in table:
         return {}
-    return {key: list(ids) for key, ids in zip(table["request_id"], table["token_ids"], strict=True)}
+    return {
+        key: list(ids) for key, ids in zip(table["request_id"], table["token_ids"], strict=True)
+    }

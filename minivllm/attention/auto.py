@@ -18,8 +18,11 @@ from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels
 
 
-def select(specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None) -> AttentionBackend:
-    """The first backend whose constraints hold, fastest first of those that are proven; its name goes into the record."""
+def select(
+    specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
+) -> AttentionBackend:
+    """The first backend whose constraints hold, fastest first of those that are proven; its name
+    goes into the record."""
     on_gpu = (TritonBackend, SDPABackend, FlashBackend)
     on_cpu = (partial(CPUBackend, kernels=kernels), SDPABackend)
     for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 class AttentionBackend(Protocol):
     """Attention over the paged cache. The constructor checks every constraint and raises BadInput
-    with what to use instead. One whose launches depend on nothing but the shapes of the batch's tensors and on what
-    `prepare` made of upper bounds of the lengths says `supports_graphs = True`."""
+    with what to use instead. One whose launches depend on nothing but the shapes of the batch's
+    tensors and on what `prepare` made of upper bounds of the lengths says `supports_graphs =
+    True`."""
 
     name: str
 
@@ -24,9 +25,9 @@ class AttentionBackend(Protocol):
         """Work out once a step what all layers share; the result travels as `batch.attention`."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """Write k and v into the cache at `batch.slot_mapping`, then attend; where `batch.attention_scores` is given, add the
-        attention that each block of each request got. A backend that cannot do so calls `refuse_scores` on
-        construction.
+        """Write k and v into the cache at `batch.slot_mapping`, then attend; where
+        `batch.attention_scores` is given, add the attention that each block of each request got. A
+        backend that cannot do so calls `refuse_scores` on construction.
 
         Args:
             layer: index of the layer (selects its cache and its AttentionSpec).
@@ -41,6 +42,6 @@ def refuse_scores(name: str, eviction: Eviction | type[Eviction] | None) -> None
     """Raises BadInput if eviction goes by attention: the backend `name` does not return it."""
     if eviction is not None and eviction.scored:
         raise BadInput(
-            f"attention={name} cannot return the attention that cache.eviction={eviction.name} goes by; "
-            "use attention=eager, or cache.eviction=streaming"
+            f"attention={name} cannot return the attention that cache.eviction={eviction.name} "
+            "goes by; use attention=eager, or cache.eviction=streaming"
         )

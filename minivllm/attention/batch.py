@@ -10,15 +10,16 @@ from torch import Tensor
 class StepBatch(NamedTuple):
     """One step's tensors, ragged (no padding), passed through model, layer and attention.
 
-    Requests lie one after another along the token axis. T tokens, R requests, B blocks, at least those of the
-    longest request, L rows whose logits are wanted.
+    Requests lie one after another along the token axis. T tokens, R requests, B blocks, at least
+    those of the longest request, L rows whose logits are wanted.
     """
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T], position of each token in its sequence
     slot_mapping: Tensor  # int64 [T], where each token's key and value are written in the cache
     query_start_loc: Tensor  # int32 [R + 1], first token of each request; the last entry is T
-    seq_lens: Tensor  # int32 [R], tokens that each request holds: cached (not those evicted) plus new
+    # int32 [R], tokens that each request holds: cached (not those evicted) plus new
+    seq_lens: Tensor
     block_table: Tensor  # int32 [R, B], cache blocks of each request, padded with block 0
     logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
     query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait

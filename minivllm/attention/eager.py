@@ -1,4 +1,5 @@
-"""attention=eager: the definition of attention, written out. The reference for every other backend."""
+"""attention=eager: the definition of attention, written out. The reference for every other
+backend."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def visible(query_len: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each of the last `query_len` of `seq_len` positions may see. bool [query_len, seq_len]."""
+    """Which keys each of the last `query_len` of `seq_len` positions may see. bool [query_len,
+    seq_len]."""
     queries = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
     keys = torch.arange(seq_len, device=device)[None, :]
     mask = keys <= queries
@@ -55,7 +57,8 @@ class EagerBackend:
             start += query_len
             blocks = -(-seq_len // self.kv.layout.block_size)
             keys, values = (
-                cached[0, :seq_len].repeat_interleave(groups, dim=1)  # [seq_len, num_heads, head_dim]
+                # [seq_len, num_heads, head_dim]
+                cached[0, :seq_len].repeat_interleave(groups, dim=1)
                 for cached in self.kv.gather(layer, batch.block_table[row, :blocks], 1, seq_len)
             )
             scores = torch.einsum("qhd,khd->hqk", q[part].float(), keys.float()) * spec.scale

@@ -17,7 +17,8 @@ from minivllm.errors import BadInput
 if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
 
-# version -> module, function and distribution. The versions differ in their arguments, see _arguments.
+# version -> module, function and distribution. The versions differ in their arguments, see
+# _arguments.
 PACKAGES = {
     2: ("flash_attn", "flash_attn_varlen_func", "flash-attn"),
     3: ("flash_attn_interface", "flash_attn_with_kvcache", "flash-attn-3"),
@@ -33,33 +34,37 @@ SERVES = {8: (2,), 9: (3, 4, 2), 10: (4, 2), 11: (4, 2)}
 
 
 class FlashBackend:
-    """FlashAttention (Dao 2023; Shah et al. 2024): one call for the whole ragged batch, keys read where they lie.
+    """FlashAttention (Dao 2023; Shah et al. 2024): one call for the whole ragged batch, keys read
+    where they lie.
 
     Args:
         specs: attention of each layer.
         kv: the cache.
-        version: 2, 3 or 4 takes this version of flash-attn, "auto" the first that is installed of those made for
-            the GPU.
+        version: 2, 3 or 4 takes this version of flash-attn, "auto" the first that is installed of
+            those made for the GPU.
 
     Raises:
-        BadInput: see `check_kernel`; no flash-attn that serves this GPU is installed; the cache is compressed; pages
-            are of a size that flash-attn 2 does not read.
+        BadInput: see `check_kernel`; no flash-attn that serves this GPU is installed; the cache is
+            compressed; pages are of a size that flash-attn 2 does not read.
     """
 
     name = "flash"
 
-    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, version: str | int = "auto") -> None:
+    def __init__(
+        self, specs: Sequence[AttentionSpec], kv: KVCache, version: str | int = "auto"
+    ) -> None:
         capability = check_kernel(self.name, specs, kv)
         if kv.compressed:
             raise BadInput(
-                "attention=flash reads no compressed cache; use attention=triton or cache.kv_dtype=auto"
+                "attention=flash reads no compressed cache; use attention=triton or "
+                "cache.kv_dtype=auto"
             )
         self.version, self.call, self.library = _find(version, capability)
         size = kv.layout.block_size
         if self.version == 2 and size % PAGE:
             raise BadInput(
-                f"attention=flash: flash-attn 2 reads blocks of a multiple of {PAGE} tokens, not {size}; use "
-                f"cache.block_size={PAGE}, or attention=triton"
+                f"attention=flash: flash-attn 2 reads blocks of a multiple of {PAGE} tokens, not "
+                f"{size}; use cache.block_size={PAGE}, or attention=triton"
             )
         self.specs, self.kv = specs, kv
         self.counters = {"launches": 0}
@@ -74,10 +79,12 @@ class FlashBackend:
         keys, values = self.kv.parts[layer]
         self.counters["launches"] += 1
         out = self.call(q, keys, values, **self._arguments(self.specs[layer], batch))
-        return out[0] if isinstance(out, tuple) else out  # some versions add the logarithms of the sums
+        # some versions add the logarithms of the sums
+        return out[0] if isinstance(out, tuple) else out
 
     def _arguments(self, spec: AttentionSpec, batch: StepBatch) -> dict[str, Any]:
-        """Masks are aligned at the last key in all versions: a query sees itself and what came before."""
+        """Masks are aligned at the last key in all versions: a query sees itself and what came
+        before."""
         lengths: Ragged = batch.attention
         left, right = window_size(spec)
         given: dict[str, Any] = {
@@ -102,15 +109,19 @@ class FlashBackend:
 
 
 def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable[..., Any], str]:
-    """Version, function and full name of the flash-attn to use. Raises BadInput if there is none."""
+    """Version, function and full name of the flash-attn to use. Raises BadInput if there is
+    none."""
     serving = SERVES.get(capability[0], (2,))
-    wanted = serving if chosen == "auto" else tuple(number for number in serving if number == chosen)
+    wanted = (
+        serving if chosen == "auto" else tuple(number for number in serving if number == chosen)
+    )
     for number in wanted:
         module_name, function, distribution = PACKAGES[number]
         try:
             module = importlib.import_module(module_name)
             found = getattr(module, function)
-        except (ImportError, AttributeError):  # flash_attn is also the folder in which version 4 lies
+        except (ImportError, AttributeError):
+            # flash_attn is also the folder in which version 4 lies
             continue
         try:
             release = version(distribution)
@@ -120,11 +131,11 @@ def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable
     where = f"a GPU of compute capability {capability[0]}.{capability[1]}"
     if not wanted:
         raise BadInput(
-            f"attention.version={chosen}: flash-attn {chosen} reads no paged cache on {where}; use attention.version="
-            f"{serving[0]}, or attention=triton"
+            f"attention.version={chosen}: flash-attn {chosen} reads no paged cache on {where}; "
+            f"use attention.version={serving[0]}, or attention=triton"
         )
     names = " or ".join(PACKAGES[number][2] for number in wanted)
     raise BadInput(
-        f"attention=flash needs {names} on {where}, and none is installed: {INSTALL[wanted[-1]]}, or use "
-        "attention=triton"
+        f"attention=flash needs {names} on {where}, and none is installed: "
+        f"{INSTALL[wanted[-1]]}, or use attention=triton"
     )

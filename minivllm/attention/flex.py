@@ -1,4 +1,5 @@
-"""attention=flex: torch's flex_attention, a kernel compiled from a few lines that say who sees whom."""
+"""attention=flex: torch's flex_attention, a kernel compiled from a few lines that say who sees
+whom."""
 
 from __future__ import annotations
 
@@ -40,11 +41,12 @@ class FlexPlan:
 class FlexBackend:
     """One call for the whole ragged batch (FlexAttention, Dong et al. 2024).
 
-    Compiled, the kernel is given the whole cache. Its mask turns the place of a key in the cache into the place in the
-    query's own sequence, and a table of tiles says which parts of the cache a tile of queries has to look at, as in
-    torch's own paged attention. What a tile looks at beyond a sequence's own keys gets a weight of zero, so it must be
-    finite. Not compiled, scores are computed for every pair, so the keys of the batch are gathered first: slow, for
-    tests and for looking at.
+    Compiled, the kernel is given the whole cache. Its mask turns the place of a key in the cache
+    into the place in the query's own sequence, and a table of tiles says which parts of the cache a
+    tile of queries has to look at, as in torch's own paged attention. What a tile looks at beyond a
+    sequence's own keys gets a weight of zero, so it must be finite. Not compiled, scores are
+    computed for every pair, so the keys of the batch are gathered first: slow, for tests and for
+    looking at.
 
     Args:
         specs: attention of each layer.
@@ -52,39 +54,49 @@ class FlexBackend:
         compile: true, false, or "auto": on a GPU.
 
     Raises:
-        BadInput: the cache is compressed; eviction goes by attention, which is not returned; compiled, blocks are not
-            of a multiple of 16 tokens, or there is no GPU.
+        BadInput: the cache is compressed; eviction goes by attention, which is not returned;
+            compiled, blocks are not of a multiple of 16 tokens, or there is no GPU.
     """
 
     name = "flex"
 
-    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, compile: bool | str = "auto") -> None:
+    def __init__(
+        self, specs: Sequence[AttentionSpec], kv: KVCache, compile: bool | str = "auto"
+    ) -> None:
         on_gpu = kv.parts[0][0].is_cuda
         self.compiled = on_gpu if compile == "auto" else bool(compile)
         refuse_scores(self.name, kv.layout.eviction)
         if kv.compressed:
             raise BadInput(
-                "attention=flex reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"
+                "attention=flex reads no compressed cache; use attention=sdpa or "
+                "cache.kv_dtype=auto"
             )
         self.keys = gcd(kv.layout.block_size, MOST_KEYS)
         if self.compiled and self.keys < LEAST_KEYS:
             raise BadInput(
-                f"attention=flex needs blocks of a multiple of {LEAST_KEYS} tokens, not {kv.layout.block_size}; use "
-                "cache.block_size=16, or attention.compile=false"
+                f"attention=flex needs blocks of a multiple of {LEAST_KEYS} tokens, not "
+                f"{kv.layout.block_size}; use cache.block_size=16, or attention.compile=false"
             )
         self.specs, self.kv = specs, kv
         self.windows = {spec.window for spec in specs}
         self.score_mods = {spec.soft_cap: _capped(spec.soft_cap) for spec in specs}
         self.attend: Callable[..., Any] = flex_attention
         if self.compiled:
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+            torch._dynamo.config.recompile_limit = max(
+                torch._dynamo.config.recompile_limit, VARIANTS
+            )
             options = {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_N": min(self.keys, 64)}
-            self.attend = partial(torch.compile(flex_attention, fullgraph=True), kernel_options=options)
-        self.library = f"torch {torch.__version__}, {'compiled' if self.compiled else 'not compiled'}"
+            self.attend = partial(
+                torch.compile(flex_attention, fullgraph=True), kernel_options=options
+            )
+        self.library = (
+            f"torch {torch.__version__}, {'compiled' if self.compiled else 'not compiled'}"
+        )
         self.counters = {"launches": 0}
 
     def prepare(self, batch: StepBatch) -> FlexPlan:
-        """Where the keys lie, and for each window which tiles of them each tile of queries looks at."""
+        """Where the keys lie, and for each window which tiles of them each tile of queries looks
+        at."""
         device, requests = batch.block_table.device, len(batch.seq_lens_host)
         rows, index, slots = sequence_slots(batch, self.kv.layout.block_size)
         if self.compiled:
@@ -97,7 +109,9 @@ class FlexBackend:
         logical[rows, physical] = (index // page).int()
         count = len(batch.token_ids)
         owner = torch.repeat_interleave(batch.query_start_loc.diff(), output_size=count)
-        positions = torch.arange(count, device=device) + (batch.seq_lens - batch.query_start_loc[1:])[owner]
+        positions = (
+            torch.arange(count, device=device) + (batch.seq_lens - batch.query_start_loc[1:])[owner]
+        )
         masks = {}
         for window in self.windows:
             number, order = self._tiles(batch, logical, page, window)
@@ -114,9 +128,10 @@ class FlexBackend:
     def _tiles(
         self, batch: StepBatch, logical: Tensor, page: int, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """For each tile of queries: how many tiles of keys it looks at (int32 [tiles]), and which ones come first in
-        the order of all of them (int32 [tiles, all])."""
-        pieces, start = [], 0  # one request's part of one tile: tile, row, its first and its last position
+        """For each tile of queries: how many tiles of keys it looks at (int32 [tiles]), and which
+        ones come first in the order of all of them (int32 [tiles, all])."""
+        # one request's part of one tile: tile, row, its first and its last position
+        pieces, start = [], 0
         for row, (query_len, seq_len) in enumerate(
             zip(batch.query_lens_host, batch.seq_lens_host, strict=True)
         ):
@@ -128,11 +143,14 @@ class FlexBackend:
         tiles, rows, firsts, lasts = torch.tensor(pieces, device=logical.device).unbind(1)
         step = min(page, self.keys)
         offsets = torch.arange(0, page, step, device=logical.device)
-        begins = (logical[rows, :, None] * page + offsets).flatten(1)  # below zero: not of this request
+        # below zero: not of this request
+        begins = (logical[rows, :, None] * page + offsets).flatten(1)
         seen = (begins >= 0) & (begins <= lasts[:, None])
         if window is not None:
             seen &= begins + step > firsts[:, None] - window + 1
-        by_tile = torch.zeros(pieces[-1][0] + 1, seen.shape[1], dtype=torch.int32, device=logical.device)
+        by_tile = torch.zeros(
+            pieces[-1][0] + 1, seen.shape[1], dtype=torch.int32, device=logical.device
+        )
         looked_at = by_tile.index_add_(0, tiles, seen.int()) > 0
         order = looked_at.int().argsort(dim=1, descending=True, stable=True)
         return looked_at.sum(1, dtype=torch.int32), order.int()
@@ -165,7 +183,8 @@ def _visible(
     Args:
         owner: int64 [T], row of the batch that each token belongs to.
         positions: int64 [T], place of each token in its sequence.
-        logical: int32 [R, pages], which page of its sequence a page of the cache is to each request; -1: none.
+        logical: int32 [R, pages], which page of its sequence a page of the cache is to each
+            request; -1: none.
         page: tokens of a page.
         window: as AttentionSpec has it.
     """

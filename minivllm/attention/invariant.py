@@ -1,4 +1,5 @@
-"""attention=invariant: every query's result is the same to the bit, whatever else is computed in the step."""
+"""attention=invariant: every query's result is the same to the bit, whatever else is computed in
+the step."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ TILE = 16
 class InvariantBackend:
     """Attention in float32 by tiles of queries that begin at multiples of 16 in the sequence.
 
-    A sum in floating point depends on the order of its terms, and a kernel chooses that by the shapes it gets.
-    Here a query's shapes follow from its position alone: its tile is padded to 16 queries and to the keys up to the
-    tile's end, whether the other queries of the tile are in this step or not. So chunks, prefix cache and
-    neighbours change nothing (the problem and the idea of fixed splits: He et al. 2025, "Defeating Nondeterminism
-    in LLM Inference"). Takes every shape, dtype, window and soft cap.
+    A sum in floating point depends on the order of its terms, and a kernel chooses that by the
+    shapes it gets. Here a query's shapes follow from its position alone: its tile is padded to 16
+    queries and to the keys up to the tile's end, whether the other queries of the tile are in this
+    step or not. So chunks, prefix cache and neighbours change nothing (the problem and the idea of
+    fixed splits: He et al. 2025, "Defeating Nondeterminism in LLM Inference"). Takes every shape,
+    dtype, window and soft cap.
 
     Raises:
         BadInput: eviction goes by attention, which is not returned.
@@ -80,8 +82,11 @@ class InvariantBackend:
         return out
 
     @staticmethod
-    def _tile(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, hidden: Tensor) -> Tensor:
-        """q: [TILE, num_heads, head_dim]; keys and values: [kv_heads, end, head_dim]; hidden: bool [TILE, end]."""
+    def _tile(
+        q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, hidden: Tensor
+    ) -> Tensor:
+        """q: [TILE, num_heads, head_dim]; keys and values: [kv_heads, end, head_dim]; hidden: bool
+        [TILE, end]."""
         # Heads that share keys lie along the query axis: [kv_heads, group * TILE, head_dim].
         grouped = q.transpose(0, 1).reshape(spec.num_kv_heads, -1, spec.head_dim)
         scores = (grouped @ keys.transpose(1, 2)) * spec.scale

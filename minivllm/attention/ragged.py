@@ -1,4 +1,5 @@
-"""What backends on flash-attention's kernels share: a step as ragged sequences, and what those kernels cannot do."""
+"""What backends on flash-attention's kernels share: a step as ragged sequences, and what those
+kernels cannot do."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
 
 
-# FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives wrong values for others,
-# without an error.
+# FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives
+# wrong values for others, without an error.
 PAGE = 256
 
 
@@ -28,7 +29,8 @@ PAGE = 256
 class Ragged:
     """Lengths of a step as flash-attention's kernels take them."""
 
-    key_starts: Tensor  # int32 [R + 1], first key of each request where all keys lie one after another
+    # int32 [R + 1], first key of each request where all keys lie one after another
+    key_starts: Tensor
     max_query_len: int
     max_seq_len: int
 
@@ -43,17 +45,23 @@ def sequence_slots(batch: StepBatch, block_size: int) -> tuple[Tensor, Tensor, T
     """All tokens that the requests hold, one request after another.
 
     Returns:
-        Three int64 tensors [sum of seq_lens]: row of the batch, index in the request, slot of the cache.
+        Three int64 tensors [sum of seq_lens]: row of the batch, index in the request, slot of the
+        cache.
     """
     count = sum(batch.seq_lens_host)
     rows = torch.repeat_interleave(batch.seq_lens, output_size=count)
     starts = batch.seq_lens.cumsum(0) - batch.seq_lens
     index = torch.arange(count, device=rows.device) - starts[rows]
-    return rows, index, batch.block_table[rows, index // block_size] * block_size + index % block_size
+    return (
+        rows,
+        index,
+        batch.block_table[rows, index // block_size] * block_size + index % block_size,
+    )
 
 
 def window_size(spec: AttentionSpec) -> tuple[int, int]:
-    """Keys to the left and to the right of a query's own, as the kernels count them; -1: all of them."""
+    """Keys to the left and to the right of a query's own, as the kernels count them; -1: all of
+    them."""
     return (-1 if spec.window is None else spec.window - 1, 0)
 
 
@@ -64,19 +72,27 @@ def check_kernel(name: str, specs: Sequence[AttentionSpec], kv: KVCache) -> tupl
         The GPU's compute capability.
 
     Raises:
-        BadInput: device, dtype or head size is none of theirs; eviction goes by attention, which they do not return.
+        BadInput: device, dtype or head size is none of theirs; eviction goes by attention, which
+            they do not return.
     """
     refuse_scores(name, kv.layout.eviction)
     device = kv.parts[0][0].device
     if device.type != "cuda":
-        raise BadInput(f"attention={name} needs an NVIDIA GPU; use attention=auto or attention=sdpa")
+        raise BadInput(
+            f"attention={name} needs an NVIDIA GPU; use attention=auto or attention=sdpa"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
-        raise BadInput(f"attention={name} needs a GPU of compute capability 8.0 or later; use attention=sdpa")
+        raise BadInput(
+            f"attention={name} needs a GPU of compute capability 8.0 or later; use attention=sdpa"
+        )
     if kv.dtype not in (torch.float16, torch.bfloat16):
-        raise BadInput(f"attention={name} computes in 16 bits only; use quant=bf16, or attention=sdpa")
+        raise BadInput(
+            f"attention={name} computes in 16 bits only; use quant=bf16, or attention=sdpa"
+        )
     if any(spec.head_dim % 8 or spec.head_dim > 256 for spec in specs):
         raise BadInput(
-            f"attention={name} takes heads of a multiple of 8 up to 256; use attention=triton or attention=sdpa"
+            f"attention={name} takes heads of a multiple of 8 up to 256; use attention=triton or "
+            "attention=sdpa"
         )
     return capability

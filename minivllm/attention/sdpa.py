@@ -1,4 +1,5 @@
-"""attention=sdpa: torch's scaled_dot_product_attention over keys and values gathered from the cache."""
+"""attention=sdpa: torch's scaled_dot_product_attention over keys and values gathered from the
+cache."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ class Extend:
 class SDPAPlan:
     """What the layers of one step share."""
 
-    decode_tokens: Tensor | None  # int64 [D], rows of the token axis; None if the whole batch decodes
+    # int64 [D], rows of the token axis; None if the whole batch decodes
+    decode_tokens: Tensor | None
     decode_blocks: Tensor | None  # int32 [D * B], block tables one after another
     decode_rows: int  # D
     decode_len: int  # longest sequence among them
     decode_stale: Tensor | None  # int64, gathered tokens that belong to nobody in this batch
-    decode_masks: dict[int | None, Tensor]  # by window: bool [D, 1, 1, decode_len]; none where all is seen
+    # by window: bool [D, 1, 1, decode_len]; none where all is seen
+    decode_masks: dict[int | None, Tensor]
     extends: tuple[Extend, ...]
 
 
@@ -51,15 +54,17 @@ class SDPABackend:
     grouped queries need no copies of keys and values.
 
     Raises:
-        BadInput: a layer has a soft cap, which SDPA cannot apply; eviction goes by attention, which SDPA
-            does not return.
+        BadInput: a layer has a soft cap, which SDPA cannot apply; eviction goes by attention, which
+            SDPA does not return.
     """
 
     name = "sdpa"
 
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
         if any(spec.soft_cap is not None for spec in specs):
-            raise BadInput("attention=sdpa cannot apply this model's soft cap on scores; use attention=eager")
+            raise BadInput(
+                "attention=sdpa cannot apply this model's soft cap on scores; use attention=eager"
+            )
         refuse_scores(self.name, kv.layout.eviction)
         self.specs = specs
         self.kv = kv
@@ -84,7 +89,9 @@ class SDPABackend:
                     for window in self.windows
                     if query_len < seq_len or (window is not None and window < seq_len)
                 }
-                extends.append(Extend(row, slice(start, start + query_len), query_len, seq_len, masks))
+                extends.append(
+                    Extend(row, slice(start, start + query_len), query_len, seq_len, masks)
+                )
             start += query_len
         if not decode_rows:
             return SDPAPlan(None, None, 0, 0, None, {}, tuple(extends))
@@ -103,7 +110,8 @@ class SDPABackend:
             if window is not None:
                 mask &= positions >= lengths[:, None] - window
             masks[window] = mask[:, None, None, :]
-        # The end of a last block may hold anything, and a weight of zero times infinity is not zero.
+        # The end of a last block may hold anything, and a weight of zero times infinity is not
+        # zero.
         width = longest if blocks == 1 else blocks * size
         stale = [
             row * width + token
@@ -152,22 +160,32 @@ class SDPABackend:
         )
         return out.flatten(1, 2)
 
-    def _extend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, part: Extend, batch: StepBatch) -> Tensor:
+    def _extend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, part: Extend, batch: StepBatch
+    ) -> Tensor:
         """Several tokens of one request: [query_len, num_heads, head_dim]."""
         spec = self.specs[layer]
-        # Nothing cached before: the new keys are all there are. But what is compressed is seen as it is stored, also
-        # by the step that stores it: tokens would depend on how a prompt is cut otherwise.
+        # Nothing cached before: the new keys are all there are. But what is compressed is seen as
+        # it is stored, also by the step that stores it: tokens would depend on how a prompt is cut
+        # otherwise.
         if part.query_len == part.seq_len and not self.kv.compressed:
             keys, values = k[part.tokens][None], v[part.tokens][None]
         else:
             blocks = -(-part.seq_len // self.kv.layout.block_size)
-            keys, values = self.kv.gather(layer, batch.block_table[part.row, :blocks], 1, part.seq_len)
+            keys, values = self.kv.gather(
+                layer, batch.block_table[part.row, :blocks], 1, part.seq_len
+            )
             keys, values = keys[:, : part.seq_len], values[:, : part.seq_len]
         mask = part.masks.get(spec.window)
         group = spec.num_heads // spec.num_kv_heads
         if mask is not None and group > 1 and q.is_cuda:
-            # Of a GPU's kernels only the plain one, which stores all scores, takes a mask and fewer heads of keys.
-            keys, values, group = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2), 1
+            # Of a GPU's kernels only the plain one, which stores all scores, takes a mask and fewer
+            # heads of keys.
+            keys, values, group = (
+                keys.repeat_interleave(group, 2),
+                values.repeat_interleave(group, 2),
+                1,
+            )
         out = F.scaled_dot_product_attention(
             q[part.tokens][None].transpose(1, 2),
             keys.transpose(1, 2),

@@ -1,4 +1,5 @@
-"""attention=torch_varlen: torch's varlen_attn, a FlashAttention kernel that comes with torch itself."""
+"""attention=torch_varlen: torch's varlen_attn, a FlashAttention kernel that comes with torch
+itself."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, sequence_slots, window_size
+from minivllm.attention.ragged import (
+    PAGE,
+    Ragged,
+    check_kernel,
+    ragged,
+    sequence_slots,
+    window_size,
+)
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
@@ -32,9 +40,9 @@ class VarlenPlan:
 class TorchVarlenBackend:
     """One call for the whole ragged batch.
 
-    Keys are read where they lie if torch takes block tables (2.12 and later), pages are a multiple of 256 tokens and
-    the cache is not compressed; else they are copied one sequence after another, for each head of the queries where
-    torch has no grouped queries (2.11).
+    Keys are read where they lie if torch takes block tables (2.12 and later), pages are a multiple
+    of 256 tokens and the cache is not compressed; else they are copied one sequence after another,
+    for each head of the queries where torch has no grouped queries (2.11).
 
     Raises:
         BadInput: see `check_kernel`; a layer has a soft cap.
@@ -46,11 +54,14 @@ class TorchVarlenBackend:
         check_kernel(self.name, specs, kv)
         if any(spec.soft_cap is not None for spec in specs):
             raise BadInput(
-                "attention=torch_varlen cannot apply this model's soft cap on scores; use attention=triton"
+                "attention=torch_varlen cannot apply this model's soft cap on scores; use "
+                "attention=triton"
             )
         accepted = inspect.signature(varlen.varlen_attn).parameters
         self.grouped = "enable_gqa" in accepted
-        self.paged = "block_table" in accepted and kv.layout.block_size % PAGE == 0 and not kv.compressed
+        self.paged = (
+            "block_table" in accepted and kv.layout.block_size % PAGE == 0 and not kv.compressed
+        )
         self.specs, self.kv = specs, kv
         self.library = f"torch {torch.__version__}, keys {'in place' if self.paged else 'gathered'}"
         self.counters = {"launches": 0, "tokens_gathered": 0}
@@ -79,7 +90,9 @@ class TorchVarlenBackend:
             if self.grouped:
                 given["enable_gqa"] = True
             else:
-                k, v = (x.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1) for x in (k, v))
+                k, v = (
+                    x.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1) for x in (k, v)
+                )
         self.counters["launches"] += 1
         out = varlen.varlen_attn(
             *(q, k, v, batch.query_start_loc, plan.lengths.key_starts),

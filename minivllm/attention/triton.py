@@ -1,4 +1,5 @@
-"""attention=triton: kernels of this project's own over the paged cache, for every mix of prompts and decoding."""
+"""attention=triton: kernels of this project's own over the paged cache, for every mix of prompts
+and decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
     from minivllm.attention.kernels.paged import Tiles
 
-DECODE_ROWS = 16  # (query, head) pairs of a tile where requests have few queries; a tensor core's least
+# (query, head) pairs of a tile where requests have few queries; a tensor core's least
+DECODE_ROWS = 16
 
 
 def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
@@ -28,18 +30,19 @@ def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
 
 
 class TritonBackend:
-    """Reads keys and values where they lie, compressed ones too; writes them in one kernel with norm and rotation.
+    """Reads keys and values where they lie, compressed ones too; writes them in one kernel with
+    norm and rotation.
 
-    Tokens do not wait for each other's shapes: requests with few queries go in one launch, in narrow tiles and, where
-    they are long, split over their keys; all others in a second launch.
+    Tokens do not wait for each other's shapes: requests with few queries go in one launch, in
+    narrow tiles and, where they are long, split over their keys; all others in a second launch.
 
     Args:
         specs: attention of each layer.
         kv: the cache.
-        split_size: most keys that one program goes through when requests decode, a power of two; a quarter of them where
-            a GPU would not be full otherwise; null: all keys of a request.
-        invariant: tiles of one shape and no splits, so that a query's result is the same to the bit whatever else is
-            computed in the step. For runtime.determinism=batch.
+        split_size: most keys that one program goes through when requests decode, a power of two; a
+            quarter of them where a GPU would not be full otherwise; null: all keys of a request.
+        invariant: tiles of one shape and no splits, so that a query's result is the same to the bit
+            whatever else is computed in the step. For runtime.determinism=batch.
 
     Raises:
         BadInput: no GPU and no interpreter; Triton is missing; eviction goes by attention.
@@ -60,8 +63,8 @@ class TritonBackend:
             from minivllm.kernels.common import check_device
         except ImportError as error:
             raise BadInput(
-                f"attention=triton needs triton, which does not load ({error}): pip install triton, "
-                "or use attention=sdpa"
+                f"attention=triton needs triton, which does not load ({error}): pip install "
+                "triton, or use attention=sdpa"
             ) from None
         check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
         refuse_scores(self.name, kv.layout.eviction)
@@ -73,7 +76,8 @@ class TritonBackend:
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.
         self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
-        self._one_each: dict[int, Tensor] = {}  # tiles of a batch in which every request has one query
+        # tiles of a batch in which every request has one query
+        self._one_each: dict[int, Tensor] = {}
 
     def prepare(self, batch: StepBatch) -> dict[tuple[int, int, int], tuple[Tiles, ...]]:
         """The tiles of each launch, for each shape of heads that the layers have."""
@@ -113,12 +117,17 @@ class TritonBackend:
             table = self._one_each[count]
         else:
             pairs = [(row, first) for row in rows for first in range(0, lens[row], queries)]
-            # Those that see the most keys begin first, so that none of them is what a GPU ends with.
+            # Those that see the most keys begin first, so that none of them is what a GPU ends
+            # with.
             pairs.sort(key=lambda pair: lens[pair[0]] - batch.seq_lens_host[pair[0]] - pair[1])
             table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
-        size = self.paged.piece_size(split_size, longest, count * spec.num_kv_heads, self.processors)
-        return self.paged.Tiles(table, count, block_m, queries, -(-longest // size) if size else 1, size)
+        size = self.paged.piece_size(
+            split_size, longest, count * spec.num_kv_heads, self.processors
+        )
+        return self.paged.Tiles(
+            table, count, block_m, queries, -(-longest // size) if size else 1, size
+        )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""
@@ -141,14 +150,17 @@ class TritonBackend:
             layer: index of the layer.
             qk: [tokens, num_heads + num_kv_heads, head_dim]; v: [tokens, num_kv_heads, head_dim].
             cos, sin: [tokens, 1, rotated dimensions].
-            norm: of queries and keys: weight [num_heads + num_kv_heads, head_dim], epsilon, and "plain" or "gemma".
+            norm: of queries and keys: weight [num_heads + num_kv_heads, head_dim], epsilon, and
+                "plain" or "gemma".
             batch: the step.
 
         Returns:
             [tokens, num_heads, head_dim] in qk's dtype.
         """
         heads = self.specs[layer].num_heads
-        q = self.write.rotate_and_write(qk, v, heads, cos, sin, norm, self.kv, layer, batch.slot_mapping)
+        q = self.write.rotate_and_write(
+            qk, v, heads, cos, sin, norm, self.kv, layer, batch.slot_mapping
+        )
         return self._attend(layer, q, batch)
 
     def _attend(self, layer: int, q: Tensor, batch: StepBatch) -> Tensor:

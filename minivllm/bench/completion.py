@@ -68,8 +68,8 @@ def complete(
         measurement: what was measured.
         facts: provenance.
         rows: telemetry.
-        window: start and end of the measured window, monotonic seconds; None for a simulation, of which
-            nothing that was seen from outside is part.
+        window: start and end of the measured window, monotonic seconds; None for a simulation, of
+            which nothing that was seen from outside is part.
         no_trace: why the worker ended before it had written the trace that was wanted.
 
     Returns:
@@ -86,7 +86,9 @@ def complete(
     if window is None:
         rows = []
     else:
-        memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
+        memory["host_rss_peak"] = (
+            memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
+        )
         memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
         interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
         start, end = window
@@ -128,7 +130,9 @@ def classify(error: BaseException) -> str:
         # By name, since torch may not be there to compare its class with.
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
             return "oom"
-        if isinstance(cause, RuntimeError) and any(words in str(cause).lower() for words in OOM_PHRASES):
+        if isinstance(cause, RuntimeError) and any(
+            words in str(cause).lower() for words in OOM_PHRASES
+        ):
             return "oom"
         cause = cause.__cause__
     return "error"

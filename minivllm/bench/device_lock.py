@@ -24,7 +24,8 @@ def device_lock(
 
     Args:
         config: the resolved configuration.
-        waiting: called once if another supervisor holds the device, with who and since when; "" where that is not known.
+        waiting: called once if another supervisor holds the device, with who and since when; ""
+            where that is not known.
 
     Raises:
         BadInput: the lock file cannot be used.

@@ -37,7 +37,9 @@ class Display:
         console: where to print.
     """
 
-    def __init__(self, offset: int = 0, total: int | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self, offset: int = 0, total: int | None = None, console: Console | None = None
+    ) -> None:
         self.console = console or Console(highlight=False)
         self._offset = offset
         self._total = total
@@ -61,7 +63,10 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
@@ -75,15 +80,21 @@ class Display:
         if measurement.arm not in ("", DEFAULT_ARM, measurement.cell):
             head += f" ({measurement.arm})"
         if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
-            block = measurement.block + 1  # more than were asked for, where measure.target_ci adds some
+            # more than were asked for, where measure.target_ci adds some
+            block = measurement.block + 1
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"
         phase = f"{PHASES.get(name, name)}{': ' + event['holder'] if event.get('holder') else ''}"
         if name in ("done", "failed"):
             style = "green" if name == "done" else "red"
             message = f": {printable(event['message'])}" if event.get("message") else ""
             if event.get("at"):  # what was raised, and where: the rest is in the log
-                message = f": {event['type']}{message} ({event['at']}; log: {measurement.path / storage.LOG})"
-            self.console.print(Text.assemble(head, " ", (event["status"], style), message), soft_wrap=True)
+                message = (
+                    f": {event['type']}{message} ({event['at']}; log: "
+                    f"{measurement.path / storage.LOG})"
+                )
+            self.console.print(
+                Text.assemble(head, " ", (event["status"], style), message), soft_wrap=True
+            )
         elif self._progress is None:
             if self._last != (measurement.run_id, name):
                 self.console.print(Text(f"{head} {phase}"), soft_wrap=True)
@@ -93,12 +104,19 @@ class Display:
 
     def _show(self, description: str, event: Event, position: int, total: int) -> None:
         assert self._progress is not None and self._task is not None
-        tokens, wanted, elapsed = event.get("tokens"), event.get("total_tokens"), event.get("elapsed_s")
+        tokens, wanted, elapsed = (
+            event.get("tokens"),
+            event.get("total_tokens"),
+            event.get("elapsed_s"),
+        )
         rate, left, share = "", "", 0.0
         filled: float | None = None  # of the bar; None where nobody knows
         if tokens and wanted and elapsed:
             share = min(1.0, tokens / wanted)
-            rate, left = f"{tokens / elapsed:.0f} tok/s", f"{_clock(elapsed / share - elapsed)} left"
+            rate, left = (
+                f"{tokens / elapsed:.0f} tok/s",
+                f"{_clock(elapsed / share - elapsed)} left",
+            )
         if event["event"] == "finishing":
             share = 1.0
         if event["event"] in ("measuring", "quality", "finishing"):
@@ -110,7 +128,8 @@ class Display:
         if total > 1 and done > 0.5:
             spent = time.monotonic() - self._began
             left += f", all in {_clock(spent / done * (total - self._offset - done))}"
-        self._progress.tasks[0].total = None if filled is None else 1.0  # to update(), None is "as it was"
+        # to update(), None is "as it was"
+        self._progress.tasks[0].total = None if filled is None else 1.0
         self._progress.update(
             self._task,
             description=description,

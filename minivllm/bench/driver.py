@@ -1,4 +1,5 @@
-"""The driver: hands a workload to any engine as its arrival process says, and stamps every token."""
+"""The driver: hands a workload to any engine as its arrival process says, and stamps every
+token."""
 
 from __future__ import annotations
 
@@ -45,10 +46,10 @@ def drive(
 ) -> list[RequestTrace]:
     """Run every request of a workload and trace it. Single-threaded.
 
-    A request's scheduled time is the arrival process's in an open loop, however late the driver gets
-    round to submitting it, and the moment its slot became free in a closed loop; a later turn's is the end
-    of the answer before it plus think time. All tokens of one `EngineOutput` share the time at which `poll`
-    returned them.
+    A request's scheduled time is the arrival process's in an open loop, however late the driver
+    gets round to submitting it, and the moment its slot became free in a closed loop; a later
+    turn's is the end of the answer before it plus think time. All tokens of one `EngineOutput`
+    share the time at which `poll` returned them.
 
     Args:
         engine: answers on the same clock as `clock`.
@@ -83,8 +84,8 @@ def warm_up(
 ) -> float | None:
     """Run requests of the workload with short outputs, as many at a time as the measurement will.
 
-    The caller resets the engine afterwards: the prompts are those that will be measured. Of a talk it is the
-    first turn's; the others' are not known yet.
+    The caller resets the engine afterwards: the prompts are those that will be measured. Of a talk
+    it is the first turn's; the others' are not known yet.
 
     Args:
         num_requests: how many; None is one full batch, 0 none.
@@ -99,12 +100,18 @@ def warm_up(
         return None
     openings = [request for request in workload.requests if request.follows is None]
     requests = tuple(
-        replace(request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
+        replace(
+            request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS)
+        )
         for i, request in enumerate(islice(cycle(openings), count))
     )
     if others:
-        requests = tuple(replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1]) for r in requests)
-    params = replace(params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests)))
+        requests = tuple(
+            replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1]) for r in requests
+        )
+    params = replace(
+        params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests))
+    )
     start = clock.now()
     drive(engine, Workload(requests), Concurrency(batch), params, clock, seed=seed)
     return clock.now() - start
@@ -116,7 +123,8 @@ def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
 
 
 def prompt_for(engine: BenchEngine, token_ids: Sequence[int]) -> list[int]:
-    """The prompt as the engine takes it: a list, but for simulations, which never look at the tokens."""
+    """The prompt as the engine takes it: a list, but for simulations, which never look at the
+    tokens."""
     return list(token_ids) if engine.info.clock is None else cast("list[int]", token_ids)
 
 
@@ -131,7 +139,9 @@ def request_params(
     """Each request's own; see `drive`."""
     base = seed if params.seed is None else params.seed
     return [
-        replace(params, max_tokens=r.max_tokens, ignore_eos=r.ignore_eos, seed=request_seed(base, i))
+        replace(
+            params, max_tokens=r.max_tokens, ignore_eos=r.ignore_eos, seed=request_seed(base, i)
+        )
         for i, r in enumerate(requests)
     ]
 
@@ -145,7 +155,8 @@ def require_one_completion(params: SamplingParams) -> None:
 
 
 class Drive:
-    """One run of the loop (see `drive`); everything that can be made beforehand is made before the clock starts."""
+    """One run of the loop (see `drive`); everything that can be made beforehand is made before the
+    clock starts."""
 
     def __init__(
         self,
@@ -262,7 +273,8 @@ class Drive:
                 self.finish(trace, output.finish_reason, now)
 
     def finish(self, trace: RequestTrace, reason: str, now: float) -> None:
-        """Take note of an end that is learned of now; a server may say so some time after the last token."""
+        """Take note of an end that is learned of now; a server may say so some time after the last
+        token."""
         trace.finish_reason = reason
         trace.finished_s = trace.token_times[-1] if trace.completed else now
         index = self.index[trace.request_id]
@@ -289,6 +301,7 @@ def _checked(schedule: list[float], n: int) -> list[float]:
     ascending = all(a <= b for a, b in pairwise(schedule))
     if len(schedule) != n or not ascending or not all(0 <= time < math.inf for time in schedule):
         raise BadInput(
-            f"the arrival process must give {n} ascending times of 0 s or more; it gave {schedule[:8]}..."
+            f"the arrival process must give {n} ascending times of 0 s or more; it gave "
+            f"{schedule[:8]}..."
         )
     return schedule

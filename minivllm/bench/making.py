@@ -1,4 +1,5 @@
-"""Making a workload for a loaded engine: its tokenizer and chat template turn text into token ids."""
+"""Making a workload for a loaded engine: its tokenizer and chat template turn text into token
+ids."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class WorkloadMaker:
 def chat_renderer(engine: object) -> RenderChat | None:
     """What writes messages as an engine's model is used to them, as text and as token ids.
 
-    The role `developer` becomes `system` for a template that does not know it. None for an engine whose model has no chat
-    template, or none that is known of.
+    The role `developer` becomes `system` for a template that does not know it. None for an engine
+    whose model has no chat template, or none that is known of.
     """
     tokenizer = getattr(engine, "tokenizer", None)
     template = getattr(tokenizer, "chat_template", None)
@@ -66,7 +67,10 @@ def chat_renderer(engine: object) -> RenderChat | None:
     renamed = {} if "developer" in template else {"developer": "system"}
 
     def render(messages: Sequence[dict[str, Any]]) -> tuple[str, tuple[int, ...]]:
-        known = [{**message, "role": renamed.get(message["role"], message["role"])} for message in messages]
+        known = [
+            {**message, "role": renamed.get(message["role"], message["role"])}
+            for message in messages
+        ]
         text = tokenizer.chat_text(known, date_string=DATE)
         return text, tuple(tokenizer.encode(text, add_special_tokens=False))
 

@@ -60,7 +60,8 @@ class MeasureOptions(Options):
 @option("quality")
 @dataclass(frozen=True)
 class QualityOptions(Options):
-    """quality: what `measure.quality` and `task=quality` measure, on which text, against which precision."""
+    """quality: what `measure.quality` and `task=quality` measure, on which text, against which
+    precision."""
 
     group = "quality"
     text: str | None = None
@@ -77,5 +78,6 @@ class QualityOptions(Options):
         super().__post_init__()
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise self.bad(
-                "stride", f"must be at most quality.window={self.window}, or tokens would be left out"
+                "stride",
+                f"must be at most quality.window={self.window}, or tokens would be left out",
             )

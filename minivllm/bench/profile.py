@@ -1,7 +1,7 @@
 """runtime.profile: a short piece of the load that was measured, under torch's profiler.
 
-It runs once the record is made, never within the measured window: profiled steps are slower. For the same reason no
-measurement follows in the same process (see the supervisor).
+It runs once the record is made, never within the measured window: profiled steps are slower. For
+the same reason no measurement follows in the same process (see the supervisor).
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ NAME_LENGTH = 100  # of one of them: a kernel's may have its whole template
 
 
 def refuse(config: dict[str, Any]) -> None:
-    """Raise BadInput, before an engine is built, if it is to be profiled and its class gives nothing to profile."""
+    """Raise BadInput, before an engine is built, if it is to be profiled and its class gives
+    nothing to profile."""
     target = str(config["engine"]["_target_"])
     # What a function returns is known only when it is built, see `trace`.
-    if profile_wanted(config) and isinstance(kind := locate(target), type) and not hasattr(kind, "phases"):
+    if (
+        profile_wanted(config)
+        and isinstance(kind := locate(target), type)
+        and not hasattr(kind, "phases")
+    ):
         raise _refusal((config.get("choices") or {}).get("engine") or target)
 
 
 def _refusal(name: str) -> BadInput:
     return BadInput(
-        f"runtime.profile=true is not honoured by engine={name}, which does not compute with torch in the worker "
-        "or does not tell its phases: use runtime.profile=false"
+        f"runtime.profile=true is not honoured by engine={name}, which does not compute with "
+        "torch in the worker or does not tell its phases: use runtime.profile=false"
     )
 
 
@@ -55,13 +60,16 @@ def trace(
     device: str,
     folder: Path,
 ) -> None:
-    """Run a full batch from the workload's beginning, of talks the first turns, and write what was seen.
+    """Run a full batch from the workload's beginning, of talks the first turns, and write what was
+    seen.
 
     Args:
         engine: at rest; it is reset afterwards.
-        workload, arrival, params, seed: as measured; the arrival process says how many requests run at once.
+        workload, arrival, params, seed: as measured; the arrival process says how many requests run
+            at once.
         device: "cpu" or "cuda...", where the engine computes.
-        folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`, of a GPU also `storage.IDLE`.
+        folder: of the record; gets `storage.TRACE` and `storage.OPERATIONS`, of a GPU also
+            `storage.IDLE`.
 
     Raises:
         BadInput: the engine is no ProfiledEngine.
@@ -83,8 +91,8 @@ def trace(
     engine.reset()
     prompts = sum(step["num_prefill_tokens"] > 0 for step in steps)
     about = (
-        f"{len(steps)} steps of {len(requests)} requests ({prompts} of them computed prompt tokens, "
-        f"{len(steps) - prompts} only decoded)"
+        f"{len(steps)} steps of {len(requests)} requests ({prompts} of them computed prompt "
+        f"tokens, {len(steps) - prompts} only decoded)"
     )
     try:
         idle = idleness(seen.events() or [], steps)
@@ -98,7 +106,9 @@ def trace(
         raise
 
 
-def _run(engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]) -> None:
+def _run(
+    engine: BenchEngine, requests: Sequence[WorkloadRequest], params: Sequence[SamplingParams]
+) -> None:
     """Serve requests until they have ended, or PROFILED_STEPS are over."""
     for request, own in zip(requests, params, strict=True):
         engine.submit(request.request_id, prompt_for(engine, request.prompt_token_ids), own)
@@ -113,8 +123,8 @@ def _export(seen: Any, path: Path) -> None:
     """Write torch's trace, compressed; torch itself does so for names that end in .gz alone.
 
     Raises:
-        OSError: it could not be written. Torch only logs that: on a full disk its file is empty, or so long that
-            there is no room for a copy.
+        OSError: it could not be written. Torch only logs that: on a full disk its file is empty, or
+            so long that there is no room for a copy.
     """
     with tempfile.TemporaryDirectory(prefix=f".{storage.TRACE}.", dir=path.parent) as beside:
         plain = Path(beside) / "trace.json"
@@ -125,8 +135,11 @@ def _export(seen: Any, path: Path) -> None:
             shutil.copyfileobj(file, packed)
 
 
-def operations(averages: Iterable[Any], about: str, on_gpu: bool, idle: Idleness | None = None) -> str:
-    """The operations that took most time of their own, as Markdown: torch's on a CPU, on a GPU the kernels.
+def operations(
+    averages: Iterable[Any], about: str, on_gpu: bool, idle: Idleness | None = None
+) -> str:
+    """The operations that took most time of their own, as Markdown: torch's on a CPU, on a GPU the
+    kernels.
 
     Args:
         averages: the profile's `key_averages()`.
@@ -138,13 +151,14 @@ def operations(averages: Iterable[Any], about: str, on_gpu: bool, idle: Idleness
 
     attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"  # microseconds
     averages = [a for a in averages if (a.device_type != DeviceType.CPU) == on_gpu]
-    # On a GPU a range is there a second time, as long as its kernels; on a CPU its own time is Python's.
+    # On a GPU a range is there a second time, as long as its kernels; on a CPU its own time is
+    # Python's.
     total = sum(getattr(a, attribute) for a in averages if not (on_gpu and a.is_user_annotation))
     found = [(getattr(a, attribute), a.count, a.key) for a in averages if not a.is_user_annotation]
     lines = [
-        f"The operations that took most time of their own in {about}, with the share of all that was traced. The "
-        f"profiler slows steps down: how long they take is the record's to say. In time: `{storage.TRACE}`, which "
-        "https://ui.perfetto.dev opens.",
+        f"The operations that took most time of their own in {about}, with the share of all that "
+        "was traced. The profiler slows steps down: how long they take is the record's to say. "
+        f"In time: `{storage.TRACE}`, which https://ui.perfetto.dev opens.",
         "",
         *([] if idle is None else [told(idle), ""]),
         "| operation | calls | ms | share |",

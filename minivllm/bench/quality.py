@@ -1,8 +1,9 @@
 """Quality against a reference precision on the same tokens: the definitions, in numpy alone.
 
-Perplexity is exp of the mean negative log-likelihood over windows that overlap (transformers' "Perplexity of
-fixed-length models"); KL(reference || candidate) and top-1 agreement compare whole distributions token by token,
-which tells far smaller changes apart than perplexity does; the identical prefix compares greedy texts.
+Perplexity is exp of the mean negative log-likelihood over windows that overlap (transformers'
+"Perplexity of fixed-length models"); KL(reference || candidate) and top-1 agreement compare whole
+distributions token by token, which tells far smaller changes apart than perplexity does; the
+identical prefix compares greedy texts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from minivllm.bench.targets.base import BenchEngine, LogitsEngine
 from minivllm.engine.options import SamplingParams
 
 LOG_PROBS = "logprobs.npy"
-ROWS = 64  # positions at a time: with 151,936 tokens in the vocabulary these are 39 MB, not gigabytes
+# positions at a time: with 151,936 tokens in the vocabulary these are 39 MB, not gigabytes
+ROWS = 64
 LEAST_FOR_P99 = 100
 
 Array = NDArray[np.float32]
@@ -34,7 +36,8 @@ class Reference:
         id: content address: of the text, the checkpoint, the knobs, the code and the machine.
         precision: an option of quant.
         token_ids: of the text.
-        num_bytes: of the text that they cover, UTF-8; None where the tokenizer does not give the text back.
+        num_bytes: of the text that they cover, UTF-8; None where the tokenizer does not give the
+            text back.
         window, stride: tokens, see `spans`.
         perplexity: of the reference itself.
         top1: its likeliest token for each predicted one.
@@ -59,10 +62,12 @@ class Reference:
 
 
 def spans(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Windows over `count` tokens as (begin, first, end): tokens [begin, end) are seen, [first, end) predicted.
+    """Windows over `count` tokens as (begin, first, end): tokens [begin, end) are seen, [first,
+    end) predicted.
 
-    Every token is predicted once, in the first window that it lies in and, but for the first window, with at
-    least `window - stride` tokens before it. The first token of a window that nothing precedes is not predicted.
+    Every token is predicted once, in the first window that it lies in and, but for the first
+    window, with at least `window - stride` tokens before it. The first token of a window that
+    nothing precedes is not predicted.
     """
     seen = 0
     for begin in range(0, count, stride):
@@ -83,13 +88,16 @@ def num_predicted(count: int, window: int, stride: int) -> int:
 def log_softmax(logits: Array) -> Array:
     """Log-probabilities of each row: float32 [rows, vocab]."""
     shifted = logits - logits.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True, dtype=np.float64)).astype(
+        np.float32
+    )
 
 
 def distributions(
     engine: LogitsEngine, token_ids: list[int], window: int, stride: int
 ) -> Iterator[tuple[NDArray[np.int64], Array]]:
-    """The predicted tokens in order, at most ROWS at a time, with the log-probabilities of what could follow.
+    """The predicted tokens in order, at most ROWS at a time, with the log-probabilities of what
+    could follow.
 
     Yields:
         ids [n] and natural logs [n, vocab].
@@ -110,7 +118,8 @@ def kl_divergence(reference: Array, candidate: Array) -> NDArray[np.float64]:
     """KL(reference || candidate) = sum over tokens of p_ref (log p_ref - log p_cand), nats: [rows].
 
     Args:
-        reference, candidate: log-probabilities [rows, vocab]; a token that the reference rules out counts nothing.
+        reference, candidate: log-probabilities [rows, vocab]; a token that the reference rules out
+            counts nothing.
     """
     p = np.exp(reference)
     terms = np.multiply(p, reference - candidate, out=np.zeros_like(p), where=p > 0)
@@ -124,7 +133,8 @@ def identical_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def greedy(engine: BenchEngine, prompts: Sequence[list[int]], output_len: int) -> list[list[int]]:
-    """Greedy continuations of `output_len` tokens each; the prompts run together, as the engine batches them."""
+    """Greedy continuations of `output_len` tokens each; the prompts run together, as the engine
+    batches them."""
     params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
     outputs: dict[str, list[int]] = {f"quality-{i}": [] for i in range(len(prompts))}
     for name, prompt in zip(outputs, prompts, strict=True):
@@ -141,7 +151,9 @@ def greedy(engine: BenchEngine, prompts: Sequence[list[int]], output_len: int) -
 
 
 def evaluate(
-    engine: LogitsEngine, reference: Reference, tick: Callable[[int, int], None] = lambda done, total: None
+    engine: LogitsEngine,
+    reference: Reference,
+    tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Quality:
     """Measure an engine at rest against the reference.
 
@@ -157,17 +169,22 @@ def evaluate(
     total = num_predicted(len(reference.token_ids), reference.window, reference.stride)
     nll, agreed, done = 0.0, 0, 0
     divergences: list[NDArray[np.float64]] = []
-    for targets, log_probs in distributions(engine, reference.token_ids, reference.window, reference.stride):
+    for targets, log_probs in distributions(
+        engine, reference.token_ids, reference.window, reference.stride
+    ):
         nll += negative_log_likelihood(targets, log_probs)
         agreed += int((log_probs.argmax(1) == reference.top1[done : done + len(targets)]).sum())
         if known := len(rows := stored[done : done + len(targets)]):
-            # Rounded to float16 they add up to a little more or less than 1: made a distribution again.
+            # Rounded to float16 they add up to a little more or less than 1: made a distribution
+            # again.
             exact = log_softmax(rows.astype(np.float32))
             divergences.append(kl_divergence(exact, log_probs[:known]))
         done += len(targets)
         tick(done, total)
     outputs = greedy(engine, reference.prompts, len(reference.continuations[0]))
-    prefixes = [identical_prefix(a, b) for a, b in zip(outputs, reference.continuations, strict=True)]
+    prefixes = [
+        identical_prefix(a, b) for a, b in zip(outputs, reference.continuations, strict=True)
+    ]
     kl = np.concatenate(divergences)
     return Quality(
         perplexity=_exp(nll / total),
@@ -188,7 +205,8 @@ def evaluate(
 
 
 def bits_per_byte(nats_per_token: float, num_tokens: int, num_bytes: int | None) -> float | None:
-    """Bits a byte of text: comparable across tokenizers, which perplexity is not; None without bytes."""
+    """Bits a byte of text: comparable across tokenizers, which perplexity is not; None without
+    bytes."""
     return nats_per_token / math.log(2) * num_tokens / num_bytes if num_bytes else None
 
 

@@ -1,4 +1,5 @@
-"""Quality within a session: after the measured window, once for all repeats, and never a surprise at its end."""
+"""Quality within a session: after the measured window, once for all repeats, and never a surprise
+at its end."""
 
 from __future__ import annotations
 
@@ -30,19 +31,22 @@ class Judge:
 
     def __init__(self, emit: Callable[..., None]) -> None:
         self._emit = emit
-        self._known: dict[str, Quality] = {}  # by reference: an engine's quality is the same at every repeat
+        # by reference: an engine's quality is the same at every repeat
+        self._known: dict[str, Quality] = {}
 
     def find_reference(self, measurement: Measurement) -> Reference | None:
         """What quality is compared with; None where none is wanted or the engine gives no logits.
 
-        To be called before the engine is built: the reference may have to be computed, and two models might
-        not fit the memory together.
+        To be called before the engine is built: the reference may have to be computed, and two
+        models might not fit the memory together.
 
         Raises:
             BadInput, MemoryError, RuntimeError: see `reference.ensure`.
         """
         config = measurement.config
-        if not quality_wanted(config) or not hasattr(locate(config["engine"]["_target_"]), "logits"):
+        if not quality_wanted(config) or not hasattr(
+            locate(config["engine"]["_target_"]), "logits"
+        ):
             return None
         root = measurement.path.parent.parent
         return quality_reference.ensure(config, root, lambda: self._emit("reference"))
@@ -63,7 +67,8 @@ class Judge:
             raise BadInput(f"quality.window={judge.window}: {refusal}") from refusal
 
     def fill(self, record: Record, engine: BenchEngine, judge: Reference | None) -> None:
-        """Measure, when all else has been measured and taken down; the engine is at rest before and after."""
+        """Measure, when all else has been measured and taken down; the engine is at rest before and
+        after."""
         if not quality_wanted(record.config):
             return
         if judge is None or not isinstance(engine, LogitsEngine):
@@ -76,13 +81,17 @@ class Judge:
         record.quality = self._known[judge.id]
         if not math.isfinite(record.quality.perplexity or math.nan):
             record.validity.ok = False
-            record.validity.reasons.append("the engine's logits are not finite, so neither is its perplexity")
+            record.validity.reasons.append(
+                "the engine's logits are not finite, so neither is its perplexity"
+            )
 
     def _evaluate(self, engine: LogitsEngine, judge: Reference) -> Quality:
         began = time.monotonic()
 
         def tick(done: int, total: int) -> None:
-            self._emit("quality", tokens=done, total_tokens=total, elapsed_s=time.monotonic() - began)
+            self._emit(
+                "quality", tokens=done, total_tokens=total, elapsed_s=time.monotonic() - began
+            )
 
         self._emit("quality")
         quality = evaluate(engine, judge, tick)

@@ -1,8 +1,10 @@
-"""The reference of quality figures, computed once in a process of its own and shared by all cells of all sweeps.
+"""The reference of quality figures, computed once in a process of its own and shared by all cells
+of all sweeps.
 
-`<runs>/quality/<id>/` has `logprobs.npy`, and `reference.json`, which is written last: it exists only when the other
-file is whole. A process of its own, and before the engine under test is built, so that two models never lie in
-memory together and nothing of the reference is left in the process that measures. It may be deleted at any time.
+`<runs>/quality/<id>/` has `logprobs.npy`, and `reference.json`, which is written last: it exists
+only when the other file is whole. A process of its own, and before the engine under test is built,
+so that two models never lie in memory together and nothing of the reference is left in the process
+that measures. It may be deleted at any time.
 
 `python -m minivllm.bench.quality_reference JOB.json PARENT_PID`
 """
@@ -76,17 +78,20 @@ def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, i
     """
     window = knobs["window"] or min(WINDOW, max_model_len)
     if window > max_model_len:
-        raise BadInput(f"quality.window={window} is longer than the context of {max_model_len} tokens")
+        raise BadInput(
+            f"quality.window={window} is longer than the context of {max_model_len} tokens"
+        )
     if (length := knobs["prompt_len"] + knobs["output_len"]) > max_model_len:
         raise BadInput(
-            f"quality.prompt_len and quality.output_len are {length} tokens together, and the context is "
-            f"{max_model_len}"
+            f"quality.prompt_len and quality.output_len are {length} tokens together, and the "
+            f"context is {max_model_len}"
         )
     return window, min(knobs["stride"] or max(1, window // 2), window)
 
 
 def reference_id(config: dict[str, Any]) -> str:
-    """Content address of the reference that a configuration is compared with, 12 hexadecimal digits."""
+    """Content address of the reference that a configuration is compared with, 12 hexadecimal
+    digits."""
     model, knobs = config["model"], config["quality"]
     device = (config.get("runtime") or {}).get("device") or "auto"
     checkpoint: list[Any] = [model]
@@ -101,7 +106,8 @@ def reference_id(config: dict[str, Any]) -> str:
 
 
 def _usual(knobs: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of default options, in the reference's precision and with a place for each prompt."""
+    """The configuration of default options, in the reference's precision and with a place for each
+    prompt."""
     return compose([f"quant={knobs['reference']}", f"batching.max_num_seqs={knobs['prompts']}"])
 
 
@@ -111,22 +117,29 @@ def _file_hash(path: Path) -> str:
 
 
 def load(folder: Path) -> Reference | None:
-    """What `compute` wrote; None where it is not there or is damaged, and so is to be computed again."""
+    """What `compute` wrote; None where it is not there or is damaged, and so is to be computed
+    again."""
     types = {name: kind for name, kind in get_type_hints(Reference).items() if name != "folder"}
     try:
         content = read_object(folder / REFERENCE, REFERENCE, limit=MAX_TEXT)
-        if content.keys() != types.keys() or any(checker(types[key])(content[key]) for key in types):
+        if content.keys() != types.keys() or any(
+            checker(types[key])(content[key]) for key in types
+        ):
             return None
         rows = len(np.load(folder / LOG_PROBS, mmap_mode="r"))
     except (OSError, ValueError, EOFError, TypeError):
         return None
     reference = Reference(**content, folder=folder)
     predicted = num_predicted(len(reference.token_ids), reference.window, reference.stride)
-    whole = len(reference.top1) == predicted and rows == reference.kl_tokens and reference.continuations
+    whole = (
+        len(reference.top1) == predicted and rows == reference.kl_tokens and reference.continuations
+    )
     return reference if whole else None
 
 
-def ensure(config: dict[str, Any], root: Path, announce: Callable[[], None] = lambda: None) -> Reference:
+def ensure(
+    config: dict[str, Any], root: Path, announce: Callable[[], None] = lambda: None
+) -> Reference:
     """The reference that a configuration is compared with, computed if nobody has.
 
     Args:
@@ -167,11 +180,18 @@ def _remove_unfinished(root: Path) -> None:
 
 
 def _compute_apart(config: dict[str, Any], folder: Path) -> None:
-    """Run `compute` in a process of its own; what it prints goes where this process's output goes."""
+    """Run `compute` in a process of its own; what it prints goes where this process's output
+    goes."""
     with tempfile.TemporaryDirectory(prefix="minivllm-") as scratch:
         job = Path(scratch) / "job.json"
         job.write_text(json.dumps({"config": config, "folder": str(folder)}, default=str))
-        command = [sys.executable, "-m", "minivllm.bench.quality_reference", str(job), str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "minivllm.bench.quality_reference",
+            str(job),
+            str(os.getpid()),
+        ]
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == 0:
             return
@@ -186,10 +206,12 @@ def _compute_apart(config: dict[str, Any], folder: Path) -> None:
 
 
 def compute(config: dict[str, Any], folder: Path) -> None:
-    """Build the model in the reference precision, otherwise with default options, and write what it says.
+    """Build the model in the reference precision, otherwise with default options, and write what it
+    says.
 
     Args:
-        config: the resolved configuration of a cell; its model, device, threads and `quality` settings are used.
+        config: the resolved configuration of a cell; its model, device, threads and `quality`
+            settings are used.
         folder: where to write; its name becomes the reference's id.
 
     Raises:
@@ -209,7 +231,10 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     prompts = _prompts(token_ids, knobs)
     row_bytes = 2 * engine.info.vocab_size
     kl_tokens = int(
-        min(num_predicted(len(token_ids), window, stride), knobs["max_reference_gb"] * 1e9 // row_bytes)
+        min(
+            num_predicted(len(token_ids), window, stride),
+            knobs["max_reference_gb"] * 1e9 // row_bytes,
+        )
     )
     if not kl_tokens:
         raise BadInput(
@@ -230,7 +255,9 @@ def compute(config: dict[str, Any], folder: Path) -> None:
 
     files.atomically(folder / LOG_PROBS, write)
     if not math.isfinite(nll):
-        raise RuntimeError(f"its logits are not finite; choose a wider one than {knobs['reference']}")
+        raise RuntimeError(
+            f"its logits are not finite; choose a wider one than {knobs['reference']}"
+        )
     continuations = greedy(engine, prompts, knobs["output_len"])
     reference = Reference(
         folder.name,
@@ -254,8 +281,8 @@ def refuse_random(weights: str) -> None:
     """Raise BadInput for random weights, whose text is noise in any precision."""
     if weights == "random":
         raise BadInput(
-            "quality needs trained weights, and these are random: give model.path=FOLDER with a checkpoint, "
-            "or leave quality out (task=bench measure.quality=false)"
+            "quality needs trained weights, and these are random: give model.path=FOLDER with a "
+            "checkpoint, or leave quality out (task=bench measure.quality=false)"
         )
 
 
@@ -273,10 +300,12 @@ def _prompts(token_ids: list[int], knobs: dict[str, Any]) -> list[list[int]]:
     room = len(token_ids) - length
     if len(token_ids) < 2 or room < 0:
         raise BadInput(
-            f"the text of quality.text has {len(token_ids)} tokens, and prompts of quality.prompt_len={length} "
-            "are cut from it: give a longer one, or shorter prompts"
+            f"the text of quality.text has {len(token_ids)} tokens, and prompts of "
+            f"quality.prompt_len={length} are cut from it: give a longer one, or shorter prompts"
         )
-    return [token_ids[start : start + length] for start in (i * room // count for i in range(count))]
+    return [
+        token_ids[start : start + length] for start in (i * room // count for i in range(count))
+    ]
 
 
 def _header(file: IO[bytes], rows: int, columns: int) -> None:
@@ -286,7 +315,8 @@ def _header(file: IO[bytes], rows: int, columns: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry point; see the module's docstring. Failures are left beside JOB.json, for the parent to raise."""
+    """Entry point; see the module's docstring. Failures are left beside JOB.json, for the parent to
+    raise."""
     from minivllm.bench.completion import classify
     from minivllm.platform.children import die_with
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.bench import profile
-from minivllm.bench.driver import PROGRESS_INTERVAL_S, Drive, Progress, full_batch, prompt_for, warm_up
+from minivllm.bench.driver import (
+    PROGRESS_INTERVAL_S,
+    Drive,
+    Progress,
+    full_batch,
+    prompt_for,
+    warm_up,
+)
 from minivllm.bench.hardware.clock import Clock, Reading
 from minivllm.bench.hardware.energy import NullMeter, open_meter, per_token
 from minivllm.bench.hardware.gpu import device_of, open_gpu
@@ -47,7 +54,8 @@ class Result:
     record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
     requests: Rows  # of requests.parquet
     steps: Rows  # of steps.parquet
-    window_s: tuple[float, float] | None  # first arrival and last token, monotonic seconds; None: simulated
+    # first arrival and last token, monotonic seconds; None: simulated
+    window_s: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ class Session:
     """Builds the engine for the first measurement and keeps it for the next ones.
 
     Args:
-        config: the resolved configuration; measurements may differ from it in workload, arrival and measure.
+        config: the resolved configuration; measurements may differ from it in workload, arrival and
+            measure.
         emit: tells the supervisor what goes on.
     """
 
@@ -140,16 +149,20 @@ class Session:
         self._idle_watts = self._meter.idle_watts()
         if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
             self._emit("probing")
-            self._limits, notes = probe(device, costs.get("matrix_dtype") or costs.get("dtype", "float32"))
+            self._limits, notes = probe(
+                device, costs.get("matrix_dtype") or costs.get("dtype", "float32")
+            )
             self._notes += notes
             if not reset_own_peak_rss():
                 self._notes.append("host_rss_peak may include the bandwidth probe's buffer")
 
     def _probe_again(self, reached: Callable[[Roofline], Roofline]) -> None:
-        """A run that passes the limits says that others used the machine while they were measured."""
+        """A run that passes the limits says that others used the machine while they were
+        measured."""
         self._limits = raised(self._limits, self._device(), reached)
         self._notes.append(
-            "the hardware's limits were measured again, after a run that had passed the first figures"
+            "the hardware's limits were measured again, after a run that had passed the first "
+            "figures"
         )
 
     def _device(self) -> str:
@@ -196,7 +209,9 @@ class Session:
         self._judge.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return Result(record, recorded_requests(traces, not virtual), steps, None if virtual else window)
+        return Result(
+            record, recorded_requests(traces, not virtual), steps, None if virtual else window
+        )
 
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0
@@ -204,7 +219,8 @@ class Session:
         return Load(workload, build(config["arrival"]), build(config["decoding"]), seed)
 
     def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
-        """Seconds of the first batch, after which the engine is as empty as before; None where none was run."""
+        """Seconds of the first batch, after which the engine is as empty as before; None where none
+        was run."""
         self._emit("warmup")
         wanted = measure.get("warmup_requests", "auto")
         clock = self.engine.info.clock
@@ -214,7 +230,14 @@ class Session:
             warmed = max(warmed or 0, load.workload.num_talks)
         others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
         first_batch = warm_up(
-            self.engine, load.workload, arrival, load.params, clock or Clock(), warmed, load.seed, others
+            self.engine,
+            load.workload,
+            arrival,
+            load.params,
+            clock or Clock(),
+            warmed,
+            load.seed,
+            others,
         )
         self.engine.reset()
         gc.collect()
@@ -230,7 +253,13 @@ class Session:
         try:
             # Made before the window, whose energy the making of a thousand prompts is not.
             drive = Drive(
-                self.engine, load.workload, load.arrival, load.params, clock or Clock(), tick, load.seed
+                self.engine,
+                load.workload,
+                load.arrival,
+                load.params,
+                clock or Clock(),
+                tick,
+                load.seed,
             )
             self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
             # The mark is the kernel's and keeps what earlier measurements of this worker reached.
@@ -255,14 +284,20 @@ class Session:
         first_batch: float | None,
     ) -> Record:
         """All that a measured window says, but for quality."""
-        measure, info, liveness = measurement.config["measure"], self.engine.info, self.engine.liveness()
+        measure, info, liveness = (
+            measurement.config["measure"],
+            self.engine.info,
+            self.engine.liveness(),
+        )
         overlapped = validity.overlap_steps(liveness) > 0
         max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_talks)
         figures = metrics.compute(traces, measure.get("slo") or {}, max_running)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
         def reached(limits: Roofline) -> Roofline:
-            return usage(info.model, steps, limits, self._cache_bytes(), overlapped, figures.duration_s)
+            return usage(
+                info.model, steps, limits, self._cache_bytes(), overlapped, figures.duration_s
+            )
 
         record = self._record(
             measurement,
@@ -301,7 +336,8 @@ class Session:
         return record
 
     def profile(self, measurement: Measurement) -> None:
-        """Trace some steps of what was just measured, which the engine is fit for; see `profile.trace`."""
+        """Trace some steps of what was just measured, which the engine is fit for; see
+        `profile.trace`."""
         load = self._load_of(measurement.config)
         profile.trace(
             self.engine,
@@ -325,7 +361,8 @@ class Session:
         begin, info = time.monotonic(), self.engine.info
         if reference is None:
             raise BadInput(
-                f"task=quality needs logits, which engine={info.name} does not give: use engine=minivllm"
+                f"task=quality needs logits, which engine={info.name} does not give: use "
+                "engine=minivllm"
             )
         self.usable = False
         record = self._record(
@@ -372,7 +409,10 @@ class Session:
                 return  # virtual seconds may pass by the thousand
             last = time.monotonic()
             self._emit(
-                "measuring", tokens=progress.output_tokens, total_tokens=total, elapsed_s=progress.elapsed_s
+                "measuring",
+                tokens=progress.output_tokens,
+                total_tokens=total,
+                elapsed_s=progress.elapsed_s,
             )
 
         return tick

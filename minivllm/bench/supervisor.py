@@ -1,8 +1,10 @@
-"""The parent of every measurement: spawns workers, watches them, and completes or writes their records.
+"""The parent of every measurement: spawns workers, watches them, and completes or writes their
+records.
 
-A worker can die in ways that it cannot report, so the parent holds what must not be lost: the timeout, the
-memory limit, the telemetry, and the last write of record.json. It never imports torch. The worker hands over a
-finished record in a temporary name (`storage.HANDOVER`); the parent adds what only it knows and renames.
+A worker can die in ways that it cannot report, so the parent holds what must not be lost: the
+timeout, the memory limit, the telemetry, and the last write of record.json. It never imports torch.
+The worker hands over a finished record in a temporary name (`storage.HANDOVER`); the parent adds
+what only it knows and renames.
 """
 
 from __future__ import annotations
@@ -37,8 +39,14 @@ Progress = Callable[[dict[str, Any]], None]
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
 GRACE_S = 3.0  # between asking a worker to end and killing it
 CLOSING_S = 30.0  # for a worker to release its engine after the last measurement
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a worker.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+# Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a
+# worker.
 WATCH_KNOBS = (
     *("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s"),
     *("roofline", "prefix_cache"),
@@ -78,17 +86,19 @@ def _served(measurement: Measurement) -> tuple[Any, ...]:
 
 
 class Supervisor:
-    """Makes one measurement after the other; a worker is kept for as long as its engine can serve the next.
+    """Makes one measurement after the other; a worker is kept for as long as its engine can serve
+    the next.
 
-    With `measure.isolation=run` each has a worker of its own, and with `runtime.profile`, which leaves the
-    profiler behind in its process. As a context manager it ends its worker.
+    With `measure.isolation=run` each has a worker of its own, and with `runtime.profile`, which
+    leaves the profiler behind in its process. As a context manager it ends its worker.
 
     Args:
-        on_progress: told what goes on, about five times a second: a dictionary with `event` (waiting,
-            loading, probing, warmup, measuring, profiling, done, failed), `measurement`, `position` (from 1), `total`,
-            and what the event knows besides (loaded, to_load, tokens, total_tokens, elapsed_s, status, message).
-        lone: bad input that only the worker could see is raised, and leaves no record behind; otherwise
-            it becomes a record of status `invalid`.
+        on_progress: told what goes on, about five times a second: a dictionary with `event`
+            (waiting, loading, probing, warmup, measuring, profiling, done, failed), `measurement`,
+            `position` (from 1), `total`, and what the event knows besides (loaded, to_load, tokens,
+            total_tokens, elapsed_s, status, message).
+        lone: bad input that only the worker could see is raised, and leaves no record behind;
+            otherwise it becomes a record of status `invalid`.
         total: how many measurements there will be; None where nobody knows.
     """
 
@@ -104,10 +114,12 @@ class Supervisor:
         self._current: Measurement
         self._began_s = 0.0
         self._facts: dict[str, Any] = {}  # provenance
-        self._verdict: tuple[str, str] | None = None  # status and message, where we ended the worker
+        # status and message, where we ended the worker
+        self._verdict: tuple[str, str] | None = None
         self._failure: dict[str, Any] | None = None  # what the worker last said had failed
         self._failed_s = 0.0  # when it did
-        self._handed: dict[str, Any] | None = None  # said when all was measured and only a trace was to come
+        # said when all was measured and only a trace was to come
+        self._handed: dict[str, Any] | None = None
 
     def __enter__(self) -> Supervisor:
         return self
@@ -120,8 +132,8 @@ class Supervisor:
 
         Raises:
             BadInput: see `lone`.
-            KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is left, unless only
-                its trace was to come.
+            KeyboardInterrupt: Ctrl-C; the worker has ended, and of this measurement nothing is
+                left, unless only its trace was to come.
         """
         self._current, self._verdict, self._failure, self._handed = measurement, None, None, None
         self._position += 1
@@ -144,7 +156,9 @@ class Supervisor:
     def _measured(self, measurement: Measurement) -> Outcome:
         if self._worker is None:
             self._device.enter_context(
-                device_lock(measurement.config, lambda who: self._emit({"event": "waiting", "holder": who}))
+                device_lock(
+                    measurement.config, lambda who: self._emit({"event": "waiting", "holder": who})
+                )
             )
         try:
             storage.prepare(measurement.path, measurement.config)
@@ -152,8 +166,8 @@ class Supervisor:
             if self._worker is None:
                 self._device.close()
             raise BadInput(
-                f"runs_dir={measurement.path.parent.parent}: the folder {measurement.path.name} of a record cannot be made "
-                f"({error.strerror or error})"
+                f"runs_dir={measurement.path.parent.parent}: the folder {measurement.path.name} "
+                f"of a record cannot be made ({error.strerror or error})"
             ) from None
         self._facts = provenance(measurement.config, code_hash())
         self._began_s = time.monotonic()
@@ -191,7 +205,8 @@ class Supervisor:
         assert self._worker is not None
         measure: dict[str, Any] = self._current.config.get("measure") or {}
         if self._failure is not None:
-            return time.monotonic() - self._failed_s > CLOSING_S  # all is said: the worker has only to end
+            # all is said: the worker has only to end
+            return time.monotonic() - self._failed_s > CLOSING_S
         spent = time.monotonic() - self._began_s
         timeout, limit = measure.get("timeout_s"), measure.get("memory_limit_gb")
         if self._worker.telemetry.over_limit.is_set():
@@ -203,7 +218,8 @@ class Supervisor:
     def _hear(self, event: dict[str, Any]) -> Outcome | None:
         """Take in what the worker said; the outcome where that ended the measurement."""
         assert self._worker is not None
-        if event["event"] not in ("done", "failed"):  # the last row is of what came before, counted or not
+        # the last row is of what came before, counted or not
+        if event["event"] not in ("done", "failed"):
             self._worker.telemetry.phase = event["event"]
         if event["event"] == "done":
             return self._completed(event)
@@ -218,26 +234,36 @@ class Supervisor:
         return None
 
     def _completed(self, event: dict[str, Any], no_trace: str | None = None) -> Outcome:
-        """Add what was seen from outside to the record that the worker handed over, and rename it into place."""
+        """Add what was seen from outside to the record that the worker handed over, and rename it
+        into place."""
         assert self._worker is not None
         self._handed = None  # if its record cannot be written, that is no matter of the trace
         self._worker.telemetry.sample()
         rows = self._worker.telemetry.rows(self._began_s)
         try:
-            status, message = complete(self._current, self._facts, rows, event["window_s"], no_trace)
+            status, message = complete(
+                self._current, self._facts, rows, event["window_s"], no_trace
+            )
         except OSError as error:  # a full disk is this cell's failure, not the sweep's end
-            return self._failed("error", type(error).__name__, f"the record could not be written: {error}")
+            return self._failed(
+                "error", type(error).__name__, f"the record could not be written: {error}"
+            )
         return self._settle(status, message)
 
     def _settle(self, status: str, message: str) -> Outcome:
-        event = {"event": "done" if status == "ok" else "failed", "status": status, "message": message}
+        event = {
+            "event": "done" if status == "ok" else "failed",
+            "status": status,
+            "message": message,
+        }
         if status == "error" and self._failure is not None:  # a bug, here or in a plug-in
             event |= {"type": self._failure["type"], "at": self._failure["at"]}
         self._emit(event)
         return Outcome(self._current, status, message)
 
     def _failed(self, status: str, kind: str, message: str) -> Outcome:
-        """Write the record of a measurement that did not end well; where only its trace failed, that is a note."""
+        """Write the record of a measurement that did not end well; where only its trace failed,
+        that is a note."""
         assert self._worker is not None
         if self._handed is not None:
             return self._completed(self._handed, message)
@@ -252,7 +278,8 @@ class Supervisor:
             if self._lone:
                 why = os.strerror(error.errno) if error.errno else str(error)
                 raise BadInput(
-                    f"runs_dir={self._current.path.parent.parent}: no record can be written ({why}); {message}"
+                    f"runs_dir={self._current.path.parent.parent}: no record can be written "
+                    f"({why}); {message}"
                 ) from None
             message = f"{message} (nor could its record be written: {error})"
         return self._settle(status, message)
@@ -262,16 +289,24 @@ class Supervisor:
         assert self._worker is not None
         code, oom_killed = self._worker.wait()
         if self._failure is not None:
-            return self._failed(self._failure["status"], self._failure["type"], self._failure["message"])
+            return self._failed(
+                self._failure["status"], self._failure["type"], self._failure["message"]
+            )
         if self._verdict:
             status, message = self._verdict
-            return self._failed(status, "TimeoutError" if status == "timeout" else "MemoryError", message)
+            return self._failed(
+                status, "TimeoutError" if status == "timeout" else "MemoryError", message
+            )
         if code == -signal.SIGKILL and oom_killed:
-            return self._failed("oom", "MemoryError", "killed by the kernel, which was out of memory")
+            return self._failed(
+                "oom", "MemoryError", "killed by the kernel, which was out of memory"
+            )
         if code < 0:
             name = signal.Signals(-code).name
             return self._failed("crashed", name, f"the worker was killed by {name}")
-        return self._failed("crashed", "WorkerExit", f"the worker ended with exit code {code} and no result")
+        return self._failed(
+            "crashed", "WorkerExit", f"the worker ended with exit code {code} and no result"
+        )
 
 
 class _Worker:
@@ -326,7 +361,9 @@ class _Worker:
         assert self._process.stdin is not None
         self.log = measurement.path / storage.LOG
         with contextlib.suppress(BrokenPipeError):  # it has died: its exit code tells
-            self._process.stdin.write(json.dumps(measurement.to_dict(), default=str).encode() + b"\n")
+            self._process.stdin.write(
+                json.dumps(measurement.to_dict(), default=str).encode() + b"\n"
+            )
             self._process.stdin.flush()
 
     def listen(self) -> list[dict[str, Any]] | None:
@@ -355,7 +392,8 @@ class _Worker:
         self._process.wait()
 
     def close(self, patience_s: float) -> None:
-        """Tell it that all is done and wait so long for it to release its engine; with 0 end it as it is."""
+        """Tell it that all is done and wait so long for it to release its engine; with 0 end it as
+        it is."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + patience_s
         try:
@@ -383,7 +421,8 @@ def _discard_unfinished(measurement: Measurement) -> None:
 
 
 def _oom_kills() -> int:
-    """Processes that the kernel has killed for memory so far, on this machine and in this container."""
+    """Processes that the kernel has killed for memory so far, on this machine and in this
+    container."""
     total = 0
     for path in OOM_COUNTERS:
         with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
 """The process that measures: `python -m minivllm.bench.worker PROGRESS_FD PARENT_PID`.
 
-The supervisor gives it measurements on standard input, a JSON line each, when their directories are ready. They share
-one engine configuration; the engine is built once. A finished record is handed over in a temporary
-file, since only the supervisor has the telemetry. Progress goes up a pipe of its own as JSON lines, so that
-nothing that an engine prints can disturb it. Exit codes: 0 all measured, 1 a failure, 2 bad input.
+The supervisor gives it measurements on standard input, a JSON line each, when their directories are
+ready. They share one engine configuration; the engine is built once. A finished record is handed
+over in a temporary file, since only the supervisor has the telemetry. Progress goes up a pipe of
+its own as JSON lines, so that nothing that an engine prints can disturb it. Exit codes: 0 all
+measured, 1 a failure, 2 bad input.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Worker:
         self.pipe("done", window_s=result.window_s)
 
     def _profile(self, session: Session, measurement: Measurement, record: Record) -> None:
-        """Leave a trace, or a note in the record that is handed over already: it is not lost for want of one."""
+        """Leave a trace, or a note in the record that is handed over already: it is not lost for
+        want of one."""
         try:
             session.profile(measurement)
         except Exception as error:

@@ -16,10 +16,11 @@ SCALE_DTYPE = torch.float32
 def compress(x: Tensor, kv_dtype: str) -> tuple[Tensor, Tensor]:
     """Scale each vector so that its largest element becomes the largest number there is, and round.
 
-    The scale belongs to one head of one token, so that what is stored depends on nothing else: no calibration,
-    and the same in any batch (as in KIVI, Liu et al. 2024, values are scaled by token, but here keys are too).
-    With m the vector's largest magnitude, an element x comes back within m / 254 of itself from int8, and
-    from fp8 (e4m3: 3 bits of mantissa) within |x| / 16, or m / 448 / 1024 where that is more.
+    The scale belongs to one head of one token, so that what is stored depends on nothing else: no
+    calibration, and the same in any batch (as in KIVI, Liu et al. 2024, values are scaled by token,
+    but here keys are too). With m the vector's largest magnitude, an element x comes back within m
+    / 254 of itself from int8, and from fp8 (e4m3: 3 bits of mantissa) within |x| / 16, or m / 448 /
+    1024 where that is more.
 
     Args:
         x: [..., head_dim].

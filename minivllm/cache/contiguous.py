@@ -23,12 +23,14 @@ class ContiguousCache(ContiguousOptions):
         """See CachePolicy."""
         slabs = self.num_sequences
         if slabs is None:
-            affordable = int(available_bytes * self.memory_fraction) // (bytes_per_token * max_model_len)
+            affordable = int(available_bytes * self.memory_fraction) // (
+                bytes_per_token * max_model_len
+            )
             slabs = min(affordable, max_num_seqs)
         if slabs < 1:
             raise BadInput(
-                f"the KV cache holds no sequence of {max_model_len} tokens: {self.memory_fraction:g} of "
-                f"{available_bytes / 2**20:.0f} MiB free is too little; lower model.max_model_len, "
-                "or use cache=paged"
+                f"the KV cache holds no sequence of {max_model_len} tokens: "
+                f"{self.memory_fraction:g} of {available_bytes / 2**20:.0f} MiB free is too "
+                "little; lower model.max_model_len, or use cache=paged"
             )
         return CacheLayout(max_model_len, slabs + 1)

@@ -23,8 +23,8 @@ def free_memory(device: torch.device) -> int:
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take memory only once they are written to, where the system can do that.
 
-    torch.zeros writes every page; numpy asks the system for zeroed pages, which come when touched. A
-    pool of many GB on a CPU is then free until it is used.
+    torch.zeros writes every page; numpy asks the system for zeroed pages, which come when touched.
+    A pool of many GB on a CPU is then free until it is used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -32,9 +32,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype, kv_dtype: str = "auto") -> int:
+def bytes_per_token(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, kv_dtype: str = "auto"
+) -> int:
     """Bytes of keys and values, and of their scales, that one token takes over all layers."""
-    return sum(token_bytes(spec.num_kv_heads, spec.head_dim, dtype.itemsize, kv_dtype) for spec in specs)
+    return sum(
+        token_bytes(spec.num_kv_heads, spec.head_dim, dtype.itemsize, kv_dtype) for spec in specs
+    )
 
 
 class KVCache:
@@ -45,13 +49,14 @@ class KVCache:
         layout: block size and number of blocks.
         dtype: the model's dtype.
         device: where the cache lives.
-        kv_dtype: "auto" stores keys and values in `dtype`, "int8" and "fp8" in 8 bits (see compression.py).
+        kv_dtype: "auto" stores keys and values in `dtype`, "int8" and "fp8" in 8 bits (see
+            compression.py).
 
     Attributes:
-        parts: for each layer what lies in blocks, and moves with them: keys and values
-            [num_blocks, block_size, num_kv_heads, head_dim], and if they are compressed (then they are int8
-            bits) their scales [num_blocks, block_size, num_kv_heads], float32. attention=cpu may keep another order within
-            a block, which only moves as a whole.
+        parts: for each layer what lies in blocks, and moves with them: keys and values [num_blocks,
+            block_size, num_kv_heads, head_dim], and if they are compressed (then they are int8
+            bits) their scales [num_blocks, block_size, num_kv_heads], float32. attention=cpu may
+            keep another order within a block, which only moves as a whole.
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class KVCache:
             heads: tuple[int, ...] = (layout.block_size, spec.num_kv_heads)
             shapes = [((*heads, spec.head_dim), torch.int8 if self.compressed else dtype)] * 2
             shapes += [(heads, SCALE_DTYPE)] * 2 * self.compressed
-            self.parts.append(tuple(zeros((layout.num_blocks, *s), kind, device) for s, kind in shapes))
+            self.parts.append(
+                tuple(zeros((layout.num_blocks, *s), kind, device) for s, kind in shapes)
+            )
         self.blocks = [part for parts in self.parts for part in parts]  # all that lies in blocks
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
@@ -97,7 +104,9 @@ class KVCache:
             for part in self.blocks:
                 part[list(blocks)] = 0
 
-    def gather(self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, layer: int, blocks: Tensor, num_rows: int, num_tokens: int
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values of R requests side by side.
 
         Args:
@@ -107,22 +116,28 @@ class KVCache:
             num_tokens: tokens wanted a request; at most B * block_size.
 
         Returns:
-            Two new tensors [R, W, num_kv_heads, head_dim] in the model's dtype: W is `num_tokens` where one block
-            holds them, else all B * block_size. What lies beyond a request's own tokens is left over from others.
+            Two new tensors [R, W, num_kv_heads, head_dim] in the model's dtype: W is `num_tokens`
+            where one block holds them, else all B * block_size. What lies beyond a request's own
+            tokens is left over from others.
         """
         parts = self.parts[layer]
         if len(blocks) == num_rows:
             found = [part[:, :num_tokens].index_select(0, blocks) for part in parts]
         else:
-            found = [part.index_select(0, blocks).view(num_rows, -1, *part.shape[2:]) for part in parts]
+            found = [
+                part.index_select(0, blocks).view(num_rows, -1, *part.shape[2:]) for part in parts
+            ]
         return self._expanded(found)
 
     def gather_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in the model's dtype."""
+        """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in
+        the model's dtype."""
         return self._expanded([part.index_select(0, slots) for part in self._slots[layer]])
 
     def _expanded(self, found: list[Tensor]) -> tuple[Tensor, Tensor]:
         if not self.compressed:
             return found[0], found[1]
         k, v, k_scale, v_scale = found
-        return expand(k, k_scale, self.kv_dtype, self.dtype), expand(v, v_scale, self.kv_dtype, self.dtype)
+        return expand(k, k_scale, self.kv_dtype, self.dtype), expand(
+            v, v_scale, self.kv_dtype, self.dtype
+        )

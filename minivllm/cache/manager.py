@@ -25,8 +25,8 @@ class _Pending:
 class CacheManager:
     """Gives requests blocks as they grow and takes them back. Pure Python.
 
-    Allocation is probe, then commit: either the whole growth fits or nothing changes. What has to be moved in
-    memory for it is collected, and handed out once a step by `take_transfers`.
+    Allocation is probe, then commit: either the whole growth fits or nothing changes. What has to
+    be moved in memory for it is collected, and handed out once a step by `take_transfers`.
 
     Args:
         layout: how the memory is cut up.
@@ -66,7 +66,8 @@ class CacheManager:
         return num_tokens if eviction is None else min(num_tokens, eviction.capacity)
 
     def room(self, sequence: CachedSequence, computed: int) -> int | None:
-        """Tokens that the sequence may compute in one step after the first `computed`; None: any number."""
+        """Tokens that the sequence may compute in one step after the first `computed`; None: any
+        number."""
         eviction = self.layout.eviction
         return None if eviction is None else eviction.capacity - (computed - sequence.num_evicted)
 
@@ -81,8 +82,9 @@ class CacheManager:
         whole: bool = False,
         reusable: TokenSequence = (),
     ) -> tuple[int, int]:
-        """Give a sequence that holds nothing its first blocks: those known by its prefix (brought back from host
-        memory if need be), those it was swapped out with, and new ones for up to `most` tokens to compute.
+        """Give a sequence that holds nothing its first blocks: those known by its prefix (brought
+        back from host memory if need be), those it was swapped out with, and new ones for up to
+        `most` tokens to compute.
 
         Args:
             sequence: has an empty block table.
@@ -94,7 +96,8 @@ class CacheManager:
             reusable: its tokens, if others may have computed their keys and values; else none.
 
         Returns:
-            How many tokens it may compute now, after how many; the first is 0, and nothing changed, if there is no room.
+            How many tokens it may compute now, after how many; the first is 0, and nothing changed,
+            if there is no room.
         """
         nodes = self._reusable(reusable)
         done = computed or len(nodes) * self.block_size
@@ -104,7 +107,11 @@ class CacheManager:
         fresh = self.blocks_for(done - sequence.num_evicted + count) - len(nodes)
         away = [node for node in nodes if not node.block]
         revived = sum(self.pool.is_free(node.block) for node in nodes if node.block) + len(away)
-        if count < 1 or (whole and count < num_tokens - done) or fresh + revived + spare > self.pool.num_free:
+        if (
+            count < 1
+            or (whole and count < num_tokens - done)
+            or fresh + revived + spare > self.pool.num_free
+        ):
             return 0, computed
         for node in nodes:
             if node.block:
@@ -149,8 +156,9 @@ class CacheManager:
         return self.prefix.match(token_ids, most)
 
     def prefetch(self, sequences: Iterable[tuple[CachedSequence, TokenSequence]]) -> None:
-        """Take note of what was read from disk since the last step, and start to read what these sequences will need,
-        as far as the host has room for it. Only where there are tiers below the device.
+        """Take note of what was read from disk since the last step, and start to read what these
+        sequences will need, as far as the host has room for it. Only where there are tiers below
+        the device.
 
         Args:
             sequences: that wait, each with its tokens as in `admit`'s `reusable`.
@@ -164,8 +172,9 @@ class CacheManager:
                     self.tiers.prefetch(list(self._known(token_ids)))
 
     def is_fetched(self, sequence: CachedSequence, reusable: TokenSequence) -> bool:
-        """Whether the sequence whose turn it is need not wait for the disk. The first call starts to read what is
-        still missing; whatever leaves the host after that is computed again, so that nobody waits twice."""
+        """Whether the sequence whose turn it is need not wait for the disk. The first call starts
+        to read what is still missing; whatever leaves the host after that is computed again, so
+        that nobody waits twice."""
         if self.tiers is None or not self.layout.disk_records:
             return True
         if sequence.disk_ticket is None:
@@ -173,8 +182,8 @@ class CacheManager:
         return self.tiers.has_read(sequence.disk_ticket)
 
     def grow(self, sequence: CachedSequence, computed: int, num_tokens: int) -> bool:
-        """Let a sequence hold `num_tokens` tokens in all, and write those after the first `computed`; False, and
-        nothing changed, if there is no room."""
+        """Let a sequence hold `num_tokens` tokens in all, and write those after the first
+        `computed`; False, and nothing changed, if there is no room."""
         table = sequence.block_table
         missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table)
         copy = self.must_copy(sequence, computed)
@@ -192,12 +201,19 @@ class CacheManager:
         return True
 
     def must_copy(self, sequence: CachedSequence, computed: int) -> bool:
-        """Whether the block that is written next is shared. Only the one that is partly full can be."""
-        blocks, at = sequence.block_table.blocks, (computed - sequence.num_evicted) // self.block_size
+        """Whether the block that is written next is shared. Only the one that is partly full can
+        be."""
+        blocks, at = (
+            sequence.block_table.blocks,
+            (computed - sequence.num_evicted) // self.block_size,
+        )
         return at < len(blocks) and self.pool.ref_counts[blocks[at]] > 1
 
-    def computed(self, sequence: CachedSequence, token_ids: TokenSequence, computed: int, most: int) -> int:
-        """Note that the first `computed` tokens were computed: full blocks may be found by others now.
+    def computed(
+        self, sequence: CachedSequence, token_ids: TokenSequence, computed: int, most: int
+    ) -> int:
+        """Note that the first `computed` tokens were computed: full blocks may be found by others
+        now.
 
         Args:
             sequence: whose tokens they are.
@@ -221,15 +237,22 @@ class CacheManager:
         return computed
 
     def evict(self, sequence: CachedSequence, computed: int, most: int) -> None:
-        """Drop blocks of a sequence that has filled its budget and goes on. (Its last token is never computed.)"""
+        """Drop blocks of a sequence that has filled its budget and goes on. (Its last token is
+        never computed.)"""
         policy = self.layout.eviction
-        if policy is None or computed - sequence.num_evicted < policy.capacity or computed >= most - 1:
+        if (
+            policy is None
+            or computed - sequence.num_evicted < policy.capacity
+            or computed >= most - 1
+        ):
             return
         scores = sequence.block_scores + [0.0] * (policy.budget - len(sequence.block_scores))
         indices = policy.drop(scores)
         self.pool.release(sequence.block_table.drop(indices))
         gone = set(indices)
-        sequence.block_scores = [s for i, s in enumerate(scores) if policy.remembers and i not in gone]
+        sequence.block_scores = [
+            s for i, s in enumerate(scores) if policy.remembers and i not in gone
+        ]
         sequence.num_evicted += len(indices) * self.block_size
         self.counters.blocks_evicted += len(indices)
         self.counters.tokens_evicted += len(indices) * self.block_size
@@ -247,15 +270,21 @@ class CacheManager:
         assert policy is not None
         for (sequence, held, count), row in zip(steps, scores, strict=True):
             self.counters.queries_observed += policy.observed(held, count)
-            known = sequence.block_scores + [0.0] * (len(sequence.block_table) - len(sequence.block_scores))
+            known = sequence.block_scores + [0.0] * (
+                len(sequence.block_table) - len(sequence.block_scores)
+            )
             sequence.block_scores = [old + new for old, new in zip(known, row, strict=False)]
 
     def fork(
-        self, parent: CachedSequence, computed: int, child: CachedSequence, num_tokens: int | None = None
+        self,
+        parent: CachedSequence,
+        computed: int,
+        child: CachedSequence,
+        num_tokens: int | None = None,
     ) -> int:
-        """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` of its `computed` tokens
-        (None: all of them); whoever writes first gets a copy. Where what they share has been evicted in part, `child`
-        computes its own.
+        """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` of
+        its `computed` tokens (None: all of them); whoever writes first gets a copy. Where what they
+        share has been evicted in part, `child` computes its own.
 
         Returns:
             How many tokens of `child` are computed.
@@ -284,7 +313,8 @@ class CacheManager:
         sequence.host_slots = []
 
     def discard(self, sequence: CachedSequence) -> list[int]:
-        """Take back everything that a sequence holds, and forget it as a prefix: its keys and values may be no numbers.
+        """Take back everything that a sequence holds, and forget it as a prefix: its keys and
+        values may be no numbers.
 
         Returns:
             The blocks that nobody else holds; they are to be cleared.
@@ -296,7 +326,8 @@ class CacheManager:
         return own
 
     def swap_out(self, sequence: CachedSequence, computed: int) -> bool:
-        """Move what a sequence has computed to host memory; False, and nothing changed, if that is full."""
+        """Move what a sequence has computed to host memory; False, and nothing changed, if that is
+        full."""
         if sequence.host_slots:  # it had not come back yet
             return True
         count = self.blocks_for(computed - sequence.num_evicted)
@@ -336,7 +367,8 @@ class CacheManager:
             self.tiers.lose(node)
 
     def _forget(self, block: int) -> None:
-        """The pool takes a cached block for something else: its content goes to a lower tier, if there is one."""
+        """The pool takes a cached block for something else: its content goes to a lower tier, if
+        there is one."""
         assert self.prefix is not None
         node = self.prefix.displace(block)
         if self.tiers is None:
@@ -350,7 +382,8 @@ class CacheManager:
         Args:
             sequences: all that hold blocks, each with how many tokens are computed.
         """
-        empty: dict[int, int] = {}  # by last block: only a table's end is not full, and it may be shared
+        # by last block: only a table's end is not full, and it may be shared
+        empty: dict[int, int] = {}
         for sequence, computed in sequences:
             blocks = sequence.block_table.blocks
             if blocks:

@@ -18,15 +18,17 @@ class PagedOptions(Options):
         num_blocks: blocks to allocate; None takes what `memory_fraction` allows, and no more than
             `max_num_seqs` requests of full length could use.
         memory_fraction: share of the memory free after loading the weights.
-        prefix_caching: keep what finished requests computed, for prompts that start with the same tokens.
+        prefix_caching: keep what finished requests computed, for prompts that start with the same
+            tokens.
         swap_space_gb: host memory for requests that `batching.preemption=swap` moves out, in GB.
-        offload_gb: host memory for blocks that prefix caching has no more room for on the device, in GB (1e9 bytes).
+        offload_gb: host memory for blocks that prefix caching has no more room for on the device,
+            in GB (1e9 bytes).
         offload_disk_gb: most that a file takes for blocks that leave that memory, in GB.
         offload_dir: folder of that file; None is the system's folder for temporary files.
-        kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8 bits, with a scale
-            for each head of each token.
-        eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them all,
-            "streaming", "h2o" and "snapkv" drop some (see eviction.py).
+        kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8
+            bits, with a scale for each head of each token.
+        eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them
+            all, "streaming", "h2o" and "snapkv" drop some (see eviction.py).
         eviction_budget: most tokens that a request holds, if it evicts.
         eviction_sinks: first tokens that are never dropped.
         eviction_window: newest tokens that are never dropped; None is half of the budget.
@@ -78,7 +80,8 @@ class NoCacheOptions(Options):
     """cache=none.
 
     Args:
-        memory_fraction: share of the memory free after loading the weights that a step's keys and values may take.
+        memory_fraction: share of the memory free after loading the weights that a step's keys and
+            values may take.
     """
 
     group = "cache"

@@ -10,11 +10,12 @@ from minivllm.errors import BadInput
 
 
 class PagedCache(PagedOptions):
-    """Paged KV cache (PagedAttention, Kwon et al. 2023): at most one block a request is partly empty.
+    """Paged KV cache (PagedAttention, Kwon et al. 2023): at most one block a request is partly
+    empty.
 
     Raises:
-        BadInput: the budget leaves nothing to evict; prefix caching with an eviction that needs scores; `offload_dir` cannot be
-            written to.
+        BadInput: the budget leaves nothing to evict; prefix caching with an eviction that needs
+            scores; `offload_dir` cannot be written to.
     """
 
     name = "paged"
@@ -38,22 +39,25 @@ class PagedCache(PagedOptions):
         """See CachePolicy."""
         usable, policy = self.num_blocks, self._policy
         if usable is None:
-            affordable = int(available_bytes * self.memory_fraction) // (bytes_per_token * self.block_size)
+            affordable = int(available_bytes * self.memory_fraction) // (
+                bytes_per_token * self.block_size
+            )
             longest = -(-max_model_len // self.block_size)
             if policy is not None:
                 longest = min(longest, policy.budget)
             usable = min(affordable, longest * max_num_seqs)
         if usable < 1:
             raise BadInput(
-                f"the KV cache gets no block of {self.block_size} tokens: {self.memory_fraction:g} of "
-                f"{available_bytes / 2**20:.0f} MiB free is too little; raise cache.memory_fraction, "
-                "or set cache.num_blocks"
+                f"the KV cache gets no block of {self.block_size} tokens: "
+                f"{self.memory_fraction:g} of {available_bytes / 2**20:.0f} MiB free is too "
+                "little; raise cache.memory_fraction, or set cache.num_blocks"
             )
         block_bytes = bytes_per_token * self.block_size
         for name in ("offload_gb", "offload_disk_gb"):
             if 0 < getattr(self, name) * 1e9 < block_bytes:
                 raise BadInput(
-                    f"cache.{name}={getattr(self, name):g} holds not one block of {block_bytes / 1e9:g} GB; raise it"
+                    f"cache.{name}={getattr(self, name):g} holds not one block of "
+                    f"{block_bytes / 1e9:g} GB; raise it"
                 )
         return CacheLayout(
             self.block_size,

@@ -33,7 +33,8 @@ class BlockTable:
         return old
 
     def drop(self, indices: Iterable[int]) -> list[int]:
-        """Take the blocks at `indices` out; those behind move up. The blocks taken, last one first."""
+        """Take the blocks at `indices` out; those behind move up. The blocks taken, last one
+        first."""
         removed = [self.blocks.pop(index) for index in sorted(indices, reverse=True)]
         self.version += bool(removed)
         return removed
@@ -50,10 +51,11 @@ class BlockTable:
 class BlockPool:
     """A fixed number of blocks with reference counts and a free list.
 
-    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the list.
-    A block whose content nobody can use again goes back there: the memory that is touched is then that of
-    the requests running at once, not of all that ever ran. A block of the prefix cache goes to the back, so
-    that the one unused for longest is taken first. Design after vLLM's block pool.
+    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the
+    list. A block whose content nobody can use again goes back there: the memory that is touched is
+    then that of the requests running at once, not of all that ever ran. A block of the prefix cache
+    goes to the back, so that the one unused for longest is taken first. Design after vLLM's block
+    pool.
 
     Args:
         num_blocks: all blocks, the reserved one included; at least 2.
@@ -68,7 +70,9 @@ class BlockPool:
         on_reuse: Callable[[int], None] = lambda _: None,
     ) -> None:
         if num_blocks < 2:
-            raise ValueError(f"a block pool needs at least 2 blocks (one is reserved), got {num_blocks}")
+            raise ValueError(
+                f"a block pool needs at least 2 blocks (one is reserved), got {num_blocks}"
+            )
         self.num_blocks = num_blocks
         self._is_cached, self._on_reuse = is_cached, on_reuse
         self.ref_counts = [0] * num_blocks
@@ -138,6 +142,6 @@ class BlockPool:
         assert references == self.ref_counts, "reference counts differ from the block tables"
         assert references[0] == 0, "the reserved block is in use"
         free = set(self._free)
-        assert all((block in free) == (references[block] == 0) for block in range(1, self.num_blocks)), (
-            "a block is both free and used, or neither"
-        )
+        assert all(
+            (block in free) == (references[block] == 0) for block in range(1, self.num_blocks)
+        ), "a block is both free and used, or neither"

@@ -1,4 +1,5 @@
-"""Prefix caching: which computed blocks hold the start of a prompt that comes again. Pure Python."""
+"""Prefix caching: which computed blocks hold the start of a prompt that comes again. Pure
+Python."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ class PrefixNode:
 
 
 class PrefixIndex:
-    """A tree of computed blocks, as SGLang's RadixAttention (Zheng et al. 2024) has it, cut at block size.
+    """A tree of computed blocks, as SGLang's RadixAttention (Zheng et al. 2024) has it, cut at
+    block size.
 
-    A block's hash is chained through its parent: a node lies in its parent's dictionary under its tokens, which
-    Python compares after their hash has matched, so that a collision can never give a request a wrong block.
+    A block's hash is chained through its parent: a node lies in its parent's dictionary under its
+    tokens, which Python compares after their hash has matched, so that a collision can never give a
+    request a wrong block.
 
     Args:
         block_size: tokens a block.
@@ -43,7 +46,8 @@ class PrefixIndex:
         self.by_block: dict[int, PrefixNode] = {}
 
     def tokens(self, token_ids: TokenSequence, index: int) -> Hashable:
-        """The tokens of one block. A list becomes a tuple; other sequences' slices are hashable as they are."""
+        """The tokens of one block. A list becomes a tuple; other sequences' slices are hashable as
+        they are."""
         part = token_ids[index * self.block_size : (index + 1) * self.block_size]
         return tuple(part) if isinstance(part, list) else part
 
@@ -58,7 +62,8 @@ class PrefixIndex:
             node = found
 
     def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
-        """Note that `block` holds `tokens` after those of `parent`; a block that is known for them stays."""
+        """Note that `block` holds `tokens` after those of `parent`; a block that is known for them
+        stays."""
         if parent is not self.root and not parent.attached:
             return PrefixNode(None, tokens)  # nobody would find it
         node = parent.children.get(tokens)
@@ -80,7 +85,8 @@ class PrefixIndex:
         return node
 
     def detach(self, node: PrefixNode) -> list[PrefixNode]:
-        """Take a node that is nowhere any more out of the tree, with all below it, which nobody would find."""
+        """Take a node that is nowhere any more out of the tree, with all below it, which nobody
+        would find."""
         if node.parent is not None:
             del node.parent.children[node.tokens]
         gone = [node]

@@ -1,4 +1,5 @@
-"""What the cache is made for and how its memory is cut up: layers, layout, policies, transfers, counters."""
+"""What the cache is made for and how its memory is cut up: layers, layout, policies, transfers,
+counters."""
 
 from __future__ import annotations
 
@@ -45,9 +46,11 @@ class CacheLayout:
     prefix_caching: bool = False
     retains_kv: bool = True  # False: nothing outlives the step, every step computes whole sequences
     host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
-    offload_slots: int = 0  # further ones, for cold blocks of the prefix cache; they are numbered after those
+    # further ones, for cold blocks of the prefix cache; they are numbered after those
+    offload_slots: int = 0
     disk_records: int = 0  # blocks that fit on disk, for colder ones
-    offload_dir: str | None = None  # where that file lies; None is the system's folder for temporary files
+    # where that file lies; None is the system's folder for temporary files
+    offload_dir: str | None = None
     eviction: Eviction | None = None  # what a request drops that has filled its budget
 
 
@@ -97,4 +100,5 @@ class CachePolicy(Protocol):
     def layout(
         self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
     ) -> CacheLayout:
-        """Cut the memory available into blocks. Raises BadInput if it holds not even one request."""
+        """Cut the memory available into blocks. Raises BadInput if it holds not even one
+        request."""

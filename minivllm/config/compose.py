@@ -51,17 +51,25 @@ __all__ = [
 BENCH = "minivllm.tasks.bench.run"
 # Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
 ANSWERING = ("minivllm.tasks.chat.run", "minivllm.tasks.generate.run")
-# Attention that can be the same in any batch, and that returns how much of it a token got; `auto` finds one.
+# Attention that can be the same in any batch, and that returns how much of it a token got; `auto`
+# finds one.
 AUTO = "minivllm.attention.auto.select"
-INVARIANT = (AUTO, "minivllm.attention.invariant.InvariantBackend", "minivllm.attention.triton.TritonBackend")
+INVARIANT = (
+    AUTO,
+    "minivllm.attention.invariant.InvariantBackend",
+    "minivllm.attention.triton.TritonBackend",
+)
 SCORING = (AUTO, "minivllm.attention.eager.EagerBackend")
 _composing = threading.RLock()  # Hydra's state
 
 
 def conf_dir() -> Path:
-    """The folder of option files: inside the installed package, or beside it in a source checkout."""
+    """The folder of option files: inside the installed package, or beside it in a source
+    checkout."""
     package = Path(__file__).resolve().parents[1]
-    return next(c for c in (package / "conf", package.parent / "conf") if (c / "config.yaml").exists())
+    return next(
+        c for c in (package / "conf", package.parent / "conf") if (c / "config.yaml").exists()
+    )
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
@@ -72,9 +80,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         config_dir: a further folder of option files, as `--config-dir`.
 
     Returns:
-        The resolved configuration: each group a dictionary with `_target_` and its knobs, the
-        plain settings, and `choices`, the name of the option chosen in each group; where values came from the
-        environment also `as_written`, see `minivllm.config.interpolation`.
+        The resolved configuration: each group a dictionary with `_target_` and its knobs, the plain
+        settings, and `choices`, the name of the option chosen in each group; where values came from
+        the environment also `as_written`, see `minivllm.config.interpolation`.
 
     Raises:
         BadInput: an override or a value is wrong.
@@ -111,7 +119,8 @@ def _search_path(config_dir: str | Path) -> str:
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[None]:
-    """Hydra's compose API, also from within a Hydra application, whose own state is put back afterwards.
+    """Hydra's compose API, also from within a Hydra application, whose own state is put back
+    afterwards.
 
     That state is the process's, so one thread composes at a time.
     """
@@ -144,8 +153,12 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
         BadInput: a value is missing or wrong.
     """
     if choices is None:
-        choices = OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
-    chosen = {str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)}
+        choices = (
+            OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
+        )
+    chosen = {
+        str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)
+    }
     names = {group: chosen[group] for group in [*GROUPS, *chosen] if group in chosen}
     job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
@@ -166,9 +179,14 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
 
 
 def given_knobs(group: str, overrides: Sequence[str]) -> list[str]:
-    """The knobs of a group that overrides set, and the group's own name where they choose an option of it."""
+    """The knobs of a group that overrides set, and the group's own name where they choose an option
+    of it."""
     names = [text.lstrip("+~").partition("=")[0] for text in overrides]
-    return [name.removeprefix(f"{group}.") for name in names if name == group or name.startswith(f"{group}.")]
+    return [
+        name.removeprefix(f"{group}.")
+        for name in names
+        if name == group or name.startswith(f"{group}.")
+    ]
 
 
 # ---- validation
@@ -191,15 +209,16 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     for group in GROUPS:
         if not isinstance(groups.get(group), dict):
             raise BadInput(
-                f"{group}={groups.get(group)!r}: choose an option, e.g. {group}={_some_option(group)}"
+                f"{group}={groups.get(group)!r}: choose an option, e.g. "
+                f"{group}={_some_option(group)}"
             )
     for group, node in groups.items():
         checked[group] = _check_group(group, node, choices.get(group))
     # A task of the user's own may measure.
     if checked["runtime"]["profile"] and checked["task"].get("_target_") in {*OPTIONS} - {BENCH}:
         raise BadInput(
-            f"runtime.profile=true is for task=bench, whose measurement it traces: leave it out with "
-            f"task={choices.get('task')}"
+            "runtime.profile=true is for task=bench, whose measurement it traces: leave it out "
+            f"with task={choices.get('task')}"
         )
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
@@ -210,15 +229,23 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
         folder = place(root[key] or ".", f"{key}={root[key]}")
-        if any(map(os.path.isfile, (folder, *folder.parents))):  # false where it may not be looked into
+        # false where it may not be looked into
+        if any(map(os.path.isfile, (folder, *folder.parents))):
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
-    sections = {name: _check(TARGETLESS[name], config.get(name, {}), name, name) for name in SECTIONS}
-    written = {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]} if redaction.AS_WRITTEN in config else {}
+    sections = {
+        name: _check(TARGETLESS[name], config.get(name, {}), name, name) for name in SECTIONS
+    }
+    written = (
+        {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]}
+        if redaction.AS_WRITTEN in config
+        else {}
+    )
     return {**checked, **root, **sections, "choices": dict(choices), **written}
 
 
 def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
-    """What a cache evicts by, where it is one of ours that can. Raises BadInput, see `make_eviction`."""
+    """What a cache evicts by, where it is one of ours that can. Raises BadInput, see
+    `make_eviction`."""
     if cache["_target_"] not in OPTIONS or "eviction" not in cache:
         return None
     budget, sinks, window = (cache[f"eviction_{name}"] for name in ("budget", "sinks", "window"))
@@ -235,7 +262,9 @@ def _check_group(group: str, node: Any, choice: str | None) -> Any:
         return _check(TARGETLESS[group], node, group, owner)
     target = node.get("_target_")
     if not isinstance(target, str) or "." not in target:
-        raise BadInput(f"{group}._target_={target!r}: {owner} must name its class, e.g. my_package.MyClass")
+        raise BadInput(
+            f"{group}._target_={target!r}: {owner} must name its class, e.g. my_package.MyClass"
+        )
     if target not in OPTIONS:
         return dict(node)
     knobs = {name: value for name, value in node.items() if name != "_target_"}
@@ -247,7 +276,9 @@ def _check(
 ) -> dict[str, Any]:
     """The knobs of one dataclass, converted and complete; nested dataclasses likewise."""
     if not isinstance(node, dict):
-        raise BadInput(f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=...")
+        raise BadInput(
+            f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=..."
+        )
     hints, values = type_hints(cls), {}
     names = [item.name for item in fields(cls)]
     prefix = f"{path}." if path else ""
@@ -263,7 +294,9 @@ def _check(
             values[name] = typed(cls, name, value, f"{prefix}{name}")
     for item in fields(cls):
         if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
-            raise BadInput(f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=...")
+            raise BadInput(
+                f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=..."
+            )
     return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
 
 
@@ -275,15 +308,19 @@ def _some_option(group: str) -> str:
 
 
 def require_invariant(attention: str, determinism: str) -> None:
-    """Raise BadInput if attention is to be the same in any batch, and this `_target_` cannot be so."""
+    """Raise BadInput if attention is to be the same in any batch, and this `_target_` cannot be
+    so."""
     if determinism == "batch" and attention not in INVARIANT:
         raise BadInput(
-            f"attention: {attention.rpartition('.')[2]} is not batch-invariant, as runtime.determinism=batch "
-            "asks; use attention=auto, attention=invariant or attention=triton"
+            f"attention: {attention.rpartition('.')[2]} is not batch-invariant, as "
+            "runtime.determinism=batch asks; use attention=auto, attention=invariant or "
+            "attention=triton"
         )
 
 
-def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, **runtime: Any) -> Any:
+def build(
+    node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, **runtime: Any
+) -> Any:
     """Import the class (or function) that an option names in `_target_` and call it with its knobs.
 
     Args:
@@ -307,7 +344,9 @@ def build(node: Mapping[str, Any], offered: Mapping[str, Any] | None = None, /, 
     for name in [] if open_ended else [*knobs, *runtime]:
         if name not in names:
             what = "is passed by minivllm" if name in runtime else "is set"
-            raise BadInput(f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}")
+            raise BadInput(
+                f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}"
+            )
     given = {**{k: v for k, v in (offered or {}).items() if k in names}, **knobs, **runtime}
     missing = [p.name for p in named if p.default is p.empty and p.name not in given]
     if missing:
@@ -321,7 +360,9 @@ def locate(target: str) -> Any:
     """The class or function that a `_target_` names. Raises BadInput if there is none."""
     module_name, _, attribute = target.rpartition(".")
     if not module_name:
-        raise BadInput(f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass")
+        raise BadInput(
+            f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -24,7 +24,8 @@ from minivllm.config.groups import GROUPS
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput, nearest
 
-# What people know from vLLM, whose arguments have no groups -> what to write here; "" where there is no such thing.
+# What people know from vLLM, whose arguments have no groups -> what to write here; "" where there
+# is no such thing.
 VLLM = {
     "attention_backend": "attention=...",
     "cpu_offload_gb": "",
@@ -57,7 +58,8 @@ VLLM = {
 
 
 def from_vllm(name: str) -> str | None:
-    """What to write in place of an argument of vLLM's, as the end of an error; None where it is none of them."""
+    """What to write in place of an argument of vLLM's, as the end of an error; None where it is
+    none of them."""
     known = VLLM.get(name.replace("-", "_").lstrip("_"))
     if known is None:
         return None
@@ -65,12 +67,14 @@ def from_vllm(name: str) -> str | None:
 
 
 def is_config_error(error: Exception) -> bool:
-    """Whether Hydra, OmegaConf or the YAML reader raised this: then a configuration is wrong, not the program.
+    """Whether Hydra, OmegaConf or the YAML reader raised this: then a configuration is wrong, not
+    the program.
 
     Hydra raises plain ValueError and others too, so the place counts, not the type.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, UnicodeDecodeError):  # comes from the decoder, which the reader of a file called
+    # comes from the decoder, which the reader of a file called
+    if isinstance(error, UnicodeDecodeError):
         frames = frames[:-1]
     module = str(frames[-1].f_globals.get("__name__")) if frames else ""
     return module.partition(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4")
@@ -84,12 +88,13 @@ def explain(
     Args:
         error: what was raised when the overrides were composed.
         overrides: the overrides of the command.
-        load: composes a configuration from overrides; called to find out which names would have been valid.
+        load: composes a configuration from overrides; called to find out which names would have
+            been valid.
     """
     if isinstance(error, OverrideParseException):
         return BadInput(
-            f"{hidden(error.override or '')!r} is no override: write KEY=VALUE; what has special characters takes quotes of its own, "
-            "as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
+            f"{hidden(error.override or '')!r} is no override: write KEY=VALUE; what has special "
+            "characters takes quotes of its own, as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
         )
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
@@ -100,7 +105,8 @@ def explain(
         return _unknown_key(found[1], overrides, load)
     if found := re.match(r"In '([^']+)': Could not override '([^'@]+)@", message):
         return BadInput(
-            f"{found[1]}.yaml overrides {found[2]}, as only a file can whose first line is '# @package _global_'"
+            f"{found[1]}.yaml overrides {found[2]}, as only a file can whose first line is '# "
+            "@package _global_'"
         )
     if found := re.match(r"Ambiguous value for argument '(.*)'", message):
         return BadInput(
@@ -111,21 +117,32 @@ def explain(
     if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
         return BadInput(f"{found[1]} exists already: write {found[1]}=... without the +")
     if message.startswith("Config group override must be a string"):
-        return BadInput(f"{_group_without_option(overrides)}: a group takes the name of one of its options")
+        return BadInput(
+            f"{_group_without_option(overrides)}: a group takes the name of one of its options"
+        )
     if found := re.match(r"Error merging override (.*)", message):
         return BadInput(f"{found[1]}: {omegaconf_line(error.__cause__ or error)}")
-    if isinstance(error, ConfigCompositionException) and error.__cause__ is not None and not message:
+    if (
+        isinstance(error, ConfigCompositionException)
+        and error.__cause__ is not None
+        and not message
+    ):
         return BadInput(omegaconf_line(error.__cause__))
     return BadInput(omegaconf_line(error))
 
 
 def omegaconf_line(error: BaseException) -> str:
-    """An exception of OmegaConf (or any other) in one line, without the parts that only its authors need."""
+    """An exception of OmegaConf (or any other) in one line, without the parts that only its authors
+    need."""
     key = getattr(error, "full_key", None)
     if isinstance(error, MissingMandatoryValue) and key:
         return f"{key} is missing: give it a value, {key}=..."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not re.match(r"(full_key|object_type|reference_type|See http)", line)]
+    kept = [
+        line
+        for line in lines
+        if not re.match(r"(full_key|object_type|reference_type|See http)", line)
+    ]
     text = "; ".join(line.rstrip(".") for line in kept) or type(error).__name__
     if isinstance(error, InterpolationResolutionError) and key and key not in text:
         return f"{key}: {text}"
@@ -144,17 +161,22 @@ def _missing_option(error: MissingConfigException) -> BadInput:
         return BadInput(f"{group}={name}: there is no group {group}")
     if group == "model" and "/" in name:
         return BadInput(
-            f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf model.path={name}"
+            f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf "
+            f"model.path={name}"
         )
     hint = nearest(name, options)
     listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
     return BadInput(f"{group}={name}: no such option; {hint}{listed}")
 
 
-def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]) -> BadInput:
+def _unknown_key(
+    key: str, overrides: Sequence[str], load: Callable[[Sequence[str]], DictConfig]
+) -> BadInput:
     """`key` exists neither as a group nor as a setting: find the first part that is wrong."""
     if key.partition(".")[0] in ("ablation", "optimisations"):
-        return BadInput(f"{key}: there is no ablation until one is added, as in +ablation=leave_one_out")
+        return BadInput(
+            f"{key}: there is no ablation until one is added, as in +ablation=leave_one_out"
+        )
     parsed = {text: _parse(text) for text in overrides}
     others = {
         text: found.key_or_group
@@ -178,7 +200,9 @@ def _unknown_key(key: str, overrides: Sequence[str], load: Callable[[Sequence[st
         )
         if part not in names:
             if key.startswith("hydra."):
-                return BadInput(f"{key}: Hydra has no such setting; see --hydra-help, or --cfg hydra")
+                return BadInput(
+                    f"{key}: Hydra has no such setting; see --hydra-help, or --cfg hydra"
+                )
             if not seen:
                 names += ["preset"]
             owner = f"{seen}={choices[seen]}" if choices.get(seen) else seen
@@ -198,7 +222,9 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
         return nearest(part, names)
     leaf = key.rpartition(".")[2]
     elsewhere = [
-        f"{group}.{leaf}" for group in GROUPS if OmegaConf.is_dict(config[group]) and leaf in config[group]
+        f"{group}.{leaf}"
+        for group in GROUPS
+        if OmegaConf.is_dict(config[group]) and leaf in config[group]
     ]
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere)}?"
@@ -222,7 +248,11 @@ def _group_without_option(overrides: Sequence[str]) -> str:
     """The override that gives a group something that cannot be an option's name."""
     for text in overrides:
         found = _parse(text)
-        if found is not None and found.key_or_group in GROUPS and not isinstance(found.value(), str):
+        if (
+            found is not None
+            and found.key_or_group in GROUPS
+            and not isinstance(found.value(), str)
+        ):
             return text
     return " ".join(overrides)
 

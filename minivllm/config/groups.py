@@ -1,4 +1,5 @@
-"""The config groups and sections, and the option dataclass of each, found in the `options.py` files of all rooms."""
+"""The config groups and sections, and the option dataclass of each, found in the `options.py` files
+of all rooms."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def _found() -> dict[str, type]:
 
 
 _BY_NAME = _found()
-# By `_target_`. A class of the user's own is not here: it is checked against its constructor when it is built.
+# By `_target_`. A class of the user's own is not here: it is checked against its constructor when
+# it is built.
 OPTIONS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." in name}
-# Groups and sections whose options are plain settings and name no class; `ablation` is there only where it is added.
+# Groups and sections whose options are plain settings and name no class; `ablation` is there only
+# where it is added.
 TARGETLESS: dict[str, type] = {name: cls for name, cls in _BY_NAME.items() if "." not in name}

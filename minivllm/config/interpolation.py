@@ -1,4 +1,5 @@
-"""Interpolations of a configuration: their values, and which of them come from the environment. Torch-free."""
+"""Interpolations of a configuration: their values, and which of them come from the environment.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ AsWritten = tuple[list[Any], str, bool]
 
 
 def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
-    """The configuration as plain data, and those of its values that the environment gave, however they are wrapped.
+    """The configuration as plain data, and those of its values that the environment gave, however
+    they are wrapped.
 
-    A value is secret where its own name, a group's around it or the variable's says so, or what it holds does, as the
-    URL with a password.
+    A value is secret where its own name, a group's around it or the variable's says so, or what it
+    holds does, as the URL with a password.
 
     Raises:
         OmegaConfBaseException: a value is missing or an interpolation leads nowhere.
@@ -35,14 +37,17 @@ def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
             for key in path:
                 node = node[key]
         if variables:
-            value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+            value = (
+                OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+            )
             named = any(is_secret(str(name)) for name in (*path, *variables))
             written.append((path, text, named or redact(value) != value))
     return plain, written
 
 
 def _interpolations(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], str]]:
-    """Every text of unresolved data that may hold an interpolation, with the keys that lead to it."""
+    """Every text of unresolved data that may hold an interpolation, with the keys that lead to
+    it."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _interpolations(value, (*path, key))
@@ -59,7 +64,8 @@ _reading: ContextVar[list[str] | None] = ContextVar("reading", default=None)
 
 @functools.wraps(oc.env)
 def _env(key: str, *default: Any) -> Any:
-    """OmegaConf's own resolver of `oc.env`, which also notes the variable. Resolvers are the process's."""
+    """OmegaConf's own resolver of `oc.env`, which also notes the variable. Resolvers are the
+    process's."""
     if (variables := _reading.get()) is not None:
         variables.append(key)
     return oc.env(key, *default)

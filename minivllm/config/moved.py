@@ -1,11 +1,13 @@
-"""Classes that have moved: a `_target_` of a user's option file or of an old record keeps its meaning and its ids."""
+"""Classes that have moved: a `_target_` of a user's option file or of an old record keeps its
+meaning and its ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# The module, or the class, of the first release -> where it lies today; of those that a `_target_` names.
+# The module, or the class, of the first release -> where it lies today; of those that a `_target_`
+# names.
 MOVED = {
     "minivllm.bench.arrivals": "minivllm.bench.workloads.arrivals",
     "minivllm.bench.engines": "minivllm.bench.targets.minivllm",

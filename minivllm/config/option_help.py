@@ -1,4 +1,5 @@
-"""What --help prints: all groups with their options, or the knobs of the options that the command chooses."""
+"""What --help prints: all groups with their options, or the knobs of the options that the command
+chooses."""
 
 from __future__ import annotations
 
@@ -32,11 +33,23 @@ def text(header: str, footer: str, arguments: Sequence[str]) -> str:
         header, footer: around the list of all groups.
         arguments: of the command; options that they choose are explained in place of all groups.
     """
-    chosen = [found.groups() for text in arguments if (found := re.fullmatch(r"\+?([\w/]+)=([\w-]+)", text))]
+    chosen = [
+        found.groups()
+        for text in arguments
+        if (found := re.fullmatch(r"\+?([\w/]+)=([\w-]+)", text))
+    ]
     explained = [_option(group, option) for group, option in chosen if _files(group, option)]
     if explained:
-        return "\n\n".join(explained).replace("$", "$$")  # the page is a template, in which $ begins a name
-    return f"{header}\nGroups (group=option; the first named is the default)\n\n{_groups()}\n\n{footer}"
+        # the page is a template, in which $ begins a name
+        return "\n\n".join(explained).replace("$", "$$")
+    return (
+        f"{header}\n"
+        "Groups (group=option; the first named is the default)\n"
+        "\n"
+        f"{_groups()}\n"
+        "\n"
+        f"{footer}"
+    )
 
 
 def _loader() -> Any:
@@ -45,7 +58,12 @@ def _loader() -> Any:
 
 def _groups() -> str:
     defaults = OmegaConf.load(compose.conf_dir() / "config.yaml").defaults
-    first = {name: option for item in defaults if OmegaConf.is_dict(item) for name, option in item.items()}
+    first = {
+        name: option
+        for item in defaults
+        if OmegaConf.is_dict(item)
+        for name, option in item.items()
+    }
     # The loader's own get_group_options copies all that it has read, for each group.
     files = _loader().repository
     names = list(ABOUT) + [n for n in _loader().list_groups("") if n not in ABOUT and n != "hydra"]
@@ -56,7 +74,9 @@ def _groups() -> str:
         )
         indent = " " * 14
         lines.append(f"  {name + ' ':<12}{ABOUT.get(name, '')}".rstrip())
-        lines += textwrap.wrap(", ".join(options), 100, initial_indent=indent, subsequent_indent=indent)
+        lines += textwrap.wrap(
+            ", ".join(options), 100, initial_indent=indent, subsequent_indent=indent
+        )
     return "\n".join(lines)
 
 
@@ -90,10 +110,14 @@ def _option(group: str, option: str) -> str:
 
 
 def _knobs(group: str, option: str) -> tuple[str, dict[str, tuple[str, str]]]:
-    """An option's first comment, and its knobs as dotted key -> (value, comment); what it starts from comes first."""
+    """An option's first comment, and its knobs as dotted key -> (value, comment); what it starts
+    from comes first."""
     content = _files(group, option)[0].read_text(encoding="utf-8")
     lines = content.splitlines()
-    head = [line.lstrip("# ") for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), 0)]]
+    head = [
+        line.lstrip("# ")
+        for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), 0)]
+    ]
     about = " ".join(line for line in head if not line.startswith("@package"))
     values = yaml.safe_load(content) or {}
     knobs: dict[str, tuple[str, str]] = {}
@@ -101,7 +125,9 @@ def _knobs(group: str, option: str) -> tuple[str, dict[str, tuple[str, str]]]:
         if isinstance(base, str) and base != "_self_" and _files(group, base):
             knobs.update(_knobs(group, base)[1])
         elif isinstance(base, dict):  # a preset's: "override /workload": "chat"
-            knobs.update({str(key).split()[-1].lstrip("/"): (str(name), "") for key, name in base.items()})
+            knobs.update(
+                {str(key).split()[-1].lstrip("/"): (str(name), "") for key, name in base.items()}
+            )
     comments = _comments(lines)
     for key, value in _flat(values):
         knobs[key] = (value, comments.get(key) or knobs.get(key, ("", ""))[1])

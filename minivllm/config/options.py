@@ -39,17 +39,21 @@ class RuntimeOptions(Options):
         wanted_cores({"cores": self.cores})
         for node in self.passes:
             if not isinstance(target := node.get("_target_"), str) or "." not in target:
-                raise self.bad("passes", "must be a list of {_target_: my_package.MyPass, ...}, knobs beside")
+                raise self.bad(
+                    "passes", "must be a list of {_target_: my_package.MyPass, ...}, knobs beside"
+                )
         if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
             knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
             raise self.bad(
                 "compile",
-                f"cannot look into the kernels of runtime.{knob}: use auto or off there, or compile=false",
+                f"cannot look into the kernels of runtime.{knob}: use auto or off there, or "
+                "compile=false",
             )
         if self.compile and self.determinism == "batch":
             raise self.bad(
                 "compile",
-                "makes kernels that may differ between one token and several: use determinism=run or compile=false",
+                "makes kernels that may differ between one token and several: use "
+                "determinism=run or compile=false",
             )
 
 

@@ -1,4 +1,5 @@
-"""Overrides without secrets, as they are stored, name arms and are handed to a launcher. Torch-free."""
+"""Overrides without secrets, as they are stored, name arms and are handed to a launcher.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -21,16 +22,19 @@ _WORD = re.compile(r"(?<![\w/\\])[A-Za-z][\w-]*")  # but no part of a path
 
 @functools.lru_cache(maxsize=1 << 14)  # the arms of a sweep have most of theirs in common
 def hidden(text: str) -> str:
-    """An override, or another word of a command, without secrets: as it was if it has none, whatever was learned."""
+    """An override, or another word of a command, without secrets: as it was if it has none,
+    whatever was learned."""
     key, equals, _ = text.partition("=")
-    name = next(filter(is_secret, key.lstrip("+~-").split(".")), "")  # the part that makes it secret
+    # the part that makes it secret
+    name = next(filter(is_secret, key.lstrip("+~-").split(".")), "")
     if not equals:
         return str(redact(text))
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException:
         parsed = None
-    if parsed is None:  # no override, or quotes or brackets are not closed: where a secret ends is unknown
+    # no override, or quotes or brackets are not closed: where a secret ends is unknown
+    if parsed is None:
         first = next((word for word in _WORD.finditer(text) if is_secret(word[0])), None)
         return f"{redact(text[: first.end()])}={MASK}" if first else str(redact(text))
     if parsed.is_sweep_override():  # several values
@@ -42,7 +46,9 @@ def hidden(text: str) -> str:
 def _written(value: Any) -> str:
     """A parsed value in the grammar of overrides."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
+        return (
+            f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
+        )
     if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, str) and "${" in value:  # braces and colons of an interpolation stay
@@ -51,14 +57,17 @@ def _written(value: Any) -> str:
 
 
 def without_secrets(config: DictConfig) -> DictConfig:
-    """A composed configuration for a launcher, which may store it: secrets in it, and in the overrides that Hydra keeps
-    there, are masked. Jobs are composed of their own overrides, not of this."""
+    """A composed configuration for a launcher, which may store it: secrets in it, and in the
+    overrides that Hydra keeps there, are masked. Jobs are composed of their own overrides, not of
+    this."""
     given = OmegaConf.select(config, "hydra.overrides.task")
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
     masked = redact(plain)
     changed = dict(_differences(plain, masked))
-    changed.update({("hydra", "overrides", "task", i): hidden(text) for i, text in enumerate(given or ())})
+    changed.update(
+        {("hydra", "overrides", "task", i): hidden(text) for i, text in enumerate(given or ())}
+    )
     if not changed:
         return config
     result = copy.deepcopy(config)

@@ -1,6 +1,8 @@
-"""A user's own classes are checked before anything waits for a device: imported, and their knobs held against their types.
+"""A user's own classes are checked before anything waits for a device: imported, and their knobs
+held against their types.
 
-Such a class may need torch, which the process that plans does without, so a child process looks at them.
+Such a class may need torch, which the process that plans does without, so a child process looks at
+them.
 """
 
 from __future__ import annotations
@@ -23,19 +25,28 @@ from minivllm.platform.options import convert
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them
-KINDS = frozenset((int, float, str, bool, type(None)))  # knobs of other types are the class's own matter
+# knobs of other types are the class's own matter
+KINDS = frozenset((int, float, str, bool, type(None)))
 Node = Mapping[str, Any]
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Check every class that is none of minivllm's own: those of a configuration's groups and passes, and the studies.
+    """Check every class that is none of minivllm's own: those of a configuration's groups and
+    passes, and the studies.
 
     Raises:
-        BadInput: the class cannot be imported, or a knob is none of its arguments or has another type.
+        BadInput: the class cannot be imported, or a knob is none of its arguments or has another
+            type.
     """
-    nodes = {group: node for group, node in settings.items() if group in compose.GROUPS and _is_users(node)}
+    nodes = {
+        group: node
+        for group, node in settings.items()
+        if group in compose.GROUPS and _is_users(node)
+    }
     nodes |= studies(settings)
-    nodes |= {f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"].get("passes", ()))}
+    nodes |= {
+        f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"].get("passes", ()))
+    }
     if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
 
@@ -53,7 +64,8 @@ def _is_users(node: Node) -> bool:
 
 @cache  # arms of a sweep have them in common
 def _problem(nodes: str, path: str) -> str | None:
-    """The first thing that is wrong with these groups, a JSON object; `path` is where their modules lie."""
+    """The first thing that is wrong with these groups, a JSON object; `path` is where their modules
+    lie."""
     names = ", ".join(f"{group}: {node['_target_']}" for group, node in json.loads(nodes).items())
     try:
         done = subprocess.run(
@@ -66,7 +78,9 @@ def _problem(nodes: str, path: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"{names}: importing took more than {SECONDS:g} s"
-    answers = [line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+    answers = [
+        line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)
+    ]
     if done.returncode or not answers:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         return f"{names}: importing ended the process with exit code {done.returncode}: {said}"
@@ -83,14 +97,20 @@ def problem_of(group: str, node: Node) -> str | None:
     except BadInput as error:
         return f"{group}: {error}"
     except Exception as error:  # somebody else's module may raise anything
-        return f"{group}: importing {target} raises {type(error).__name__}: {first_line(error)} ({last_frame(error)})"
+        return (
+            f"{group}: importing {target} raises {type(error).__name__}: {first_line(error)} "
+            f"({last_frame(error)})"
+        )
     hints = _hints(factory, parameters)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, value in node.items():
         if name == "_target_":
             continue
         if name not in parameters and not open_ended:
-            return f"{group}.{name}: {target} takes no such argument; {compose.nearest(name, [*parameters])}"
+            return (
+                f"{group}.{name}: {target} takes no such argument; "
+                f"{compose.nearest(name, [*parameters])}"
+            )
         try:
             if name in hints:
                 convert(value, hints[name])
@@ -99,8 +119,11 @@ def problem_of(group: str, node: Node) -> str | None:
     return None
 
 
-def _hints(factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The types of its arguments that are plain; those of others, and ones that cannot be read, are left out."""
+def _hints(
+    factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """The types of its arguments that are plain; those of others, and ones that cannot be read, are
+    left out."""
     names = vars(sys.modules.get(factory.__module__, object))
     found = {}
     for name, parameter in parameters.items():

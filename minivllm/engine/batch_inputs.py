@@ -1,5 +1,5 @@
-"""What goes to the device and comes back in a step, in one copy each and without a wait (one int32 buffer a step, as in
-transformers' continuous batching)."""
+"""What goes to the device and comes back in a step, in one copy each and without a wait (one int32
+buffer a step, as in transformers' continuous batching)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from minivllm.kernels.transfer import upload
 
 _MOST = np.iinfo(np.int32).max
 INT_BYTES = 4  # of an int32
-ROOM = 128  # a block table grows by so many tokens; the tensors of a step that decodes are cut anew as rarely
+# a block table grows by so many tokens; the tensors of a step that decodes are cut anew as rarely
+ROOM = 128
 
 
 class StepShape(NamedTuple):
@@ -35,7 +36,8 @@ class StepShape(NamedTuple):
         return self.tokens, len(self.seq_lens), self.blocks, self.logit_rows
 
     def unpack(self, ints: Tensor) -> dict[str, Any]:
-        """The tensors of a StepBatch, by name, from what `pack` made: int32 [n], on any device. All are views."""
+        """The tensors of a StepBatch, by name, from what `pack` made: int32 [n], on any device. All
+        are views."""
         tokens, requests, blocks, rows = self.cut
         indices, starts, seq_lens, table = ints.split(
             (2 * (3 * tokens + rows), requests + 1, requests, requests * blocks)
@@ -62,15 +64,16 @@ def pack(
 ) -> tuple[bytearray, StepShape]:
     """The integers of one step, as memory holds them, and how to cut them.
 
-    Those that index are int64, as `index_copy_` and the C++ kernels insist, and come first; the others are int32. They
-    go through `array`, whose few instructions are sooner back in a processor's caches after a step than numpy's.
+    Those that index are int64, as `index_copy_` and the C++ kernels insist, and come first; the
+    others are int32. They go through `array`, whose few instructions are sooner back in a
+    processor's caches after a step than numpy's.
 
     Args:
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
         all_logits: logits of every token, not only of each request's last known one.
-        pad_to: requests and blocks to make room for, which are enough; (0, 0): what these need, or a little more.
-            Requests that are missing have one token, in the reserved block 0.
+        pad_to: requests and blocks to make room for, which are enough; (0, 0): what these need, or
+            a little more. Requests that are missing have one token, in the reserved block 0.
     """
     size = block_size
     token_ids: list[int] = []
@@ -116,14 +119,16 @@ def pack(
         if len(own) < width:
             pieces.append(bytes(INT_BYTES * (width - len(own))))
     pieces.append(bytes(INT_BYTES * width * max(missing, 0)))
-    return bytearray().join(pieces), StepShape(len(token_ids), tuple(seq_lens), width, len(logit_rows))
+    return bytearray().join(pieces), StepShape(
+        len(token_ids), tuple(seq_lens), width, len(logit_rows)
+    )
 
 
 class StepInputs:
     """The tensors of one step after another on `device`.
 
-    They are written again where two steps are cut alike, as while the same requests decode: to make them anew takes
-    longer than all else there is to prepare.
+    They are written again where two steps are cut alike, as while the same requests decode: to make
+    them anew takes longer than all else there is to prepare.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -161,10 +166,14 @@ class SamplingColumns(NamedTuple):
         """Views of what `pack_sampling` made: int32 [8 R]."""
         count = len(ints) // 8
         seeds, counts, reals = ints.split((2 * count, 3 * count, 3 * count))
-        return cls(seeds.view(torch.int64), *counts.split(count), *reals.view(torch.float32).split(count))
+        return cls(
+            seeds.view(torch.int64), *counts.split(count), *reals.view(torch.float32).split(count)
+        )
 
 
-def pack_sampling(requests: Sequence[Request], rows: Sequence[int], pad_to: int = 0) -> NDArray[np.int32]:
+def pack_sampling(
+    requests: Sequence[Request], rows: Sequence[int], pad_to: int = 0
+) -> NDArray[np.int32]:
     """The columns of requests, the bits of every number as int32 [8 R].
 
     Args:
@@ -182,5 +191,9 @@ def pack_sampling(requests: Sequence[Request], rows: Sequence[int], pad_to: int 
     seeds[:count] = [request.seed for request in requests]
     top_k = [min(p.top_k, _MOST) for p in params]
     counts[:, :count] = rows, [r.num_tokens for r in requests], top_k
-    reals[:, :count] = [p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]
+    reals[:, :count] = (
+        [p.temperature for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+    )
     return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.view(np.int32).ravel()))

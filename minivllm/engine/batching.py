@@ -1,4 +1,5 @@
-"""Batching policies: which waiting requests join the running ones, and how a step's tokens are shared out."""
+"""Batching policies: which waiting requests join the running ones, and how a step's tokens are
+shared out."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ class BatchingPolicy(Protocol):
     aging_s: float
     shed: bool
 
-    def candidates(self, waiting: WaitingQueue, num_running: int, now_s: float) -> Iterable[Request]:
-        """Waiting requests that may join `num_running` running sequences now, in order. The caller takes each
-        that it can place out of `waiting` and stops at the first that it cannot."""
+    def candidates(
+        self, waiting: WaitingQueue, num_running: int, now_s: float
+    ) -> Iterable[Request]:
+        """Waiting requests that may join `num_running` running sequences now, in order. The caller
+        takes each that it can place out of `waiting` and stops at the first that it cannot."""
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
         """With requests waiting, none running and no candidate: when there will be one."""
@@ -46,7 +49,8 @@ class Batching:
     max_num_seqs: int
     preemption: PreemptionName
     prefill_first = fair_prefill = False
-    whole_batch = False  # whether requests join together even where the step has no tokens left for them
+    # whether requests join together even where the step has no tokens left for them
+    whole_batch = False
 
     @property
     def max_num_samples(self) -> int:
@@ -64,11 +68,14 @@ class Batching:
 
 
 class Continuous(Batching, ContinuousOptions):
-    """Continuous (iteration-level) batching (Orca, Yu et al. 2022): requests join and leave at every step."""
+    """Continuous (iteration-level) batching (Orca, Yu et al. 2022): requests join and leave at
+    every step."""
 
     name = "continuous"
 
-    def candidates(self, waiting: WaitingQueue, num_running: int, now_s: float) -> Iterator[Request]:
+    def candidates(
+        self, waiting: WaitingQueue, num_running: int, now_s: float
+    ) -> Iterator[Request]:
         """See BatchingPolicy."""
         return requests_that_fit(waiting.in_order(), self.max_num_seqs - num_running)
 

@@ -68,7 +68,8 @@ class Engine:
         device: where everything lives.
         kernels: to choose tokens with.
         seed: seeds of requests that bring none are derived from it.
-        batch_invariant: sample each request by itself; model and attention must be invariant already.
+        batch_invariant: sample each request by itself; model and attention must be invariant
+            already.
         overlap: plan and launch the next step before the tokens of one are read.
         extensions: for requests that need more than the core does.
 
@@ -103,8 +104,9 @@ class Engine:
         )
         if layout.prefix_caching and loaded.config.rope.depends_on_length:
             raise BadInput(
-                f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) turns keys by the prompt's "
-                "length, so prompts of different lengths share nothing; use cache.prefix_caching=false"
+                f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) "
+                "turns keys by the prompt's length, so prompts of different lengths share "
+                "nothing; use cache.prefix_caching=false"
             )
         layout = policy.preemption_strategy.fit(layout)
         if layout.eviction is not None:
@@ -141,13 +143,18 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, detokenize: bool = True
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        detokenize: bool = True,
     ) -> Request:
         """Queue a request.
 
-        With `params.n` above 1 the further samples are requests of their own, in the `group` of the one returned, with
-        ids that end in ".1", ".2", ...: they start once the prompt is computed, on the same blocks. Members of a joint
-        group start in the same way, but only the request returned has outputs, all of them at the end.
+        With `params.n` above 1 the further samples are requests of their own, in the `group` of the
+        one returned, with ids that end in ".1", ".2", ...: they start once the prompt is computed,
+        on the same blocks. Members of a joint group start in the same way, but only the request
+        returned has outputs, all of them at the end.
 
         Args:
             request_id: unique among unfinished requests.
@@ -165,8 +172,8 @@ class Engine:
         for member in request.unstarted:
             if member.request_id in self._requests:
                 raise BadInput(
-                    f"request {member.request_id} is being served, and a sample of {request_id} would have "
-                    "its id; choose another id"
+                    f"request {member.request_id} is being served, and a sample of {request_id} "
+                    "would have its id; choose another id"
                 )
         self.scheduler.add(request)
         if request.is_joint:
@@ -185,7 +192,8 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> None:
-        """End a request early, and samples of it that have not started; unknown and finished ones are ignored."""
+        """End a request early, and samples of it that have not started; unknown and finished ones
+        are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             for one in (*request.unstarted, request):
@@ -193,12 +201,17 @@ class Engine:
                     self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
-        """Plan, launch, read and accept one step; the tokens it produced, or with overlap those of the step before.
+        """Plan, launch, read and accept one step; the tokens it produced, or with overlap those of
+        the step before.
 
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        mark, ended, timed = self.launcher.mark, self._last_step_end, self.events.has_subscribers(StepTimed)
+        mark, ended, timed = (
+            self.launcher.mark,
+            self._last_step_end,
+            self.events.has_subscribers(StepTimed),
+        )
         begin = mark("schedule")
         plan = self.scheduler.plan()
         self.transfers.run(plan.transfers)
@@ -211,9 +224,12 @@ class Engine:
             return outputs
         planned = mark("prepare" if plan.scheduled else "sample")
         launched = self._launch(plan, previous, timed) if plan.scheduled else None
-        self._in_flight = None  # not sooner: where the launch raises, its tokens are still to be read
+        # not sooner: where the launch raises, its tokens are still to be read
+        self._in_flight = None
         earlier = [] if previous is None else self.launcher.read(previous)
-        deferred = launched is not None and self.overlap.enabled and self.launcher.may_wait(launched)
+        deferred = (
+            launched is not None and self.overlap.enabled and self.launcher.may_wait(launched)
+        )
         sampled = [] if launched is None or deferred else self.launcher.read(launched)
         self._emit_pending_timing()
         read = mark("sample" if deferred and previous is None else "emit")
@@ -223,7 +239,8 @@ class Engine:
             mark("")
             return outputs
         self._note_computed(launched)
-        blocks = self._blocks_held() if timed else (0, 0)  # fullest now, before finished requests leave
+        # fullest now, before finished requests leave
+        blocks = self._blocks_held() if timed else (0, 0)
         if deferred:
             self._defer(launched)
         else:
@@ -232,7 +249,15 @@ class Engine:
             outputs += self._advance(launched)
         end = mark("")
         if timed:
-            marks = (ended or begin, begin, planned, launched.prepared_s, launched.computed_s, read, end)
+            marks = (
+                ended or begin,
+                begin,
+                planned,
+                launched.prepared_s,
+                launched.computed_s,
+                read,
+                end,
+            )
             self._emit_timing(launched, marks, *blocks)
             if not deferred or not self._requests:
                 self._emit_pending_timing()  # its tokens are here, or nobody waits for them
@@ -246,7 +271,8 @@ class Engine:
         time.sleep(min(max(0.0, until_s - self.scheduler.now()), patience_s))
 
     def _launch(self, plan: StepPlan, previous: InFlightStep | None, timed: bool) -> InFlightStep:
-        """Let the device compute a step, whose tokens may follow those of the previous one, which are not read yet."""
+        """Let the device compute a step, whose tokens may follow those of the previous one, which
+        are not read yet."""
         pending = None if previous is None or previous.sampled is None else previous.sampled.tokens
         launched = self.launcher.launch(plan, pending)
         if timed:
@@ -256,10 +282,12 @@ class Engine:
         return launched
 
     def _note_computed(self, launched: InFlightStep) -> None:
-        """Let the scheduler know what a step has computed, and start members of groups that waited for it."""
+        """Let the scheduler know what a step has computed, and start members of groups that waited
+        for it."""
         for part in launched.plan.scheduled:
             if part.request.state is RequestState.DONE:
-                self.overlap.wasted_tokens += part.num_tokens  # its last token came while this was computed
+                # its last token came while this was computed
+                self.overlap.wasted_tokens += part.num_tokens
             else:
                 self.scheduler.computed(part)
         for request, member in launched.forks:
@@ -271,13 +299,16 @@ class Engine:
         return self.cache.pool.num_used, self.cache.waste(held)
 
     def _defer(self, launched: InFlightStep) -> None:
-        """Let a step's tokens be read after the next one is launched; until then placeholders stand for them."""
+        """Let a step's tokens be read after the next one is launched; until then placeholders stand
+        for them."""
         self._in_flight = launched
         for row, request in enumerate(launched.sampling):
             if request.state is not RequestState.DONE:
                 request.token_ids.append(placeholder(row))
 
-    def _accept_tokens(self, launched: InFlightStep, sampled: list[SampledToken]) -> list[TokenOutput]:
+    def _accept_tokens(
+        self, launched: InFlightStep, sampled: list[SampledToken]
+    ) -> list[TokenOutput]:
         """Give requests their tokens; those that have ended meanwhile get none."""
         outputs = []
         for request, token in zip(launched.sampling, sampled, strict=True):
@@ -292,7 +323,9 @@ class Engine:
         joint = self.launcher.extensions.joint
         assert joint is not None
         outputs: list[TokenOutput] = []
-        for request, token_ids, reason in joint.advance(launched.joint, launched.choices, self.scheduler):
+        for request, token_ids, reason in joint.advance(
+            launched.joint, launched.choices, self.scheduler
+        ):
             if request.error is not None:
                 outputs.append(self._fail(request))
                 continue
@@ -301,10 +334,15 @@ class Engine:
             outputs.append(TokenOutput(request, token_ids[-1], "", reason))
         return outputs
 
-    def _accept(self, request: Request, token_id: int, logprobs: dict[int, float] | None) -> TokenOutput:
-        """Add a sampled token to its request and end the request if that was the last one, or it has an error."""
+    def _accept(
+        self, request: Request, token_id: int, logprobs: dict[int, float] | None
+    ) -> TokenOutput:
+        """Add a sampled token to its request and end the request if that was the last one, or it
+        has an error."""
         if token_id < 0:
-            request.error = request.error or NonFiniteLogits.of(request.request_id, request.num_tokens)
+            request.error = request.error or NonFiniteLogits.of(
+                request.request_id, request.num_tokens
+            )
         if request.error is not None:
             return self._fail(request)
         params, reason = request.params, request.append(token_id)
@@ -325,7 +363,8 @@ class Engine:
         return TokenOutput(request, token_id, text, reason, logprobs, stop_reason)
 
     def _fail(self, request: Request) -> TokenOutput:
-        """End a request for its `error`. Keys and values that may be no numbers are not left for others."""
+        """End a request for its `error`. Keys and values that may be no numbers are not left for
+        others."""
         if isinstance(request.error, NonFiniteLogits):
             for one in request.joint_members:
                 self.kv.clear(self.cache.discard(one.cache))
@@ -337,7 +376,8 @@ class Engine:
         self._forget(request)
 
     def _forget(self, request: Request) -> list[TokenOutput]:
-        """Drop a request that has ended, with samples that will never start; what their owners are told."""
+        """Drop a request that has ended, with samples that will never start; what their owners are
+        told."""
         ended = (request,) if request.is_joint else (request, *request.unstarted)
         for one in ended:
             del self._requests[one.request_id]
@@ -348,7 +388,9 @@ class Engine:
             self._last_step_end = None  # what follows is idleness, no gap between steps
         return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
-    def _emit_timing(self, launched: InFlightStep, marks: tuple[float, ...], used: int, wasted: int) -> None:
+    def _emit_timing(
+        self, launched: InFlightStep, marks: tuple[float, ...], used: int, wasted: int
+    ) -> None:
         ended, begin, planned, prepared, computed, chosen, end = marks
         plan, lens, window = launched.plan, launched.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
@@ -377,7 +419,8 @@ class Engine:
             self._pending_timing = timed, launched.experts
 
     def _emit_pending_timing(self) -> None:
-        """Emit the timing of the step whose experts were still being counted: by the time its tokens are here, they are too."""
+        """Emit the timing of the step whose experts were still being counted: by the time its
+        tokens are here, they are too."""
         if self._pending_timing is not None:
             timed, experts = self._pending_timing
             self._pending_timing = None

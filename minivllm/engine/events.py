@@ -72,19 +72,22 @@ KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
 class EventBus:
     """Calls who listens with every event of the kinds that were asked for, at once and in order.
 
-    Who tells asks before: `if bus.has_subscribers(StepTimed): bus.emit(StepTimed(...))` costs one look-up where nobody listens, and
-    builds no event.
+    Who tells asks before: `if bus.has_subscribers(StepTimed): bus.emit(StepTimed(...))` costs one
+    look-up where nobody listens, and builds no event.
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in KINDS}
+        self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {
+            kind: [] for kind in KINDS
+        }
 
     def has_subscribers(self, kind: type[Event]) -> bool:
         """Whether anybody listens to such events."""
         return bool(self._listeners[kind])
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
-        """Add a listener to events of these kinds, or of all where none is named; the function returned removes it."""
+        """Add a listener to events of these kinds, or of all where none is named; the function
+        returned removes it."""
         lists = [self._listeners[kind] for kind in kinds or KINDS]
         for listeners in lists:
             listeners.append(listener)

@@ -24,14 +24,20 @@ class JointDecoding(Protocol):
         """A joint group of these requests; the first one is the one that was asked for."""
 
     def choose(
-        self, logits: Tensor, members: Sequence[Request], counters: SamplerCounters, one_by_one: bool
+        self,
+        logits: Tensor,
+        members: Sequence[Request],
+        counters: SamplerCounters,
+        one_by_one: bool,
     ) -> Any:
-        """What a step's logits say: [R, vocab], row i belongs to members[i], of any number of groups."""
+        """What a step's logits say: [R, vocab], row i belongs to members[i], of any number of
+        groups."""
 
     def advance(
         self, members: Sequence[Request], choices: Any, scheduler: Scheduler
     ) -> Iterable[tuple[Request, list[int], str]]:
-        """Give members their tokens; of each group that is over its first member, its output and the finish reason.
+        """Give members their tokens; of each group that is over its first member, its output and
+        the finish reason.
 
         Args:
             members: as given to `choose`.

@@ -1,4 +1,5 @@
-"""What becomes of a prompt before it is served: checked, and made a request, with all members of its group."""
+"""What becomes of a prompt before it is served: checked, and made a request, with all members of
+its group."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of one of a request's samples: of the first one its own, of the others hashed, so that neighbouring
-    seeds share no draw. (Of three numbers, so that it is no seed that the engine derives for a request without one.)"""
+    """The seed of one of a request's samples: of the first one its own, of the others hashed, so
+    that neighbouring seeds share no draw. (Of three numbers, so that it is no seed that the engine
+    derives for a request without one.)"""
     return hash((seed, index, 0)) & (2**63 - 1) if index else seed
 
 
@@ -53,10 +55,12 @@ class InputProcessor:
         self._num_made = 0
 
     def request(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
-        """A request; where `params` ask for several samples or beams it is the first of a group of them.
+        """A request; where `params` ask for several samples or beams it is the first of a group of
+        them.
 
         Raises:
-            BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a tokenizer.
+            BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a
+                tokenizer.
         """
         self._check(request_id, prompt, params)
         if params.stop or params.bad_words:
@@ -75,15 +79,24 @@ class InputProcessor:
         return request
 
     def stop_reason(self, params: SamplingParams, token_id: int) -> int | str | None:
-        """Which of a request's own stops a token is: the text of a special token, or an id; None for the model's end."""
+        """Which of a request's own stops a token is: the text of a special token, or an id; None
+        for the model's end."""
         text = (
-            self.tokenizer.decode([token_id], False) if self.tokenizer is not None and params.stop else None
+            self.tokenizer.decode([token_id], False)
+            if self.tokenizer is not None and params.stop
+            else None
         )
-        return text if text in params.stop else token_id if token_id in params.stop_token_ids else None
+        return (
+            text if text in params.stop else token_id if token_id in params.stop_token_ids else None
+        )
 
     def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
         allowed = self.max_model_len - len(prompt)
-        seed = params.seed if params.seed is not None else hash((self.seed, self._num_made)) & (2**63 - 1)
+        seed = (
+            params.seed
+            if params.seed is not None
+            else hash((self.seed, self._num_made)) & (2**63 - 1)
+        )
         self._num_made += 1
         return Request(
             request_id,
@@ -100,24 +113,29 @@ class InputProcessor:
             raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
         if len(prompt) >= self.max_model_len:
             raise BadInput(
-                f"request {request_id}: the prompt has {len(prompt)} tokens and the context is {self.max_model_len}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len if it is below the model's own"
+                f"request {request_id}: the prompt has {len(prompt)} tokens and the context is "
+                f"{self.max_model_len}, which leaves no room for output; shorten the prompt or "
+                "raise model.max_model_len if it is below the model's own"
             )
         self.check_ids(f"request {request_id}: prompt token ids", prompt)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self.check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
 
     def _with_token_ids(self, params: SamplingParams) -> SamplingParams:
-        """The same, with token ids for stop strings that are special tokens, whose text is never seen, and for bad words."""
+        """The same, with token ids for stop strings that are special tokens, whose text is never
+        seen, and for bad words."""
         if self.tokenizer is None:
             raise BadInput(
-                "stop strings and bad words need a tokenizer, and this checkpoint has none; use stop_token_ids"
+                "stop strings and bad words need a tokenizer, and this checkpoint has none; use "
+                "stop_token_ids"
             )
         special = (self.tokenizer.token_id(text) for text in params.stop)
         mask = params.token_mask
         if params.bad_words:
             assert self.extensions.bad_words is not None, "this engine has no masks of bad words"
-            mask = self.extensions.bad_words(params.bad_words, self.tokenizer, self.vocab_size, mask)
+            mask = self.extensions.bad_words(
+                params.bad_words, self.tokenizer, self.vocab_size, mask
+            )
         ends = (*params.stop_token_ids, *(token for token in special if token is not None))
         return replace(params, stop_token_ids=ends, token_mask=mask)
 

@@ -1,4 +1,5 @@
-"""The launcher: carries a plan out up to the chosen tokens, which need not have come to the host yet."""
+"""The launcher: carries a plan out up to the chosen tokens, which need not have come to the host
+yet."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class InFlightStep:
     prepared_s: float  # on the clock of time.perf_counter
     computed_s: float
     sampling: list[Request] = field(default_factory=list)  # each gets one of the sampled
-    forks: list[tuple[Request, Request]] = field(default_factory=list)  # parent, and child that starts here
+    # parent, and child that starts here
+    forks: list[tuple[Request, Request]] = field(default_factory=list)
     sampled: SampledTokens | None = None
     joint: list[Request] = field(default_factory=list)  # members of joint groups
     choices: Any = None  # of these, see JointDecoding
@@ -56,7 +58,8 @@ class StepGraphs(Protocol):
 
 
 def phase_begins(phase: str) -> float:
-    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own in place of this."""
+    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own
+    in place of this."""
     return time.perf_counter()
 
 
@@ -84,15 +87,16 @@ class Launcher:
         self.kernels, self.one_by_one, self.extensions = kernels, one_by_one, extensions
         self.counters = SamplerCounters()
         self.mark: Callable[[str], float] = phase_begins
-        self.graphs: StepGraphs | None = None  # of steps that only decode, where they can be recorded
+        # of steps that only decode, where they can be recorded
+        self.graphs: StepGraphs | None = None
 
     def launch(self, plan: StepPlan, pending: Tensor | None = None) -> InFlightStep:
         """Compute and sample a step.
 
         Args:
             plan: the step; it schedules something.
-            pending: int64 [R], the tokens of the step before, which a request names by `placeholder` until the host
-                knows them.
+            pending: int64 [R], the tokens of the step before, which a request names by
+                `placeholder` until the host knows them.
         """
         key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
         seq_lens = [part.seq_len for part in plan.scheduled]
@@ -118,14 +122,16 @@ class Launcher:
             logits, sampling = self._of_groups(in_flight, logits, sampling)
         in_flight.sampling = sampling
         if sampling:
-            in_flight.sampled = sample(logits, sampling, self.counters, self.one_by_one, self.kernels)
+            in_flight.sampled = sample(
+                logits, sampling, self.counters, self.one_by_one, self.kernels
+            )
         return in_flight
 
     def _of_groups(
         self, in_flight: InFlightStep, logits: Tensor, sampling: list[Request]
     ) -> tuple[Tensor, list[Request]]:
-        """Let joint members choose from their rows; the rows and requests that are left to sample, where each member that
-        starts now has a copy of its leader's row."""
+        """Let joint members choose from their rows; the rows and requests that are left to sample,
+        where each member that starts now has a copy of its leader's row."""
         joint = [row for row, request in enumerate(sampling) if request.is_joint]
         if joint:
             assert self.extensions.joint is not None
@@ -135,7 +141,9 @@ class Launcher:
             )
             rows = [row for row, request in enumerate(sampling) if not request.is_joint]
             logits, sampling = logits[rows], [sampling[row] for row in rows]
-        in_flight.forks = [(request, member) for request in sampling for member in request.unstarted]
+        in_flight.forks = [
+            (request, member) for request in sampling for member in request.unstarted
+        ]
         if in_flight.forks:
             rows = [sampling.index(request) for request, _ in in_flight.forks]
             logits = logits[[*range(len(sampling)), *rows]]
@@ -143,10 +151,11 @@ class Launcher:
         return logits, sampling
 
     def may_wait(self, in_flight: InFlightStep) -> bool:
-        """Whether the next step can be planned and launched before the tokens of this one are known.
+        """Whether the next step can be planned and launched before the tokens of this one are
+        known.
 
-        Not where the host has to find out something first: penalties go by the tokens themselves, and stop tokens that
-        may not come yet are masked row by row, each of which is a wait.
+        Not where the host has to find out something first: penalties go by the tokens themselves,
+        and stop tokens that may not come yet are masked row by row, each of which is a wait.
         """
         return (
             self.runner.eviction is None
@@ -168,6 +177,8 @@ class Launcher:
         """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
         logits = self.runner.forward(batch)
         if batch.attention_scores is not None:
-            steps = ((p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled)
+            steps = (
+                (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled
+            )
             self.cache.observe(steps, batch.attention_scores.tolist())
         return logits

@@ -11,7 +11,8 @@ from torch import Tensor
 def top_logprobs(
     logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]
 ) -> list[dict[int, float] | None]:
-    """Log-probabilities of the `counts[i]` likeliest tokens and of `chosen[i]`, for rows that ask (not None).
+    """Log-probabilities of the `counts[i]` likeliest tokens and of `chosen[i]`, for rows that ask
+    (not None).
 
     They are the model's own, before temperature, penalties and filters.
     """
@@ -25,7 +26,11 @@ def top_logprobs(
     every = logprobs.shape[1]
     asked = {row: every if count < 0 else min(count, every) for row, count in asked.items()}
     values, ids = (t.tolist() for t in logprobs.topk(max(asked.values())))
-    own = logprobs.gather(1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)).tolist()
+    own = logprobs.gather(
+        1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)
+    ).tolist()
     for i, (row, count) in enumerate(asked.items()):
-        result[row] = {chosen[row]: own[i][0]} | dict(zip(ids[i][:count], values[i][:count], strict=True))
+        result[row] = {chosen[row]: own[i][0]} | dict(
+            zip(ids[i][:count], values[i][:count], strict=True)
+        )
     return result

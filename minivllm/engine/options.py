@@ -9,7 +9,15 @@ from functools import cached_property
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
-from minivllm.platform.given import FLOAT32, LEAST, Range, biases, known_fields_only, texts, token_ids
+from minivllm.platform.given import (
+    FLOAT32,
+    LEAST,
+    Range,
+    biases,
+    known_fields_only,
+    texts,
+    token_ids,
+)
 from minivllm.platform.options import Options, knob, option
 
 PreemptionName = Literal["recompute", "swap", "reserve"]
@@ -46,9 +54,10 @@ class ContinuousOptions(BatchingOptions):
     """batching=continuous.
 
     Args:
-        prefill_first: prompts come before decoding requests in a step, as in Orca; off, decoding requests
-            come first and prompts get what they leave.
-        fair_prefill: prompts being computed share the step's tokens evenly; off, one after another gets all.
+        prefill_first: prompts come before decoding requests in a step, as in Orca; off, decoding
+            requests come first and prompts get what they leave.
+        fair_prefill: prompts being computed share the step's tokens evenly; off, one after another
+            gets all.
     """
 
     prefill_first: bool = False
@@ -73,8 +82,9 @@ class StaticOptions(BatchingOptions):
     """batching=static.
 
     Args:
-        group_by_length: batches are made of requests of similar output length, from the `4 * max_num_seqs` most
-            urgent ones: those that end early wait less for the last (as Fairseq and transformers group by length).
+        group_by_length: batches are made of requests of similar output length, from the `4 *
+            max_num_seqs` most urgent ones: those that end early wait less for the last (as Fairseq
+            and transformers group by length).
     """
 
     group_by_length: bool = False
@@ -92,8 +102,9 @@ class DynamicOptions(StaticOptions):
     max_wait_ms: float = knob(50.0, at_least=0)
 
 
-# Called with the ids of the prompt and of the output so far, before each token: the ids that may come next (integers,
-# or a bool tensor [vocab]), or None for all of them. It must not keep state: a request may be asked about twice.
+# Called with the ids of the prompt and of the output so far, before each token: the ids that may
+# come next (integers, or a bool tensor [vocab]), or None for all of them. It must not keep state: a
+# request may be asked about twice.
 TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
 MOST_SAMPLES = 16384  # of a prompt, as in vLLM: each is a request
 _INF = math.inf
@@ -105,7 +116,9 @@ _RANGES: dict[str, Range] = {
     "top_k": Range(-1, _INF, "0 or -1 (all tokens), or more", **_REQUEST),
     "top_p": Range(0, 1, "in (0, 1]"),
     "min_p": Range(0, 1, "in [0, 1]"),
-    "repetition_penalty": Range(LEAST["repetition_penalty"], 1e30, "above 0 and finite: in [1e-30, 1e30]"),
+    "repetition_penalty": Range(
+        LEAST["repetition_penalty"], 1e30, "above 0 and finite: in [1e-30, 1e30]"
+    ),
     "presence_penalty": Range(-2, 2, "in [-2, 2]"),
     "frequency_penalty": Range(-2, 2, "in [-2, 2]"),
     "seed": Range(-1, 2**63 - 1, "in [0, 2**63), or null", nullable=True, **_REQUEST),
@@ -113,7 +126,9 @@ _RANGES: dict[str, Range] = {
     "beam_width": Range(1, MOST_SAMPLES, f"in [1, {MOST_SAMPLES}]", whole=True),
     "length_penalty": Range(-32, 32, "in [-32, 32]"),
     "logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
-    "prompt_logprobs": Range(-1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST),
+    "prompt_logprobs": Range(
+        -1, _INF, "0 or more, -1 for all tokens, or null", nullable=True, **_REQUEST
+    ),
     "priority": Range(-(2**31), 2**31 - 1, "in [-2**31, 2**31)", whole=True),
     "deadline_ms": Range(5e-324, FLOAT32, "above 0, or null", nullable=True),
 }
@@ -138,29 +153,37 @@ class SamplingParams:
             occur in the prompt or the output (CTRL, Keskar et al. 2019).
         presence_penalty: subtracted once from the logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
-        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing. A bias of 1e30 forces
-            its token.
-        allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are no exception.
-        token_mask: the same, asked anew for each token: a function given from Python, see TokenMask.
+        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing.
+            A bias of 1e30 forces its token.
+        allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are
+            no exception.
+        token_mask: the same, asked anew for each token: a function given from Python, see
+            TokenMask.
         seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
             None (or -1) lets the engine derive a seed for each request.
-        n: completions per prompt. The first has the noise of `seed`, the others that of seeds hashed from it.
+        n: completions per prompt. The first has the noise of `seed`, the others that of seeds
+            hashed from it.
         beam_width: beams of a beam search, of which the best n are returned; 1 is no beam search.
-        length_penalty: a beam's score is the sum of its log-probabilities / (tokens ** length_penalty).
-        early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False, when the best beam
-            as it is would not be among them; "never", when no beam can come to be (as in transformers).
-        bad_words: strings that may not be generated: the last token of one is forbidden where those before it have come.
-        stop: strings that end the output. One that is the text of a special token ends it at that token.
+        length_penalty: a beam's score is the sum of its log-probabilities / (tokens **
+            length_penalty).
+        early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False,
+            when the best beam as it is would not be among them; "never", when no beam can come to
+            be (as in transformers).
+        bad_words: strings that may not be generated: the last token of one is forbidden where those
+            before it have come.
+        stop: strings that end the output. One that is the text of a special token ends it at that
+            token.
         stop_token_ids: token ids that end the output.
-        include_stop_str_in_output: leave what ended the output, a stop string or token, in the text.
+        include_stop_str_in_output: leave what ended the output, a stop string or token, in the
+            text.
         skip_special_tokens: leave special tokens out of the text.
         ignore_eos: go on past the model's end-of-sequence token.
         logprobs: also return the log-probabilities of this many most likely tokens at each step
             (and of the chosen one); None returns none, -1 those of all tokens.
         prompt_logprobs: the same for every prompt token after the first.
         priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
-        deadline_ms: milliseconds after arrival by which the request should have ended; among requests of
-            equal priority the earliest deadline is served first.
+        deadline_ms: milliseconds after arrival by which the request should have ended; among
+            requests of equal priority the earliest deadline is served first.
 
     Raises:
         BadInput: a value is out of range.
@@ -196,17 +219,28 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         settled: dict[str, Any] = {
-            name: allowed.number(f"decoding.{name}", getattr(self, name)) for name, allowed in _RANGES.items()
+            name: allowed.number(f"decoding.{name}", getattr(self, name))
+            for name, allowed in _RANGES.items()
         }
-        settled |= {"top_k": max(settled["top_k"], 0)} | ({"seed": None} if settled["seed"] == -1 else {})
-        settled |= {name: texts(f"decoding.{name}", getattr(self, name)) for name in ("stop", "bad_words")}
+        settled |= {"top_k": max(settled["top_k"], 0)} | (
+            {"seed": None} if settled["seed"] == -1 else {}
+        )
+        settled |= {
+            name: texts(f"decoding.{name}", getattr(self, name)) for name in ("stop", "bad_words")
+        }
         settled["stop_token_ids"] = token_ids("decoding.stop_token_ids", self.stop_token_ids) or ()
-        settled["allowed_token_ids"] = token_ids("decoding.allowed_token_ids", self.allowed_token_ids)
+        settled["allowed_token_ids"] = token_ids(
+            "decoding.allowed_token_ids", self.allowed_token_ids
+        )
         settled["logit_bias"] = biases("decoding.logit_bias", self.logit_bias)
         for name, value in settled.items():
             object.__setattr__(self, name, value)
         rules = (
-            ("min_tokens", self.min_tokens <= (self.max_tokens or self.min_tokens), "in [0, max_tokens]"),
+            (
+                "min_tokens",
+                self.min_tokens <= (self.max_tokens or self.min_tokens),
+                "in [0, max_tokens]",
+            ),
             (
                 "temperature",
                 self.greedy or self.temperature >= LEAST["temperature"],
@@ -215,9 +249,17 @@ class SamplingParams:
             ("top_p", self.top_p >= LEAST["top_p"], _RANGES["top_p"].words),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
             ("bad_words", all(word.strip() for word in self.bad_words), "words"),
-            ("token_mask", self.token_mask is None or callable(self.token_mask), "a function, or null"),
+            (
+                "token_mask",
+                self.token_mask is None or callable(self.token_mask),
+                "a function, or null",
+            ),
             *((name, isinstance(getattr(self, name), bool), "true or false") for name in _FLAGS),
-            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false or never"),
+            (
+                "early_stopping",
+                self.early_stopping in (True, False, "never"),
+                "true, false or never",
+            ),
         )
         for name, holds, wanted in rules:
             if not holds:
@@ -235,7 +277,8 @@ class SamplingParams:
         for name, holds, wanted in rules:
             if not holds:
                 raise BadInput(
-                    f"decoding.{name}={getattr(self, name)!r} with beam_width={self.beam_width} must be {wanted}"
+                    f"decoding.{name}={getattr(self, name)!r} with beam_width={self.beam_width} "
+                    f"must be {wanted}"
                 )
 
     @property

@@ -18,7 +18,8 @@ class Preemption(Protocol):
     name: str
 
     def fit(self, layout: CacheLayout) -> CacheLayout:
-        """The cache's layout with the host memory that the strategy uses. Raises BadInput if it lacks what it needs."""
+        """The cache's layout with the host memory that the strategy uses. Raises BadInput if it
+        lacks what it needs."""
 
     def check(self, request: Request, cache: CacheManager) -> None:
         """Raises BadInput if the request could never be admitted."""
@@ -53,7 +54,8 @@ class Recompute:
 
 
 class Swap(Recompute):
-    """Copy what was computed to host memory and back (Kwon et al. 2023, section 4.5); recompute where that is full."""
+    """Copy what was computed to host memory and back (Kwon et al. 2023, section 4.5); recompute
+    where that is full."""
 
     name = "swap"
 
@@ -73,7 +75,8 @@ class Swap(Recompute):
 
 
 class Reserve(Recompute):
-    """Admit a request only if all blocks that it may ever need are there, so that nobody is preempted.
+    """Admit a request only if all blocks that it may ever need are there, so that nobody is
+    preempted.
 
     What Orca and FasterTransformer do with contiguous memory: safe, and fewer requests run at once.
     """
@@ -84,9 +87,10 @@ class Reserve(Recompute):
         """See Preemption."""
         if self._worst(request, cache) > cache.pool.num_usable:
             raise BadInput(
-                f"request {request.request_id} may need {self._worst(request, cache)} cache blocks for its "
-                f"{1 + len(request.unstarted)} samples, and there are {cache.pool.num_usable}: lower n, beam_width or max_tokens, "
-                "raise cache.num_blocks, or use batching.preemption=recompute"
+                f"request {request.request_id} may need {self._worst(request, cache)} cache "
+                f"blocks for its {1 + len(request.unstarted)} samples, and there are "
+                f"{cache.pool.num_usable}: lower n, beam_width or max_tokens, raise "
+                "cache.num_blocks, or use batching.preemption=recompute"
             )
 
     def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
@@ -102,7 +106,9 @@ class Reserve(Recompute):
     @staticmethod
     def _worst(request: Request, cache: CacheManager) -> int:
         """Blocks that a request and its further samples hold at their ends, if they share none."""
-        return (1 + len(request.unstarted)) * cache.blocks_for(cache.footprint(request.max_num_tokens - 1))
+        return (1 + len(request.unstarted)) * cache.blocks_for(
+            cache.footprint(request.max_num_tokens - 1)
+        )
 
 
 STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}

@@ -13,7 +13,8 @@ Rank = tuple[float, int]
 class WaitingQueue:
     """A heap by rank. A request that comes back after a preemption takes its old place.
 
-    Removal leaves the rank in the heap, to be dropped when it reaches the top: each operation costs O(log n).
+    Removal leaves the rank in the heap, to be dropped when it reaches the top: each operation costs
+    O(log n).
     """
 
     def __init__(self) -> None:

@@ -14,12 +14,14 @@ from minivllm.engine.options import SamplingParams
 
 
 def placeholder(row: int) -> int:
-    """What stands for a token that the device has chosen and the host does not know yet: row `row` of its step."""
+    """What stands for a token that the device has chosen and the host does not know yet: row `row`
+    of its step."""
     return -1 - row
 
 
 class RequestState(StrEnum):
-    """Life of a request. It waits until the first step that computes some of it, even if it has joined a batch."""
+    """Life of a request. It waits until the first step that computes some of it, even if it has
+    joined a batch."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -81,7 +83,8 @@ class Request:
             list(prompt_token_ids) if isinstance(prompt_token_ids, list) else prompt_token_ids
         )
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.num_rotated_tokens = len(prompt_token_ids)  # the length that some rotary scalings go by
+        # the length that some rotary scalings go by
+        self.num_rotated_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.max_num_tokens = max_num_tokens
         self.params = params
@@ -91,14 +94,19 @@ class Request:
         )
         self.state = RequestState.WAITING
         self.arrival_s = arrival_s
-        self.rank = (0.0, 0)  # urgency and number of its coming: lower is served first; set by the scheduler
+        # urgency and number of its coming: lower is served first; set by the scheduler
+        self.rank = (0.0, 0)
         self.group: Group | None = None  # of requests that grow from the same prompt
         self.cache = CachedSequence()
         self.num_preemptions = 0
         self.finish_reason: str | None = None
-        self.error: Exception | None = None  # of its own mask, which ends it with the reason "error"
-        # One entry for each prompt token after the first: token id -> natural log of its probability.
-        self.prompt_logprobs: list[dict[int, float]] | None = None if params.prompt_logprobs is None else []
+        # of its own mask, which ends it with the reason "error"
+        self.error: Exception | None = None
+        # One entry for each prompt token after the first: token id -> natural log of its
+        # probability.
+        self.prompt_logprobs: list[dict[int, float]] | None = (
+            None if params.prompt_logprobs is None else []
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -143,8 +151,8 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> TokenSequence:
-        """The tokens whose keys and values others may have computed: none once it has computed some itself, or where every
-        logit is asked for."""
+        """The tokens whose keys and values others may have computed: none once it has computed some
+        itself, or where every logit is asked for."""
         nothing = self.num_computed_tokens or self.params.prompt_logprobs is not None
         return () if nothing else self.token_ids
 
@@ -167,15 +175,16 @@ class Request:
 
 
 class Group:
-    """Requests that grow from one prompt, such as the samples of `n`. One member computes the prompt, and the others start on
-    its blocks.
+    """Requests that grow from one prompt, such as the samples of `n`. One member computes the
+    prompt, and the others start on its blocks.
 
     Args:
         members: the first is the one that was asked for.
     """
 
     knobs = "n or beam_width"  # that ask for several members
-    joint = False  # whether the members choose their tokens together: they are preempted, resumed and ended as one
+    # whether the members choose their tokens together: they are preempted, resumed and ended as one
+    joint = False
 
     def __init__(self, members: Sequence[Request]) -> None:
         self.members = members
@@ -185,4 +194,5 @@ class Group:
             member.group = self
 
     def check(self, cache: CacheManager) -> None:
-        """Raises BadInput if the members can never run together; samples can run one after another."""
+        """Raises BadInput if the members can never run together; samples can run one after
+        another."""

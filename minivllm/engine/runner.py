@@ -20,15 +20,16 @@ class CausalLM(Protocol):
     """What the runner asks of a model."""
 
     def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """Hidden states after the final norm: [T, hidden], or [L, hidden] of the rows whose logits are wanted."""
+        """Hidden states after the final norm: [T, hidden], or [L, hidden] of the rows whose logits
+        are wanted."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
 
 
 def fill_in(token_ids: Tensor, pending: Tensor) -> Tensor:
-    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for the device. Of a request
-    that fails, whose token is below 0, what is computed is thrown away."""
+    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for
+    the device. Of a request that fails, whose token is below 0, what is computed is thrown away."""
     rows = (placeholder(0) - token_ids).clamp_(min=0)
     return torch.where(token_ids < 0, pending[rows].clamp_(min=0), token_ids)
 
@@ -86,7 +87,9 @@ class Runner:
             counts = zip(batch.seq_lens_host, batch.query_lens_host, strict=True)
             batch = batch._replace(
                 attention_scores=torch.zeros(batch.block_table.shape, device=self.device),
-                observed_host=tuple(policy.observed(length - count, count) for length, count in counts),
+                observed_host=tuple(
+                    policy.observed(length - count, count) for length, count in counts
+                ),
             )
         shared = self.attention.prepare(batch)
         return batch if shared is None else batch._replace(attention=shared)

@@ -1,4 +1,5 @@
-"""Stateless sampling: logits and a request's own tokens, seed and position decide the next token."""
+"""Stateless sampling: logits and a request's own tokens, seed and position decide the next
+token."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from minivllm.kernels.transfer import Download, upload
 from minivllm.platform.given import FLOAT32
 
 MASK32 = 0xFFFFFFFF
-# Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the token of that number.
+# Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the
+# token of that number.
 SEED_SALT = 0x9E3779B9
 
 
@@ -62,17 +64,18 @@ def exponential_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Te
     state = _mix((seeds & MASK32) ^ _mix((seeds >> 32) & MASK32))
     key = _mix(_mix(state ^ (positions & MASK32)) ^ SEED_SALT)
     bits = _mix(_mix(token_ids) ^ key[:, None])
-    # Rounding may make the uniform number 1, whose noise is infinite: that token is just not drawn. It
-    # cannot be 0, whose noise would draw a token of probability 0.
+    # Rounding may make the uniform number 1, whose noise is infinite: that token is just not drawn.
+    # It cannot be 0, whose noise would draw a token of probability 0.
     return -torch.log1p(-(bits.float() + 0.5) * 2.0**-32)
 
 
 def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
-    """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, no early end, masks. What becomes too
-    large for float32 is the largest number that it holds.
+    """Change float32 logits [R, vocab] in place as requests ask: bias, penalties, no early end,
+    masks. What becomes too large for float32 is the largest number that it holds.
 
     Returns:
-        How many rows have a bias, a penalty or a mask. A request whose mask raises, or allows no token, has its `error`
+        How many rows have a bias, a penalty or a mask. A request whose mask raises, or allows no
+        token, has its `error`
         set: the others of the step know nothing of it.
     """
     adjusted = 0
@@ -81,17 +84,23 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
         adjusted += params.adjusts_logits
         if params.logit_bias:
             biased = torch.tensor(list(params.logit_bias), device=logits.device)
-            values = logits[row, biased] + torch.tensor([*params.logit_bias.values()], device=logits.device)
+            values = logits[row, biased] + torch.tensor(
+                [*params.logit_bias.values()], device=logits.device
+            )
             logits[row, biased] = values.clamp_(max=FLOAT32)
         if params.repetition_penalty != 1.0:
             seen = torch.tensor(sorted(set(request.token_ids)), device=logits.device)
             values = logits[row, seen]
             factor = params.repetition_penalty
-            logits[row, seen] = torch.where(values > 0, values / factor, values * factor).clamp_(max=FLOAT32)
+            logits[row, seen] = torch.where(values > 0, values / factor, values * factor).clamp_(
+                max=FLOAT32
+            )
         if request.num_output_tokens and (params.presence_penalty or params.frequency_penalty):
             output = torch.tensor(request.output_token_ids, device=logits.device)
             counts = torch.bincount(output, minlength=logits.shape[1])
-            logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+            logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (
+                counts > 0
+            )
         if not request.may_stop and request.stop_ids:
             logits[row, list(request.stop_ids)] = -math.inf
         if params.masks:
@@ -103,8 +112,8 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> int:
 
 
 def _apply_masks(logits: Tensor, request: Request) -> None:
-    """Leave [vocab] logits of allowed tokens only. Raises what the request's `token_mask` does, or BadInput where no token is
-    left."""
+    """Leave [vocab] logits of allowed tokens only. Raises what the request's `token_mask` does, or
+    BadInput where no token is left."""
     allowed: list[Any] = [request.params.allowed_token_ids]
     if request.params.token_mask is not None:
         prompt = request.token_ids[: request.num_prompt_tokens]
@@ -117,7 +126,8 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
             ids = ids.long()  # nothing has no type
         if ids.dtype is not torch.bool and (ids.is_floating_point() or (ids < 0).any()):
             raise BadInput(
-                f"request {request.request_id}: a mask of token ids holds what is none: {ids[:8].tolist()}"
+                f"request {request.request_id}: a mask of token ids holds what is none: "
+                f"{ids[:8].tolist()}"
             )
         forbidden = torch.ones(len(logits), dtype=torch.bool)
         # An id that does not exist is an error here; on a GPU it would be a crash.
@@ -125,8 +135,9 @@ def _apply_masks(logits: Tensor, request: Request) -> None:
         logits.masked_fill_(forbidden.to(logits.device), -math.inf)
     if logits.max() == -math.inf:
         raise BadInput(
-            f"request {request.request_id}: its masks allow no token after {request.num_output_tokens} generated "
-            "ones; let them allow one that ends the output, and one that does not before min_tokens"
+            f"request {request.request_id}: its masks allow no token after "
+            f"{request.num_output_tokens} generated ones; let them allow one that ends the "
+            "output, and one that does not before min_tokens"
         )
 
 
@@ -134,8 +145,8 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     """Zero the probabilities that top-k, top-p and min-p leave out.
 
     Args:
-        probs: float32 [R, K], each row in descending order, of the K most likely tokens; K is at least
-            the largest top-k, or all tokens where a row has none.
+        probs: float32 [R, K], each row in descending order, of the K most likely tokens; K is at
+            least the largest top-k, or all tokens where a row has none.
         columns: of the R requests.
 
     Returns:
@@ -145,8 +156,9 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     ranks = torch.arange(width, device=probs.device)[None, :]
     keep = (ranks < columns.top_k[:, None]) | (columns.top_k == 0)[:, None]
     kept = probs * keep
-    # top-p is measured on what top-k left; the token that crosses p is kept. In whole numbers, since the order in which
-    # a GPU adds up is not said, and torch refuses to where runtime.determinism asks for the same bits.
+    # top-p is measured on what top-k left; the token that crosses p is kept. In whole numbers,
+    # since the order in which a GPU adds up is not said, and torch refuses to where
+    # runtime.determinism asks for the same bits.
     units = (kept.double() * 2.0**40).long()
     before = units.cumsum(dim=-1) - units
     top_p = columns.top_p.double()[:, None]
@@ -160,7 +172,8 @@ class SampledTokens:
 
     Args:
         tokens: int64 [R], on the device.
-        argmax: int64 [R], the model's own argmax, see the function below; None where that is what was chosen.
+        argmax: int64 [R], the model's own argmax, see the function below; None where that is what
+            was chosen.
         logits: [R, vocab], of the step, if a request wants log-probabilities.
         counts: how many of them each request wants.
     """
@@ -192,11 +205,11 @@ class SampledTokens:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest logits [R, vocab] of each row, int64 [R]; -1 - token where that logit is not finite: NaN
-    is larger than all.
+    """The first of the largest logits [R, vocab] of each row, int64 [R]; -1 - token where that
+    logit is not finite: NaN is larger than all.
 
-    torch.argmax is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max takes half, and the
-    C++ kernel a thirtieth.
+    torch.argmax is not vectorised in bfloat16 on a CPU: of its 9 ms for 32 rows of 151,936 max
+    takes half, and the C++ kernel a thirtieth.
     """
     values, tokens = logits.max(dim=-1)
     return torch.where(values.isfinite(), tokens, -1 - tokens)
@@ -215,7 +228,8 @@ def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = Non
     """
     scores = scores.float()
     if top_k_bound is not None:
-        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to sort.
+        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to
+        # sort.
         scores, token_ids = scores.topk(min(top_k_bound, scores.shape[1]), dim=-1)
     else:
         token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
@@ -230,7 +244,8 @@ def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = Non
 
 @dataclass(frozen=True, slots=True)
 class SamplerOps:
-    """What tokens are chosen with: functions that do what torch's operations do, which are here where no kernel is.
+    """What tokens are chosen with: functions that do what torch's operations do, which are here
+    where no kernel is.
 
     Args:
         argmax: see the function above.
@@ -256,8 +271,8 @@ def sample(
     """Choose each request's next token.
 
     Greedy rows take the argmax; the others the argmax of p / Exponential(1), which draws from p
-    (the exponential race, as nano-vllm uses it) with noise from (seed, position). Nothing waits for the device but a
-    request's mask.
+    (the exponential race, as nano-vllm uses it) with noise from (seed, position). Nothing waits for
+    the device but a request's mask.
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to requests[i].
@@ -270,7 +285,9 @@ def sample(
     if all(r.params.takes_likeliest and r.may_stop for r in requests):
         return SampledTokens(kernels.argmax(logits), None, kept, counts)
     with torch.inference_mode():  # only here: entering it takes microseconds
-        return SampledTokens(*_choose(logits, requests, counters, one_by_one, kernels), kept, counts)
+        return SampledTokens(
+            *_choose(logits, requests, counters, one_by_one, kernels), kept, counts
+        )
 
 
 def _choose(
@@ -286,7 +303,8 @@ def _choose(
     picks = kernels.argmax(scores)
     rows = [i for i, request in enumerate(requests) if not request.params.greedy]
     counters.tokens_drawn += len(rows)
-    # Filters are not for the others: a row is drawn in the same way whoever is beside it, and none is sorted for nothing.
+    # Filters are not for the others: a row is drawn in the same way whoever is beside it, and none
+    # is sorted for nothing.
     alike = [[i for i in rows if requests[i].params.filters is kind] for kind in (False, True)]
     for group in [[row] for row in rows] if one_by_one else filter(None, alike):
         members = [requests[i] for i in group]
@@ -299,7 +317,7 @@ def _choose(
 
 
 def _top_k_bound(requests: Sequence[Request]) -> int | None:
-    """How many of the most likely tokens a draw has to look at: infinitely many where a filter names no number; None
-    where nothing is filtered."""
+    """How many of the most likely tokens a draw has to look at: infinitely many where a filter
+    names no number; None where nothing is filtered."""
     params = [request.params for request in requests]
     return max(p.top_k or sys.maxsize for p in params) if any(p.filters for p in params) else None

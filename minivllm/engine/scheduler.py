@@ -27,17 +27,17 @@ class Scheduler:
     that the policy and the cache admit. The same lines are prefill, chunked prefill, decode and
     resumption after preemption.
 
-    Waiting requests are ordered by when they are due, one `aging_s` later for each step of priority: by their
-    deadline or their arrival plus `aging_s`, whichever is sooner. Since that never changes while they wait
-    and whoever comes late enough is due later, nothing starves.
+    Waiting requests are ordered by when they are due, one `aging_s` later for each step of
+    priority: by their deadline or their arrival plus `aging_s`, whichever is sooner. Since that
+    never changes while they wait and whoever comes late enough is due later, nothing starves.
 
     Args:
         policy: who may join, and the token budget of a step.
         cache: gives blocks to growing requests.
         events: bus for state changes and decisions.
         now: clock in seconds, for deadlines and waiting.
-        rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another way from then on
-            (rope type longrope), so it is computed again.
+        rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another
+            way from then on (rope type longrope), so it is computed again.
     """
 
     def __init__(
@@ -59,12 +59,15 @@ class Scheduler:
         self.num_chunks = 0  # parts of a prefill that were not its last
         self.num_shed = 0
         self.num_forks = 0
-        self.num_deferred = 0  # times that a running request got no token, since the step had none left
-        self.num_held = 0  # times that the most urgent request was not admitted for lack of room in the cache
+        # times that a running request got no token, since the step had none left
+        self.num_deferred = 0
+        # times that the most urgent request was not admitted for lack of room in the cache
+        self.num_held = 0
         self.num_overtaken = 0  # requests that started after one that had come later
         self.num_waits = 0  # steps put off in the hope of a fuller batch
         self._latest = 0  # the last to come of those that have started
-        self.chunks = policy.chunked_prefill and cache.layout.retains_kv  # whether a prompt may be cut
+        # whether a prompt may be cut
+        self.chunks = policy.chunked_prefill and cache.layout.retains_kv
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap, where requests may be shed
@@ -84,33 +87,38 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadInput: it can never run: it does not fit the cache, one step, or the sequences allowed.
+            BadInput: it can never run: it does not fit the cache, one step, or the sequences
+                allowed.
         """
         # The last token is never computed, so it needs no room.
         longest = request.max_num_tokens - 1
         held = self.cache.footprint(longest)
         if held > self.cache.capacity_tokens:
             raise BadInput(
-                f"request {request.request_id} may grow to {held} cached tokens, and the KV cache holds "
-                f"{self.cache.capacity_tokens}: ask for fewer tokens, or raise cache.num_blocks or cache.memory_fraction"
+                f"request {request.request_id} may grow to {held} cached tokens, and the KV "
+                f"cache holds {self.cache.capacity_tokens}: ask for fewer tokens, or raise "
+                "cache.num_blocks or cache.memory_fraction"
             )
         if not self.chunks and longest > self.policy.max_num_batched_tokens:
             raise BadInput(
-                f"request {request.request_id} may need {longest} tokens in one step (all of them, should it be "
-                f"preempted near its end), and a step takes "
+                f"request {request.request_id} may need {longest} tokens in one step (all of "
+                "them, should it be preempted near its end), and a step takes "
                 f"{self.policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
-                "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps what is computed"
+                "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps "
+                "what is computed"
             )
         if not self.chunks and longest > held:
             raise BadInput(
-                f"request {request.request_id} may grow to {longest} tokens, beyond cache.eviction_budget (it holds "
-                f"{held}), and what exceeds it cannot be computed in one step: use batching.chunked_prefill=true"
+                f"request {request.request_id} may grow to {longest} tokens, beyond "
+                f"cache.eviction_budget (it holds {held}), and what exceeds it cannot be "
+                "computed in one step: use batching.chunked_prefill=true"
             )
         samples = 1 + len(request.unstarted)
         if request.group is not None and samples > self.policy.max_num_samples:
             raise BadInput(
                 f"request {request.request_id} wants {samples} samples at once, and "
-                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower {request.group.knobs}, or raise it"
+                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower {request.group.knobs}, "
+                "or raise it"
             )
         if request.group is not None:
             request.group.check(self.cache)
@@ -123,7 +131,8 @@ class Scheduler:
         self._changed(request, RequestState.WAITING)
 
     def plan(self) -> StepPlan:
-        """Decide the next step. An empty plan means that there is nothing to do, or not before `next_poll_s`."""
+        """Decide the next step. An empty plan means that there is nothing to do, or not before
+        `next_poll_s`."""
         now = self.now()
         if self._worked_at_s is not None:
             self._step_s = min(self._step_s, now - self._worked_at_s)
@@ -134,11 +143,14 @@ class Scheduler:
             self.cache.prefetch((r.cache, r.reusable_token_ids) for r in self.waiting.front())
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
         decoding = (
-            [r for r in self.running if r.state is RequestState.DECODE] if prefilling else list(self.running)
+            [r for r in self.running if r.state is RequestState.DECODE]
+            if prefilling
+            else list(self.running)
         )
         if self.policy.prefill_first:
             self._serve(prefilling, step)
-            self._admit(step, now, spare=len(decoding))  # each of them may need a block in this very step
+            # each of them may need a block in this very step
+            self._admit(step, now, spare=len(decoding))
             self._serve(decoding, step)
         else:
             self._serve(decoding, step)
@@ -173,14 +185,22 @@ class Scheduler:
                 count = self._cut(gap, step, len(requests) - index)
             else:
                 count = gap
-            # It waits for its group, was preempted for one of them, or only its last token is still to be read.
-            if count <= 0 or request not in running or len(request.token_ids) >= request.max_num_tokens:
+            # It waits for its group, was preempted for one of them, or only its last token is still
+            # to be read.
+            if (
+                count <= 0
+                or request not in running
+                or len(request.token_ids) >= request.max_num_tokens
+            ):
                 continue
             while not (placed := self._place(request, count)):
-                # The least urgent without a part in this step goes; that may be the request itself. Joint members go
-                # together, and not where one of them has a part: then the request waits for the next step.
+                # The least urgent without a part in this step goes; that may be the request itself.
+                # Joint members go together, and not where one of them has a part: then the request
+                # waits for the next step.
                 served = {part.request for part in step.scheduled}
-                others = [r for r in running if r not in served and served.isdisjoint(r.joint_members)]
+                others = [
+                    r for r in running if r not in served and served.isdisjoint(r.joint_members)
+                ]
                 if not others:
                     break
                 step.preempted.append(self._preempt(max(others, key=_rank)))
@@ -190,9 +210,11 @@ class Scheduler:
                 self._schedule(request, placed, step)
 
     def _place(self, request: Request, count: int) -> int:
-        """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there is no room."""
+        """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there
+        is no room."""
         sequence, computed = request.cache, request.num_computed_tokens
-        if not sequence.block_table.blocks:  # it joined when the step had no tokens left, or nothing is kept
+        # it joined when the step had no tokens left, or nothing is kept
+        if not sequence.block_table.blocks:
             return self._join(request, count)
         if (room := self.cache.room(sequence, computed)) is not None:
             count = min(count, room)
@@ -212,7 +234,8 @@ class Scheduler:
         return count
 
     def _cut(self, gap: int, step: _Step, sharing: int) -> int:
-        """How many of `gap` tokens a prompt may compute in this step, if `sharing` prompts are still to be served."""
+        """How many of `gap` tokens a prompt may compute in this step, if `sharing` prompts are
+        still to be served."""
         if not self.chunks:
             return gap if gap <= step.budget else 0
         if self.policy.fair_prefill:
@@ -256,7 +279,8 @@ class Scheduler:
                 self._schedule(request, count, step)
 
     def _schedule(self, request: Request, count: int, step: _Step) -> None:
-        # Not when it joins, as a whole batch may do so before there are tokens for all: then it still waits.
+        # Not when it joins, as a whole batch may do so before there are tokens for all: then it
+        # still waits.
         if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
             self._changed(request, RequestState.PREFILL)
         prefill = count > 1 or request.state is RequestState.PREFILL
@@ -277,12 +301,14 @@ class Scheduler:
         )
 
     def fork(self, parent: Request, child: Request, num_shared: int | None = None) -> None:
-        """Let `child` run beside `parent`, on the same blocks; if it runs already, it gives up what it has.
+        """Let `child` run beside `parent`, on the same blocks; if it runs already, it gives up what
+        it has.
 
         Args:
             parent: runs.
             child: an unstarted member of its group, or a joint one.
-            num_shared: how many of their first tokens are the same; None: all that `parent` has computed.
+            num_shared: how many of their first tokens are the same; None: all that `parent` has
+                computed.
         """
         self.num_forks += 1
         if child in self.running:
@@ -307,7 +333,8 @@ class Scheduler:
             heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request, wherever it is, and take its blocks back; joint members end with any of them."""
+        """End a request, wherever it is, and take its blocks back; joint members end with any of
+        them."""
         if request.state is RequestState.DONE:
             return
         self.num_shed += reason == "shed"
@@ -329,11 +356,14 @@ class Scheduler:
             self.waiting.remove(request)
 
     def _restart_rotated(self) -> None:
-        """Let requests whose keys are rotated in another way from now on compute all their tokens again."""
+        """Let requests whose keys are rotated in another way from now on compute all their tokens
+        again."""
         if (length := self.rotated_anew_at) is None:
             return
         for request in list(self.running):
-            is_there = request.num_rotated_tokens < length <= request.num_tokens < request.max_num_tokens
+            is_there = (
+                request.num_rotated_tokens < length <= request.num_tokens < request.max_num_tokens
+            )
             if is_there and request in self.running:  # joint members go together
                 for one in request.joint_members:
                     one.num_rotated_tokens = length
@@ -342,8 +372,8 @@ class Scheduler:
     def _preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
         """Take a request's blocks; it waits, in the place that it had.
 
-        Of joint members the first one waits, and the others start again once it is computed, on those of its blocks that
-        hold the same tokens.
+        Of joint members the first one waits, and the others start again once it is computed, on
+        those of its blocks that hold the same tokens.
         """
         request, *others = [one for one in request.joint_members if one in self.running]
         for one in (request, *others):
@@ -355,7 +385,8 @@ class Scheduler:
         if request.group is not None and others:
             request.group.leader = request
             request.group.unstarted += others
-        # Where it waits for its group nothing is left to compute; then the last token is computed again.
+        # Where it waits for its group nothing is left to compute; then the last token is computed
+        # again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         (strategy or self.policy.preemption_strategy).preempt(request, self.cache)
         request.num_preemptions += 1
@@ -373,7 +404,8 @@ class Scheduler:
                 step.shed.append(request)
 
     def _is_hopeless(self, request: Request, now: float) -> bool:
-        """Whether its deadline would pass even if it ran alone, at the shortest step seen so far."""
+        """Whether its deadline would pass even if it ran alone, at the shortest step seen so
+        far."""
         steps = 1
         if request.params.ignore_eos and not request.stop_ids and not request.params.stop:
             steps = request.max_num_tokens - request.num_tokens
@@ -387,10 +419,17 @@ class Scheduler:
 
     def _tell(self, plan: StepPlan) -> None:
         if self.events.has_subscribers(StepPlanned):
-            counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens, len(plan.preempted))
+            counts = (
+                len(plan.scheduled),
+                plan.num_tokens,
+                plan.num_prefill_tokens,
+                len(plan.preempted),
+            )
             self.events.emit(StepPlanned(self.now(), *counts, len(self.waiting)))
         if self.events.has_subscribers(BlocksChanged):
-            self.events.emit(BlocksChanged(self.now(), self.cache.pool.num_used, self.cache.pool.num_usable))
+            self.events.emit(
+                BlocksChanged(self.now(), self.cache.pool.num_used, self.cache.pool.num_usable)
+            )
 
 
 class _Step:

@@ -32,7 +32,8 @@ class ScheduledRequest(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token and so chooses the next one."""
-        # In place of `end` and `num_tokens`, which are calls: this is asked for every request of every step.
+        # In place of `end` and `num_tokens`, which are calls: this is asked for every request of
+        # every step.
         return self.start + self.num_tokens == len(self.request.token_ids)
 
 

@@ -11,11 +11,12 @@ from minivllm.models.load.tokenizer import Tokenizer
 class Detokenizer:
     """Text of one growing output, safe on characters split over tokens and on stop strings.
 
-    A token is decoded together with the few before it, those of the prompt included, because what it reads
-    as may depend on them (SentencePiece drops a leading space, byte tokens make up one character); the new
-    text is what the longer decoding has more. The algorithm is that of text-generation-inference and vLLM, but for
-    characters that were incomplete: what the shorter decoding has in place of one is not part of the text that both share.
-    Text that may yet turn out to be the beginning of a stop string is held back.
+    A token is decoded together with the few before it, those of the prompt included, because what
+    it reads as may depend on them (SentencePiece drops a leading space, byte tokens make up one
+    character); the new text is what the longer decoding has more. The algorithm is that of
+    text-generation-inference and vLLM, but for characters that were incomplete: what the shorter
+    decoding has in place of one is not part of the text that both share. Text that may yet turn out
+    to be the beginning of a stop string is held back.
 
     Args:
         tokenizer: decodes.
@@ -27,7 +28,8 @@ class Detokenizer:
 
     CONTEXT = 6  # tokens of the prompt that the first output token is decoded with
     BYTES = 4  # of a character, so at most so many tokens
-    HELD = 64  # tokens without a whole character at their end, after which they are taken for what they are
+    # tokens without a whole character at their end, after which they are taken for what they are
+    HELD = 64
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class Detokenizer:
         skip_special_tokens: bool = True,
     ) -> None:
         self._decode: Callable[[Sequence[int]], str] = (
-            tokenizer.decode if skip_special_tokens else partial(tokenizer.decode, skip_special_tokens=False)
+            tokenizer.decode
+            if skip_special_tokens
+            else partial(tokenizer.decode, skip_special_tokens=False)
         )
         self._stop, self._keep_stop = tuple(stop), keep_stop
         size = len(prompt_token_ids)
@@ -64,7 +68,8 @@ class Detokenizer:
         return self.stop_reason is not None
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """Take a token; the new text that is certain. Stop strings end the text only where `may_stop`."""
+        """Take a token; the new text that is certain. Stop strings end the text only where
+        `may_stop`."""
         if self.stopped:
             return ""
         self._ids.append(token_id)
@@ -92,12 +97,15 @@ class Detokenizer:
         begun = False
         if text.startswith(known):
             new = text[len(known) :]
-        else:  # A character that the prompt began is whole now, or bytes that make none spoil what was told already.
+        else:
+            # A character that the prompt began is whole now, or bytes that make none spoil what was
+            # told already.
             known = self._decode(self._ids[self._prefix : self._whole])
             begun = text.startswith(known)
             new = text[len(known) :] if begun else self._decode(self._ids[self._read : end])
         if new or final:
-            self._prefix = self._prefix if begun else self._read  # which is inside of that character
+            # which is inside of that character
+            self._prefix = self._prefix if begun else self._read
             self._read = self._whole = end
         return new
 

@@ -1,4 +1,5 @@
-"""`python -m minivllm.evaluation ...`: lm-eval's command line, with `--model minivllm` known to it."""
+"""`python -m minivllm.evaluation ...`: lm-eval's command line, with `--model minivllm` known to
+it."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ def main() -> int:
     try:
         if find_spec("lm_eval") is None:
             raise BadInput("lm-eval is not installed: pip install 'minivllm[eval]'")
-        if not any(os.environ.get(name, "").upper() in YES for name in OFFLINE) and not hub_answers():
-            # Before its libraries are imported, which read this once; they would try each file again for minutes.
+        if (
+            not any(os.environ.get(name, "").upper() in YES for name in OFFLINE)
+            and not hub_answers()
+        ):
+            # Before its libraries are imported, which read this once; they would try each file
+            # again for minutes.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         from lm_eval.__main__ import cli_evaluate
 
@@ -37,8 +42,9 @@ def main() -> int:
             cli_evaluate()
         except ConnectionError as error:
             raise BadInput(
-                f"a task's data set cannot be reached ({first_line(error)}): connect to the hub, run the task once where it "
-                "can be reached, whose cache then serves it, or use tasks over local files (--include_path)"
+                f"a task's data set cannot be reached ({first_line(error)}): connect to the hub, "
+                "run the task once where it can be reached, whose cache then serves it, or use "
+                "tasks over local files (--include_path)"
             ) from error
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,9 +53,11 @@ def main() -> int:
 
 
 def hub_answers() -> bool:
-    """Whether the hub that data sets come from can be reached at all, whatever it answers, within ASK_S seconds.
+    """Whether the hub that data sets come from can be reached at all, whatever it answers, within
+    ASK_S seconds.
 
-    A time-out of the connection would count for each of the hub's addresses, and not for looking these up.
+    A time-out of the connection would count for each of the hub's addresses, and not for looking
+    these up.
     """
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(_ask()), daemon=True)

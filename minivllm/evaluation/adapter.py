@@ -1,7 +1,8 @@
 """The model that lm-eval calls (Gao et al., "A framework for few-shot language model evaluation").
 
-Requests are encoded, cut to the context and post-processed as lm-eval's own `hf` model does it, so that
-both give the same numbers; what runs in between is this project's engine, as `LLM` configures it.
+Requests are encoded, cut to the context and post-processed as lm-eval's own `hf` model does it, so
+that both give the same numbers; what runs in between is this project's engine, as `LLM` configures
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
@@ -37,18 +42,21 @@ GENERATION = (
     *("frequency_penalty", "seed", "min_tokens", "ignore_eos"),
 )
 DEFAULT_NEW_TOKENS = 256  # where a task sets none, as with lm-eval's hf
-FULL_BATCHES = 8  # requests handed over at once: the batch stays full, and their results fit in memory
-MARK = "<where the message goes on> "  # a template that strips the message strips its trailing space
+# requests handed over at once: the batch stays full, and their results fit in memory
+FULL_BATCHES = 8
+# a template that strips the message strips its trailing space
+MARK = "<where the message goes on> "
 
-Scored = tuple[tuple[str, str] | None, list[int], list[int]]  # the request's texts, context, continuation
+# the request's texts, context, continuation
+Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 def engine_overrides(given: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     """Model arguments as `LLM` takes them: options by group, and overrides of single knobs.
 
     Args:
-        given: `quant="nf4"`, `{"cache.block_size": 32}`; values as lm-eval's parser leaves them, which
-            makes numbers, booleans and None of texts.
+        given: `quant="nf4"`, `{"cache.block_size": 32}`; values as lm-eval's parser leaves them,
+            which makes numbers, booleans and None of texts.
 
     Raises:
         BadInput: a name is no group of the engine, or no knob of one.
@@ -65,9 +73,18 @@ def engine_overrides(given: Mapping[str, Any]) -> tuple[dict[str, str], list[str
         elif name in chosen:
             groups[name] = "none" if value is None else str(value)
         else:
-            valid = ["pretrained", "device", "config_dir", "enable_thinking", "think_end_token", *chosen]
+            valid = [
+                "pretrained",
+                "device",
+                "config_dir",
+                "enable_thinking",
+                "think_end_token",
+                *chosen,
+            ]
             hint = nearest(name, valid)
-            raise BadInput(f"{name}: no such model argument; {hint}; a knob is written group.knob=value")
+            raise BadInput(
+                f"{name}: no such model argument; {hint}; a knob is written group.knob=value"
+            )
     return groups, overrides
 
 
@@ -77,17 +94,18 @@ class MiniVLLM(TemplateLM):
 
     Args:
         pretrained: a name from conf/model, a checkpoint folder or a hub id.
-        device: "auto", "cpu" or "cuda"; lm-eval's own default, "cuda:0", is "auto" where there is no GPU.
-        batch_size: most requests in a step (`batching.max_num_seqs`); lm-eval's default of 1, or "auto",
-            leaves it to the engine, which fills its batch from all requests.
+        device: "auto", "cpu" or "cuda"; lm-eval's own default, "cuda:0", is "auto" where there is
+            no GPU.
+        batch_size: most requests in a step (`batching.max_num_seqs`); lm-eval's default of 1, or
+            "auto", leaves it to the engine, which fills its batch from all requests.
         config_dir: a further folder of option files.
         enable_thinking: passed to the chat template, where given.
         think_end_token: what ends the thinking; only the text after it is the answer.
         engine: options by group and knobs by name, e.g. quant="nf4" and {"cache.block_size": 32}.
 
     Raises:
-        BadInput: an argument is wrong, or the checkpoint has no tokenizer, no end-of-text token or random
-            weights.
+        BadInput: an argument is wrong, or the checkpoint has no tokenizer, no end-of-text token or
+            random weights.
     """
 
     def __init__(
@@ -102,19 +120,26 @@ class MiniVLLM(TemplateLM):
     ) -> None:
         super().__init__()
         if pretrained is None:
-            raise BadInput("pretrained is missing: give --model_args pretrained=NAME_FOLDER_OR_HUB_ID")
+            raise BadInput(
+                "pretrained is missing: give --model_args pretrained=NAME_FOLDER_OR_HUB_ID"
+            )
         if enable_thinking and think_end_token is None:
             raise BadInput("enable_thinking needs think_end_token, e.g. think_end_token=</think>")
         groups, overrides = engine_overrides(engine)
         size = str(batch_size or "auto")
         if size != "1" and not size.startswith("auto"):
             overrides.insert(0, f"batching.max_num_seqs={size}")
-        if device == "cuda:0" and not torch.cuda.is_available():  # nobody asked for it: see the docstring
+        # nobody asked for it: see the docstring
+        if device == "cuda:0" and not torch.cuda.is_available():
             device = None
         self.pretrained = str(pretrained)
         self.enable_thinking, self.think_end_token = enable_thinking, think_end_token
         self.llm = LLM(
-            self.pretrained, device=device or "auto", overrides=overrides, config_dir=config_dir, **groups
+            self.pretrained,
+            device=device or "auto",
+            overrides=overrides,
+            config_dir=config_dir,
+            **groups,
         )
         if self.llm.engine.loaded.weights == "random":
             raise BadInput("model.weights=random knows nothing: lm-eval needs trained weights")
@@ -124,9 +149,13 @@ class MiniVLLM(TemplateLM):
         self._device = self.llm.engine.runner.device
         eos = (self.tokenizer.special_id("eos_token"), *self.llm.engine.loaded.config.eos_token_ids)
         if (end := next((token for token in eos if token is not None), None)) is None:
-            raise BadInput(f"{self.pretrained} names no eos_token: an empty context needs one to start from")
+            raise BadInput(
+                f"{self.pretrained} names no eos_token: an empty context needs one to start from"
+            )
         self._eos = end
-        self._special = {t.content: i for i, t in self._fast.get_added_tokens_decoder().items() if t.special}
+        self._special = {
+            t.content: i for i, t in self._fast.get_added_tokens_decoder().items() if t.special
+        }
 
     @property
     def _fast(self) -> Any:
@@ -141,7 +170,8 @@ class MiniVLLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What the first token of a text is conditioned on: the beginning of text, or else its end."""
+        """What the first token of a text is conditioned on: the beginning of text, or else its
+        end."""
         bos = self.tokenizer.special_id("bos_token")
         return self._eos if bos is None else bos
 
@@ -156,11 +186,18 @@ class MiniVLLM(TemplateLM):
         return self.pretrained.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What goes into the results beside the arguments: which weights, and the engine's options."""
-        return {"model_sha": self.llm.engine.loaded.fingerprint, "minivllm": self.llm.config["choices"]}
+        """What goes into the results beside the arguments: which weights, and the engine's
+        options."""
+        return {
+            "model_sha": self.llm.engine.loaded.fingerprint,
+            "minivllm": self.llm.config["choices"],
+        }
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids; unless told, special tokens are added where the text does not begin with one itself."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Token ids; unless told, special tokens are added where the text does not begin with one
+        itself."""
         if add_special_tokens is None:
             prefix = self._fast.decode([self.prefix_token_id], skip_special_tokens=False)
             add_special_tokens = not (prefix and string.startswith(prefix))
@@ -172,7 +209,8 @@ class MiniVLLM(TemplateLM):
         """A conversation as text; without a generation prompt, its last message is left open.
 
         Raises:
-            BadInput: there is no chat template, or it refuses the messages, also without system messages.
+            BadInput: there is no chat template, or it refuses the messages, also without system
+                messages.
         """
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         messages = chat_history
@@ -185,30 +223,42 @@ class MiniVLLM(TemplateLM):
             rest = [message for message in chat_history if message["role"] != "system"]
             if len(rest) == len(chat_history):
                 raise
-            logger.warning("the chat template refuses the conversation: trying without the system message")
+            logger.warning(
+                "the chat template refuses the conversation: trying without the system message"
+            )
             return self.apply_chat_template(rest, add_generation_prompt)
         if add_generation_prompt:
             return text
         open_text, mark, after = text.rpartition(MARK.strip())
         if not mark:
-            raise BadInput("the chat template drops the last message, which the task wants continued")
+            raise BadInput(
+                "the chat template drops the last message, which the task wants continued"
+            )
         return open_text if after.startswith(" ") else open_text.rstrip()
 
     # ---- scoring
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation after its context, and whether it is the greedy one."""
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation after its context, and whether it is the greedy
+        one."""
         if self.enable_thinking:
             raise BadInput("enable_thinking=True is for generation; this task scores given answers")
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Log-probability of each whole text, in windows of the context's length."""
         windows: list[Scored] = []
         counts: list[int] = []
         for (text,) in (request.args for request in requests):
             found = get_rolling_token_windows(
-                self.tok_encode(text), self.prefix_token_id, max_seq_len=self.max_length, context_len=1
+                self.tok_encode(text),
+                self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
             )
             before = len(windows)
             windows += [(None, *make_disjoint_window(window)) for window in found]
@@ -231,8 +281,8 @@ class MiniVLLM(TemplateLM):
         for _texts, _context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length:
                 raise BadInput(
-                    f"a continuation of {len(continuation)} tokens cannot be scored: it must have 1 to "
-                    f"{self.max_length}, the context's length"
+                    f"a continuation of {len(continuation)} tokens cannot be scored: it must "
+                    f"have 1 to {self.max_length}, the context's length"
                 )
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
@@ -246,8 +296,11 @@ class MiniVLLM(TemplateLM):
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Log-probability and greediness of each continuation, given (context, continuation)."""
-        wholes = [(context + continuation)[-(self.max_length + 1) :] for context, continuation in pairs]
-        # A request leaves room for one more token; the few that have none go through the model by themselves.
+        wholes = [
+            (context + continuation)[-(self.max_length + 1) :] for context, continuation in pairs
+        ]
+        # A request leaves room for one more token; the few that have none go through the model by
+        # themselves.
         together = [i for i, whole in enumerate(wholes) if len(whole) < self.max_length]
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         outputs = dict(
@@ -265,7 +318,10 @@ class MiniVLLM(TemplateLM):
             scored = list(zip(continuation, entries[-len(continuation) :], strict=True))
             # An entry holds the token and the likeliest one: it is greedy where these are one.
             results.append(
-                (sum(entry[token] for token, entry in scored), all(len(entry) == 1 for _, entry in scored))
+                (
+                    sum(entry[token] for token, entry in scored),
+                    all(len(entry) == 1 for _, entry in scored),
+                )
             )
         return results
 
@@ -278,10 +334,12 @@ class MiniVLLM(TemplateLM):
     # ---- generation
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to a stop string, the end of text or the task's limit.
+        """The text that follows each context, up to a stop string, the end of text or the task's
+        limit.
 
         Raises:
-            BadInput: a generation argument is unknown, or asks for more tokens than the context holds.
+            BadInput: a generation argument is unknown, or asks for more tokens than the context
+                holds.
         """
         prompts: list[list[int]] = []
         params: list[SamplingParams] = []
@@ -291,7 +349,8 @@ class MiniVLLM(TemplateLM):
             assert one.max_tokens is not None
             if one.max_tokens >= self.max_length:
                 raise BadInput(
-                    f"max_gen_toks={one.max_tokens} leaves no room for the question in a context of {self.max_length}"
+                    f"max_gen_toks={one.max_tokens} leaves no room for the question in a context "
+                    f"of {self.max_length}"
                 )
             prompts.append(self.tok_encode(context)[-(self.max_length - one.max_tokens) :])
             params.append(one)
@@ -308,7 +367,8 @@ class MiniVLLM(TemplateLM):
         return texts
 
     def _sampling(self, options: Mapping[str, Any]) -> tuple[SamplingParams, list[str]]:
-        """A task's generation_kwargs as the engine takes them, and the strings that end the text."""
+        """A task's generation_kwargs as the engine takes them, and the strings that end the
+        text."""
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), DEFAULT_NEW_TOKENS))
         new_tokens = kwargs.pop("max_gen_toks")
         end = self._fast.decode([self._eos], skip_special_tokens=False)
@@ -316,19 +376,25 @@ class MiniVLLM(TemplateLM):
         kwargs.pop("do_sample")  # told by the temperature, now
         if kwargs.pop("num_beams", 1) != 1:
             raise BadInput(
-                "generation_kwargs: num_beams must be 1: a beam ends at a token, and what ends an answer is text"
+                "generation_kwargs: num_beams must be 1: a beam ends at a token, and what ends "
+                "an answer is text"
             )
         for name in kwargs:
             if name not in GENERATION:
-                raise BadInput(f"generation_kwargs: the engine has no {name}; {nearest(name, GENERATION)}")
+                raise BadInput(
+                    f"generation_kwargs: the engine has no {name}; {nearest(name, GENERATION)}"
+                )
         # Special tokens are no part of the text, so they end it as tokens.
         ends = {self._eos, *(self._special[text] for text in until if text in self._special)}
         stop = tuple(text for text in until if text not in self._special)
-        params = SamplingParams(max_tokens=new_tokens, stop=stop, stop_token_ids=tuple(ends), **kwargs)
+        params = SamplingParams(
+            max_tokens=new_tokens, stop=stop, stop_token_ids=tuple(ends), **kwargs
+        )
         return params, until
 
     def _chunks(self, lengths: Sequence[int], what: str, quiet: bool) -> Iterator[list[int]]:
-        """Indices of requests to hand over at once, the longest first: what does not fit shows at once."""
+        """Indices of requests to hand over at once, the longest first: what does not fit shows at
+        once."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         size = FULL_BATCHES * self.llm.engine.scheduler.policy.max_num_seqs
         with tqdm(total=len(order), desc=what, disable=quiet) as bar:

@@ -23,7 +23,8 @@ MOST_NAMES = 12  # in a factorial; beyond it even counting the arms takes long
 
 
 def shuffled(names: Iterable[str], seed: int, block: int) -> list[str]:
-    """The arms of one block in the order that they are measured in: the same whatever has been measured before."""
+    """The arms of one block in the order that they are measured in: the same whatever has been
+    measured before."""
     order = sorted(names)
     random.Random(f"{seed}/{block}").shuffle(order)
     return order
@@ -42,9 +43,9 @@ def compose(overrides: Sequence[str], load: Load) -> dict[str, Any]:
 def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     """The sweep that an ablation is; None if the overrides choose none.
 
-    An arm's overrides are those of the command, the list's baseline, and those of the optimisations that are on,
-    in the list's order; a key given twice counts as given last, but what the command says of a key wins over the
-    baseline.
+    An arm's overrides are those of the command, the list's baseline, and those of the optimisations
+    that are on, in the list's order; a key given twice counts as given last, but what the command
+    says of a key wins over the baseline.
 
     Args:
         overrides: the command's.
@@ -59,11 +60,15 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     measured, settings = part(overrides)
     for override, key, text in measured:
         if override.is_sweep_override():
-            raise BadInput(f"{text}: an ablation varies its own optimisations only; run one for each value")
+            raise BadInput(
+                f"{text}: an ablation varies its own optimisations only; run one for each value"
+            )
         given.pop(key, None)
         given[key] = text
     about = [
-        text for key, text in given.items() if key.lstrip("+").partition(".")[0] in (GROUP, LIST, "measure")
+        text
+        for key, text in given.items()
+        if key.lstrip("+").partition(".")[0] in (GROUP, LIST, "measure")
     ]
     config = compose([*about, *settings], load)
     options, measure = config[GROUP], config["measure"]
@@ -71,12 +76,14 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
         find_metric(options["metric"], "ablation.metric")
     if measure["isolation"] != "run":
         raise BadInput(
-            f"measure.isolation={measure['isolation']}: the blocks of an ablation are shuffled, which needs run"
+            f"measure.isolation={measure['isolation']}: the blocks of an ablation are shuffled, "
+            "which needs run"
         )
     names = options["only"] or list(options[LIST])
     entries = {name: entry for name, entry in options[LIST].items() if name in names}
     design = Design(
-        options["design"], {name: tuple(entry.get("requires", ())) for name, entry in entries.items()}
+        options["design"],
+        {name: tuple(entry.get("requires", ())) for name, entry in entries.items()},
     )
     _refuse_explosion(design, options["max_arms"], measure["repeats"])
 
@@ -94,7 +101,9 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     arms = [arm(design.label(chosen), chosen) for chosen in design.arms]
     arms.insert(1, arm(AGAIN, design.baseline))
     lossless = tuple(name for name, entry in entries.items() if entry.get("lossless"))
-    return Sweep(tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"], lossless))
+    return Sweep(
+        tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"], lossless)
+    )
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -108,7 +117,9 @@ def _refuse_explosion(design: Design, limit: int, repeats: int) -> None:
     arms = len(design.arms) + 1 if known else 2**k
     if arms > limit:
         raise BadInput(
-            f"ablation.design={design.kind} over {k} optimisations has {'' if known else 'up to '}{arms:,} arms, "
-            f"{arms * repeats:,} measurements in {repeats} blocks, and ablation.max_arms={limit}: name fewer in "
-            f"ablation.only=[...], use +ablation=pairs or leave_one_out, or raise ablation.max_arms"
+            f"ablation.design={design.kind} over {k} optimisations has "
+            f"{'' if known else 'up to '}{arms:,} arms, {arms * repeats:,} measurements in "
+            f"{repeats} blocks, and ablation.max_arms={limit}: name fewer in "
+            "ablation.only=[...], use +ablation=pairs or leave_one_out, or raise "
+            "ablation.max_arms"
         )

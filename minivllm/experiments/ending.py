@@ -1,4 +1,5 @@
-"""What every task that measures ends with: its tables, its report, and word of it to the tracker."""
+"""What every task that measures ends with: its tables, its report, and word of it to the
+tracker."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def refuse_unwritable(config: dict[str, Any]) -> None:
-    """Raise BadInput where `conclude` could write no report, before anything is measured for it; nothing is written."""
+    """Raise BadInput where `conclude` could write no report, before anything is measured for it;
+    nothing is written."""
     folder = Path(config.get("reports_dir") or "reports")
     nearest = next(there for there in (folder, *folder.parents) if os.path.exists(there))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise BadInput(f"reports_dir={folder}: {nearest.resolve()} cannot be written to; give another folder")
+        raise BadInput(
+            f"reports_dir={folder}: {nearest.resolve()} cannot be written to; give another folder"
+        )
 
 
 def list_reports(reports_dir: Path) -> None:
@@ -47,12 +51,14 @@ def conclude(
     planned: Planned | None = None,
     goal: Goal | None = None,
 ) -> ReportInputs | None:
-    """Print and report whatever has been recorded; a failure here is one line, and hides nothing before it.
+    """Print and report whatever has been recorded; a failure here is one line, and hides nothing
+    before it.
 
     Args:
         folder: of the records.
         out_dir: of the report.
-        config: the resolved configuration, which names the tracker, the percentiles and the user's own studies.
+        config: the resolved configuration, which names the tracker, the percentiles and the user's
+            own studies.
         planned: of an ablation, see `Planned`.
         goal: of a search.
 
@@ -75,7 +81,8 @@ def conclude(
         print(f"records: {folder}")
         if any(folder.glob(f"*/{TRACE}")):
             print(
-                f"traces: {folder}/*/{TRACE} (https://ui.perfetto.dev opens them), {OPERATIONS} beside each"
+                f"traces: {folder}/*/{TRACE} (https://ui.perfetto.dev opens them), {OPERATIONS} "
+                "beside each"
             )
         page = write_report(inputs, out_dir, studies)
         list_reports(out_dir.parent)
@@ -89,7 +96,8 @@ def conclude(
 
 
 def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) -> None:
-    """Tables and sentences: of the cells, then of the leading study; `asked`: for percentiles, see `too_few`."""
+    """Tables and sentences: of the cells, then of the leading study; `asked`: for percentiles, see
+    `too_few`."""
     from minivllm.report.notices import simulated
     from minivllm.report.percentiles import too_few
     from minivllm.report.studies.listed import leading, terminal_tables

@@ -49,10 +49,15 @@ class AblationOptions(Options):
         super().__post_init__()
         if not self.optimisations:
             raise self.bad(
-                "optimisations", "names nothing to measure, e.g. {fused: {overrides: [attention=sdpa]}}"
+                "optimisations",
+                "names nothing to measure, e.g. {fused: {overrides: [attention=sdpa]}}",
             )
         for name, entry in self.optimisations.items():
-            wrong = not isinstance(entry, dict) or set(entry) - {"overrides", "requires", "lossless"}
+            wrong = not isinstance(entry, dict) or set(entry) - {
+                "overrides",
+                "requires",
+                "lossless",
+            }
             if (
                 wrong
                 or not isinstance(entry.get("lossless", False), bool)
@@ -61,7 +66,8 @@ class AblationOptions(Options):
             ):
                 raise self.bad(
                     "optimisations",
-                    f"is wrong at {name}: it takes overrides: [key=value, ...], requires: [...] and lossless: true",
+                    f"is wrong at {name}: it takes overrides: [key=value, ...], requires: [...] "
+                    "and lossless: true",
                 )
         for name in self.only:
             if name not in self.optimisations:
@@ -70,4 +76,8 @@ class AblationOptions(Options):
 
 def _texts(value: Any, empty: bool = False) -> bool:
     """Whether a value is a list of text."""
-    return isinstance(value, list) and all(isinstance(v, str) for v in value) and (empty or bool(value))
+    return (
+        isinstance(value, list)
+        and all(isinstance(v, str) for v in value)
+        and (empty or bool(value))
+    )

@@ -1,4 +1,5 @@
-"""Sweeps over tasks that leave no records: every combination is run, and what is secret in it stays with its job."""
+"""Sweeps over tasks that leave no records: every combination is run, and what is secret in it stays
+with its job."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ LIST = ".jobs-"  # begins the name of a list of configurations with secrets
 def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int:
     """Run every arm that could be composed, and say which failed.
 
-    A launcher may store the overrides that it is handed, so they have no secrets; where there are any, the whole
-    configurations are in a private file for as long as the jobs run.
+    A launcher may store the overrides that it is handed, so they have no secrets; where there are
+    any, the whole configurations are in a private file for as long as the jobs run.
 
     Args:
         cells: the arms.
@@ -78,9 +79,13 @@ def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[
             kept.enter_context(files.private_json(path, configs))
         except OSError as error:
             raise BadInput(
-                f"runs_dir={folder}: the jobs' secrets cannot be kept there ({error.strerror or error})"
+                f"runs_dir={folder}: the jobs' secrets cannot be kept there "
+                f"({error.strerror or error})"
             ) from None
-        yield [[*job, f"sweep.plan={quoted(str(path))}", f"sweep.job={i}"] for i, job in enumerate(public)]
+        yield [
+            [*job, f"sweep.plan={quoted(str(path))}", f"sweep.job={i}"]
+            for i, job in enumerate(public)
+        ]
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -54,13 +54,14 @@ class Sweep:
 
 
 def essential(overrides: Iterable[str]) -> list[str]:
-    """The overrides that change what is measured, without secrets, in an order that does not depend on how they were
-    written."""
+    """The overrides that change what is measured, without secrets, in an order that does not depend
+    on how they were written."""
     return sorted(hidden(text) for text in overrides if not _neutral(text))
 
 
 def _neutral(override: str) -> bool:
-    """Whether an override changes where things go or how they are taken down, but not what is measured."""
+    """Whether an override changes where things go or how they are taken down, but not what is
+    measured."""
     key = override.partition("=")[0].lstrip("+~")
     if key == "measure.quality":  # changes no cell, but there is more to measure
         return False
@@ -96,7 +97,8 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     that vary, and by those of the keys `named`.
 
     Raises:
-        BadInput: an override asks for a search over a continuous interval, or arms differ in a secret alone.
+        BadInput: an override asks for a search over a continuous interval, or arms differ in a
+            secret alone.
     """
     choices: dict[str, list[str]] = {}
     varying: set[str] = set()
@@ -104,7 +106,9 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     for override, key, text in measured:
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
-                raise BadInput(f"{text}: a sweep takes a list, range(...) or glob(...), not an interval")
+                raise BadInput(
+                    f"{text}: a sweep takes a list, range(...) or glob(...), not an interval"
+                )
             found = itertools.islice(override.sweep_string_iterator(), MAX_ARMS + 1)
             values = [f"{key}={value}" for value in found]
             if not values:
@@ -120,16 +124,20 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
             f"{' '.join(sorted(varying))}: a sweep has at most {MAX_ARMS:,} arms; vary fewer values"
         )
     combinations = itertools.product(*choices.values())
-    arms = tuple(dict.fromkeys(_arm(list(choices), combination, varying) for combination in combinations))
+    arms = tuple(
+        dict.fromkeys(_arm(list(choices), combination, varying) for combination in combinations)
+    )
     if len({arm.name for arm in arms}) < len(arms):
         raise BadInput(
-            "arms of the sweep differ in a secret alone, which makes no other cell: give it one value"
+            "arms of the sweep differ in a secret alone, which makes no other cell: give it one "
+            "value"
         )
     return Sweep(arms, tuple(settings))
 
 
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
-    # In an order that does not depend on how they were written: the name is part of a measurement's identity.
+    # In an order that does not depend on how they were written: the name is part of a measurement's
+    # identity.
     chosen = (text for key, text in zip(keys, combination, strict=True) if key in varying)
     named = sorted(hidden(text) for text in chosen)
     return Arm(" ".join(named or essential(combination)) or DEFAULT_ARM, tuple(combination))
@@ -137,7 +145,8 @@ def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What an ablation adds to a sweep: its arms are measured in shuffled blocks and compared as designed."""
+    """What an ablation adds to a sweep: its arms are measured in shuffled blocks and compared as
+    designed."""
 
     design: Design
     metric: str | None  # None: the records decide

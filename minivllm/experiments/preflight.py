@@ -1,4 +1,5 @@
-"""What every task that measures begins with: checks before anything is written or loaded, and who hears of its progress."""
+"""What every task that measures begins with: checks before anything is written or loaded, and who
+hears of its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from minivllm.tracking.base import SafeTracker
 
 
 def tracked(display: Display, config: dict[str, Any]) -> Progress:
-    """What the supervisor tells of its progress to: the display, and of each record to the tracker."""
+    """What the supervisor tells of its progress to: the display, and of each record to the
+    tracker."""
     tracker = SafeTracker(config)
 
     def hear(event: dict[str, Any]) -> None:
@@ -35,7 +37,8 @@ def tracked(display: Display, config: dict[str, Any]) -> Progress:
 
 
 def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
-    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself; `allowed` it can do, too."""
+    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself;
+    `allowed` it can do, too."""
     settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
     asked = [key for key in ("name", "fresh", "retry", "dry_run") if key in settings]
     if asked:
@@ -53,14 +56,15 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
 
 
 def refuse_absent_hardware(config: dict[str, Any]) -> None:
-    """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there. Not for sweeps: their jobs
-    may run elsewhere."""
+    """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there.
+    Not for sweeps: their jobs may run elsewhere."""
     if config["engine"]["_target_"] != SIMULATED:
         refuse_absent_cores(config["runtime"])
     device, support = str(config["runtime"]["device"]), support_of(config["engine"])
     if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
-            f"runtime.device={device}: the torch that is installed knows no GPU; use runtime.device=cpu"
+            f"runtime.device={device}: the torch that is installed knows no GPU; use "
+            "runtime.device=cpu"
         )
 
 
@@ -68,14 +72,16 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     """What can be told before anything is written or loaded.
 
     Returns:
-        The configuration with `model.weights` settled (so that the worker does not ask the hub again), the
-        fingerprint of the weights, and warnings for the user.
+        The configuration with `model.weights` settled (so that the worker does not ask the hub
+        again), the fingerprint of the weights, and warnings for the user.
 
     Raises:
         NotInstalled: the engine is not there.
-        BadInput: a user's own class cannot be imported or does not take its knobs, the engine does not honour a knob, the model is not there or not supported, its context is too short, a request
-            cannot fit it, a request would have several completions, there are no experts to group, or quality is wanted of
-            random weights or with a text that cannot be read, or the tracker is not installed.
+        BadInput: a user's own class cannot be imported or does not take its knobs, the engine does
+            not honour a knob, the model is not there or not supported, its context is too short, a
+            request cannot fit it, a request would have several completions, there are no experts to
+            group, or quality is wanted of random weights or with a text that cannot be read, or the
+            tracker is not installed.
     """
     plug_ins.check(config)
     installed.require(config["engine"], (config.get("choices") or {}).get("engine"))
@@ -95,7 +101,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
             if not simulated:  # whose clock runs ahead
                 measure = config["measure"]
                 check_span(
-                    arrival, config["workload"].get("num_requests"), measure["seed"], measure["timeout_s"]
+                    arrival,
+                    config["workload"].get("num_requests"),
+                    measure["seed"],
+                    measure["timeout_s"],
                 )
     if model.get("_target_") not in OPTIONS:
         return config, identity.digest(model), []
@@ -106,7 +115,11 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     architecture = ModelConfig.from_dict(source.config)
     require_experts(config["runtime"].get("moe", "auto"), architecture.num_experts)
     longest = architecture.context(model.get("max_model_len"))
-    if workload is not None and hasattr(workload, "check_lengths") and not identity.quality_alone(config):
+    if (
+        workload is not None
+        and hasattr(workload, "check_lengths")
+        and not identity.quality_alone(config)
+    ):
         workload.check_lengths(longest)
     if wanted:
         from minivllm.bench import quality_reference
@@ -114,5 +127,6 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         quality_reference.refuse_random(source.weights)
         quality_reference.read_text(config["quality"])
         quality_reference.window_and_stride(config["quality"], longest)
-    warnings = [] if simulated else list(source.warnings)  # of weights, of which a simulation has none
+    # of weights, of which a simulation has none
+    warnings = [] if simulated else list(source.warnings)
     return {**config, "model": node}, source.fingerprint, warnings

@@ -35,7 +35,12 @@ def show_plan(plan: Plan) -> None:
     for cell in plan.cells:
         if cell.problem is not None:
             table.add_row(
-                escape(cell.arm.name), "-", "-", f"[red]invalid[/]: {escape(cell.problem)}", "-", "-"
+                escape(cell.arm.name),
+                "-",
+                "-",
+                f"[red]invalid[/]: {escape(cell.problem)}",
+                "-",
+                "-",
             )
             continue
         pending = [m for m in cell.measurements if m.run_id in job_of]
@@ -54,8 +59,8 @@ def show_plan(plan: Plan) -> None:
         _show_design(plan, console)
     todo = [m.cell_id for job in plan.jobs for m in job]
     console.print(
-        f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make"
-        f" in {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}; {estimate(todo, durations)}",
+        f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make in "
+        f"{len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}; {estimate(todo, durations)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -91,7 +96,10 @@ def _show_design(plan: Plan, console: Console) -> None:
     assert plan.sweep.blocks is not None
     design, metric = plan.sweep.blocks.design, plan.sweep.blocks.metric or "what ranks the arms"
     table = bare_table(
-        *(Column(name, overflow="fold") for name in ("optimisation", "requires", "with it", "against"))
+        *(
+            Column(name, overflow="fold")
+            for name in ("optimisation", "requires", "with it", "against")
+        )
     )
     for contrast in design.contrasts:
         with_, without = (escape(design.label(chosen)) for chosen in contrast.pairs[0])
@@ -101,22 +109,28 @@ def _show_design(plan: Plan, console: Console) -> None:
     print_table(table, console)
     k = len(design.names)
     console.print(
-        f"{design.kind}: {len(plan.cells)} arms, one of them a copy of the baseline, in {plan.blocks} shuffled blocks; "
-        f"a verdict on {metric} over {k} optimisation{'' if k == 1 else 's'} needs {blocks_needed(k)}",
+        f"{design.kind}: {len(plan.cells)} arms, one of them a copy of the baseline, in "
+        f"{plan.blocks} shuffled blocks; a verdict on {metric} over {k} "
+        f"optimisation{'' if k == 1 else 's'} needs {blocks_needed(k)}",
         highlight=False,
         soft_wrap=True,
     )
     if (target := plan.config["measure"]["target_ci"]) is not None:
         limit = plan.config["measure"]["max_repeats"]
         console.print(
-            f"blocks are added, up to {limit}, until every interval is narrower than {100 * target:.2g} %",
+            f"blocks are added, up to {limit}, until every interval is narrower than "
+            f"{100 * target:.2g} %",
             highlight=False,
             soft_wrap=True,
         )
 
 
 def show_search(
-    aim: str, measurements: Sequence[Measurement], space: Mapping[str, str], how: str, pending: str | None
+    aim: str,
+    measurements: Sequence[Measurement],
+    space: Mapping[str, str],
+    how: str,
+    pending: str | None,
 ) -> None:
     """Print what a search is for, and how far its records lead.
 

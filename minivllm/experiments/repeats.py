@@ -1,4 +1,5 @@
-"""How many blocks: those that a verdict needs, and, with `measure.target_ci`, those that a narrow interval needs."""
+"""How many blocks: those that a verdict needs, and, with `measure.target_ci`, those that a narrow
+interval needs."""
 
 from __future__ import annotations
 
@@ -24,17 +25,19 @@ def too_few(design: Design, plan: Plan) -> str | None:
     if most >= needed:
         return None
     return (
-        f"a verdict over {count(len(design.names), 'optimisation')} needs {needed} blocks, and {most} are planned: "
-        f"measure.repeats={needed} adds what is missing"
+        f"a verdict over {count(len(design.names), 'optimisation')} needs {needed} blocks, and "
+        f"{most} are planned: measure.repeats={needed} adds what is missing"
     )
 
 
 def more_blocks(plan: Plan) -> int | None:
-    """How many blocks the plan should have, of which all that it has are recorded; None if it has enough.
+    """How many blocks the plan should have, of which all that it has are recorded; None if it has
+    enough.
 
-    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, and an ablation has those
-    that a verdict takes, or there are `measure.max_repeats`. A width is high / low - 1. Only the plan's own records
-    count, so that a resumed sweep decides as an undisturbed one would.
+    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, and
+    an ablation has those that a verdict takes, or there are `measure.max_repeats`. A width is high
+    / low - 1. Only the plan's own records count, so that a resumed sweep decides as an undisturbed
+    one would.
     """
     from minivllm.analysis.statistics import blocks_needed
 
@@ -49,14 +52,17 @@ def more_blocks(plan: Plan) -> int | None:
         return None
     widest = max(known) if len(known) == len(widths) else None
     told = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
-    state = f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
+    state = (
+        f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
+    )
     if widest is not None and widest <= target and plan.blocks >= fewest:
         print(f"{state}: done")
         return None
     if plan.blocks >= limit:
         print(f"{state}: ended at measure.max_repeats={limit}")
         return None
-    # An interval's width goes with one over the root of the number of blocks; never more than double at once.
+    # An interval's width goes with one over the root of the number of blocks; never more than
+    # double at once.
     wanted = 2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
     grown = min(max(wanted, plan.blocks + 1), 2 * plan.blocks)
     more = min(max(grown, fewest), limit)
@@ -65,7 +71,8 @@ def more_blocks(plan: Plan) -> int | None:
 
 
 def _widths(plan: Plan) -> list[float | None]:
-    """Relative widths: of an ablation's effects, else of what ranks the cells, in each; None where there is no interval."""
+    """Relative widths: of an ablation's effects, else of what ranks the cells, in each; None where
+    there is no interval."""
     from minivllm.analysis import statistics
     from minivllm.analysis.ablation import analyse
     from minivllm.analysis.cells import gather

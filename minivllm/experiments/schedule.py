@@ -40,7 +40,8 @@ class Plan:
     folder: Path
     sweep: Sweep
     cells: list[PlannedArm]
-    config: dict[str, Any]  # of its first arm that has one: where records go, and how the sweep is run
+    # of its first arm that has one: where records go, and how the sweep is run
+    config: dict[str, Any]
     warnings: list[str]
     blocks: int = 0  # of every cell; 0 before `extend`: what each cell's own measure.repeats says
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
@@ -73,7 +74,9 @@ class Plan:
         config = cell.config or {"overrides": list(cell.arm.overrides), "choices": {}}
         about = self.sweep.blocks.record(cell.arm, 0) if self.sweep.blocks else None
         directory = str(self.folder / f"{slug}-{run}")
-        return Measurement(run, run, self.name, cell.arm.name, 0, directory, config, cell.position, about)
+        return Measurement(
+            run, run, self.name, cell.arm.name, 0, directory, config, cell.position, about
+        )
 
     def extend(self, blocks: int | None = None) -> None:
         """Give every cell so many blocks; None is its `measure.repeats`."""
@@ -100,15 +103,18 @@ class Plan:
     def look_up(self) -> None:
         """Fill in what is recorded, and so what is still to be measured.
 
-        Measurements that share an engine share a job, in which it is loaded once. Those of an ablation, and of several
-        blocks where each measurement has a process of its own, share one with their block, in shuffled order: the host
-        that takes a job measures a whole block.
+        Measurements that share an engine share a job, in which it is loaded once. Those of an
+        ablation, and of several blocks where each measurement has a process of its own, share one
+        with their block, in shuffled order: the host that takes a job measures a whole block.
         """
         self.recorded = {
-            m.run_id: status for m in self.measurements if (status := recorded_status(m)) is not None
+            m.run_id: status
+            for m in self.measurements
+            if (status := recorded_status(m)) is not None
         }
         alone = self.config["measure"]["isolation"] == "run"
-        # In a single block nothing is measured twice: there are no turns to take, and jobs may run side by side.
+        # In a single block nothing is measured twice: there are no turns to take, and jobs may run
+        # side by side.
         in_turns = self.sweep.blocks is not None or (alone and self.blocks > 1)
         jobs: dict[Any, list[Measurement]] = {}
         for measurement in self.measurements:
@@ -142,14 +148,17 @@ def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[PlannedArm]:
     cells = []
     for position, arm in enumerate(sweep.arms, before):
         try:
-            cells.append(PlannedArm(arm, position, compose([*arm.overrides, *sweep.settings], load)))
+            cells.append(
+                PlannedArm(arm, position, compose([*arm.overrides, *sweep.settings], load))
+            )
         except BadInput as error:
             cells.append(PlannedArm(arm, position, problem=str(error)))
     return cells
 
 
 def require_one(cells: Sequence[PlannedArm]) -> None:
-    """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of it."""
+    """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of
+    it."""
     if all(cell.problem is not None for cell in cells):
         prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
         raise BadInput(f"{prefix}{cells[0].problem}")
@@ -184,7 +193,11 @@ def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
 
 
 def make_plan(
-    sweep: Sweep, cells: Sequence[PlannedArm], config: dict[str, Any], name: str, warnings: list[str]
+    sweep: Sweep,
+    cells: Sequence[PlannedArm],
+    config: dict[str, Any],
+    name: str,
+    warnings: list[str],
 ) -> Plan:
     """The plan of arms that are checked, with what is recorded of it.
 
@@ -200,7 +213,8 @@ def make_plan(
     there = [cell for cell in cells if not cell.absent]
     plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
     plan.extend()
-    if config["sweep"]["dry_run"]:  # records that were put aside are read where they are: nothing is moved
+    # records that were put aside are read where they are: nothing is moved
+    if config["sweep"]["dry_run"]:
         for cell in there:
             cell.measurements = [standing(measurement) for measurement in cell.measurements]
     plan.look_up()

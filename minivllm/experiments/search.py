@@ -23,12 +23,19 @@ from minivllm.errors import BadInput, nearest
 from minivllm.experiments.arms import Load
 from minivllm.experiments.plain import Launch
 from minivllm.experiments.plan import Arm, Sweep, is_setting
-from minivllm.experiments.schedule import PlannedArm, check_arms, compose_arms, make_plan, require_one
+from minivllm.experiments.schedule import (
+    PlannedArm,
+    check_arms,
+    compose_arms,
+    make_plan,
+    require_one,
+)
 from minivllm.experiments.sweep import measure
 
 WORST = 1e18  # beyond any figure, bytes and operations too
 FAILED = 1e3  # the relative excess that a failure counts as
-ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")  # metrics with at most a sample a request
+# metrics with at most a sample a request
+ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
 def goal_of(sweep: Mapping[str, Any]) -> Goal:
@@ -38,12 +45,15 @@ def goal_of(sweep: Mapping[str, Any]) -> Goal:
         BadInput: there is none, or a record has no such number.
     """
     if sweep["objective"] is None:
-        raise BadInput("sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s")
+        raise BadInput(
+            "sweep.objective is missing: name a number of the record, metrics.output_tokens_per_s"
+        )
     goal = Goal(sweep["objective"], sweep["direction"] == "maximize", sweep["limits"])
     for key, name in _names(goal):
         if "." not in name:
             raise BadInput(
-                f"{key}={name}: name a number of the record with its group, metrics.output_tokens_per_s"
+                f"{key}={name}: name a number of the record with its group, "
+                "metrics.output_tokens_per_s"
             )
         node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
         for part in name.split("."):
@@ -67,7 +77,8 @@ def _names(goal: Goal) -> list[tuple[str, str]]:
 
 
 def refuse(goal: Goal, config: dict[str, Any]) -> None:
-    """Raise BadInput where a cell's configuration says that its record will lack one of the goal's numbers."""
+    """Raise BadInput where a cell's configuration says that its record will lack one of the goal's
+    numbers."""
     for key, name in _names(goal):
         if (needed := _needed(name, config)) is not None:
             raise BadInput(f"{key}: {name} takes {needed}")
@@ -85,7 +96,8 @@ def excess(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
 
 
 def worth(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
-    """The number to optimise: the objective, averaged over blocks, or one worse than any that is allowed.
+    """The number to optimise: the objective, averaged over blocks, or one worse than any that is
+    allowed.
 
     The further outside the limits, the worse, so that a search is led back to where they hold.
     """
@@ -102,7 +114,8 @@ class _Unrecorded(Exception):
 class Search:
     """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
 
-    A trial that cannot be composed or measured is a row of status invalid, and worth as little as one that failed.
+    A trial that cannot be composed or measured is a row of status invalid, and worth as little as
+    one that failed.
 
     Args:
         goal: what a trial is worth.
@@ -120,8 +133,11 @@ class Search:
     dry: bool = False  # nothing is measured
     most: int = 0  # trials that there will be, as far as that is known
 
-    def define(self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0) -> None:
-        """Say what all trials share and what they vary; without a name, that definition is the name."""
+    def define(
+        self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0
+    ) -> None:
+        """Say what all trials share and what they vary; without a name, that definition is the
+        name."""
         self.fixed, self.most = fixed, most
         cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
@@ -131,10 +147,13 @@ class Search:
         """In words, what is searched for: the objective, and every limit, those of a preset too."""
         limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.goal.limits.items())
         most = "most" if self.goal.maximize else "least"
-        return f"search {self.name}: the {most} {self.goal.objective}" + (f" with {limits}" if limits else "")
+        return f"search {self.name}: the {most} {self.goal.objective}" + (
+            f" with {limits}" if limits else ""
+        )
 
     def run(self, propose: Callable[[], object]) -> int:
-        """Let `propose` ask for trials, with `measure`, until it has had enough; then report them all.
+        """Let `propose` ask for trials, with `measure`, until it has had enough; then report them
+        all.
 
         Returns:
             The exit code: 1 if no trial kept within the limits.
@@ -193,7 +212,9 @@ class Search:
             if not self.dry:
                 measure(plan, self.launch, self._progress(len(new)))
                 if plan.refused:
-                    raise BadInput(f"search {self.name}: nothing can be measured, for the reason above")
+                    raise BadInput(
+                        f"search {self.name}: nothing can be measured, for the reason above"
+                    )
             elif plan.jobs:
                 raise _Unrecorded(", ".join(dict.fromkeys(m.arm for job in plan.jobs for m in job)))
         return [worth(self.goal, self._blocks(arm)) for arm in arms]
@@ -213,14 +234,17 @@ class Search:
             return 1
         runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
         inputs = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
-        missing = sum(not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items())
+        missing = sum(
+            not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items()
+        )
         if missing:
             print(f"{count(missing, 'trial')} not measured to the end")
         found = TuningStudy().finding(inputs) if inputs is not None else None
         return 0 if found is not None and found.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
-        """Records of a trial; empty where one is missing, or the trial could not be measured at all."""
+        """Records of a trial; empty where one is missing, or the trial could not be measured at
+        all."""
         found = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
         blocks = [record for record in found if record is not None]
         return blocks if len(blocks) == len(found) else []
@@ -238,8 +262,8 @@ def _of_which(name: str, node: dict[str, Any]) -> str:
 
 
 def _needed(name: str, config: dict[str, Any]) -> str | None:
-    """What a record with the number `name` takes that the configuration denies; None also where the record alone can say,
-    as of energy."""
+    """What a record with the number `name` takes that the configuration denies; None also where the
+    record alone can say, as of energy."""
     group, _, figure = name.partition(".")
     if group == "quality" and not identity.quality_wanted(config):
         return "measure.quality=true"
@@ -265,7 +289,8 @@ def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:
             node = node[part] if isinstance(node, dict) else None
         if not isinstance(node, int | float):
             raise BadInput(
-                f"{name} is {node} in the record: a percentile needs more requests, quality measure.quality=true, others a device that has it"
+                f"{name} is {node} in the record: a percentile needs more requests, quality "
+                "measure.quality=true, others a device that has it"
             )
         values.append(node)
     return fmean(values)

@@ -22,9 +22,9 @@ PRESET = "preset="
 def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
     """Replace every arm that chooses a study by the arms of that study.
 
-    A study is a list of products: `sweep.params: [{cache: "paged,none", quant: "bf16,int8"}, ...]`, in
-    Hydra's grammar. What the command line gives wins over the study's list of the same key. A study that
-    varies `preset` is the union of the studies that it names.
+    A study is a list of products: `sweep.params: [{cache: "paged,none", quant: "bf16,int8"}, ...]`,
+    in Hydra's grammar. What the command line gives wins over the study's list of the same key. A
+    study that varies `preset` is the union of the studies that it names.
 
     Arms are named by the study's keys and by what else varies.
 
@@ -47,8 +47,11 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
     return Sweep(tuple(dict.fromkeys(arms)), sweep.settings)
 
 
-def _arms(arm: Arm, common: set[str], params: Params, parse: Parse, seen: tuple[str, ...]) -> Iterator[Arm]:
-    """The arms that one arm stands for; `common` overrides are not worth naming, `params` reads a preset's list."""
+def _arms(
+    arm: Arm, common: set[str], params: Params, parse: Parse, seen: tuple[str, ...]
+) -> Iterator[Arm]:
+    """The arms that one arm stands for; `common` overrides are not worth naming, `params` reads a
+    preset's list."""
     preset = next((text for text in arm.overrides if text.startswith(PRESET)), f"{PRESET}none")
     if preset in seen:
         raise BadInput(f"{preset}: this study contains itself")
@@ -77,5 +80,7 @@ def _params(overrides: Sequence[str], load: Load) -> list[dict[str, Any]]:
             raise
         return []  # the arm is told wrong when it is composed
     if not all(isinstance(part, dict) for part in params):
-        raise BadInput(f"sweep.params={params!r} must be a list of products, e.g. [{{quant: 'bf16,int8'}}]")
+        raise BadInput(
+            f"sweep.params={params!r} must be a list of products, e.g. [{{quant: 'bf16,int8'}}]"
+        )
     return list(params)

@@ -1,4 +1,5 @@
-"""Running a sweep: compose its arms, skip what is recorded, launch the rest, report whatever happened."""
+"""Running a sweep: compose its arms, skip what is recorded, launch the rest, report whatever
+happened."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         The exit code: 0 if every record of the sweep is ok, 2 if nothing could be measured, else 1.
 
     Raises:
-        BadInput: no arm at all can be measured, or no report can be written; nothing has been written then.
+        BadInput: no arm at all can be measured, or no report can be written; nothing has been
+            written then.
     """
     from minivllm.experiments.ending import conclude, refuse_unwritable
 
@@ -57,14 +59,17 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(
-        cell.config is not None and cell.config["task"]["_target_"] not in plain.RECORDING for cell in cells
+        cell.config is not None and cell.config["task"]["_target_"] not in plain.RECORDING
+        for cell in cells
     ):
         return plain.launch_all(cells, sweep, launch)
     identity.refuse_goal(first)
     refuse_unwritable(first)
     warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
     require_one(cells)
-    plan = make_plan(sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings)
+    plan = make_plan(
+        sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings
+    )
     if first["sweep"]["dry_run"]:
         from minivllm.experiments.preview import show_plan
 
@@ -78,7 +83,9 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
             print(_interrupted(plan, before), file=sys.stderr)
             raise
         finally:
-            reported = conclude(plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations)
+            reported = conclude(
+                plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations
+            )
     if plan.refused:
         return 2
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
@@ -86,7 +93,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What a record file keeps when its folder is put aside and back, and a newer one does not have; None: there is none."""
+    """What a record file keeps when its folder is put aside and back, and a newer one does not
+    have; None: there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -95,7 +103,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
-    """How far a sweep came, and what its command would do now; `before` are the stamps of older records."""
+    """How far a sweep came, and what its command would do now; `before` are the stamps of older
+    records."""
     total = len(plan.measurements)
     if not plan.config["sweep"]["fresh"]:
         done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
@@ -105,20 +114,22 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
     done = sum(stamp is not None for stamp in stamps) - old
     kept = f", and {count(old, 'older record')} kept" if old else ""
     return (
-        f"{done} of {total} measurements were made anew{kept}; "
-        "the same command begins again, without sweep.fresh=true it measures only what has no record"
+        f"{done} of {total} measurements were made anew{kept}; the same command begins again, "
+        "without sweep.fresh=true it measures only what has no record"
     )
 
 
 def _recover(plan: Plan) -> None:
-    """Look up again what is recorded: another process may have measured, or been ended while replacing."""
+    """Look up again what is recorded: another process may have measured, or been ended while
+    replacing."""
     for measurement in plan.measurements:  # under the lock: nobody is replacing them now
         storage.recover(measurement.path)
     plan.look_up()
 
 
 def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
-    """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci` wants.
+    """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci`
+    wants.
 
     Args:
         plan: its folder is held by this process.
@@ -132,9 +143,17 @@ def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
     print(what or f"sweep {plan.name}: {size}")
     if skipped:
         pending = {measurement.run_id for job in plan.jobs for measurement in job}
-        failed = sum(status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending)
-        again = f"; {failed} of them did not end well: sweep.retry=failed measures {'it' if failed == 1 else 'them'} again"
-        print(f"{skipped} of {len(plan.measurements)} recorded already, skipped{again if failed else ''}")
+        failed = sum(
+            status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending
+        )
+        again = (
+            f"; {failed} of them did not end well: sweep.retry=failed measures "
+            f"{'it' if failed == 1 else 'them'} again"
+        )
+        print(
+            f"{skipped} of {len(plan.measurements)} recorded already, "
+            f"skipped{again if failed else ''}"
+        )
         _warn_of_old_terms(plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -164,7 +183,8 @@ def _launch(plan: Plan, launch: Launch) -> None:
         files.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
     except OSError as error:
         raise BadInput(
-            f"runs_dir={plan.folder.parent}: the plan {path} cannot be written ({error.strerror or error})"
+            f"runs_dir={plan.folder.parent}: the plan {path} cannot be written "
+            f"({error.strerror or error})"
         ) from None
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
     if not jobs:
@@ -173,7 +193,9 @@ def _launch(plan: Plan, launch: Launch) -> None:
         with files.private_json(files.private(path), jobs if jobs != public else None):
             returns = launch(_job_overrides(plan, path))
     except Exception as error:
-        if any(recorded_status(measurement) is not None for job in plan.jobs for measurement in job):
+        if any(
+            recorded_status(measurement) is not None for job in plan.jobs for measurement in job
+        ):
             raise
         # Without Slurm, say, or a Ray cluster at the address given.
         raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
@@ -185,8 +207,8 @@ def _hidden(overrides: Sequence[str]) -> list[str]:
 
 
 def _warn_of_old_terms(plan: Plan) -> None:
-    """A record says what it met and cost by the SLOs and prices that it was made with, and how near it came to the limits
-    if those were measured; no new ones are applied."""
+    """A record says what it met and cost by the SLOs and prices that it was made with, and how near
+    it came to the limits if those were measured; no new ones are applied."""
     for knob in ("slo", "price", "roofline"):
         kept = 0
         for measurement in plan.measurements:
@@ -195,8 +217,8 @@ def _warn_of_old_terms(plan: Plan) -> None:
                 kept += knob in had and had[knob] != measurement.config["measure"][knob]
         if kept:
             print(
-                f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and keep it;"
-                " sweep.fresh=true measures anew",
+                f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and "
+                "keep it; sweep.fresh=true measures anew",
                 file=sys.stderr,
             )
 
@@ -204,8 +226,8 @@ def _warn_of_old_terms(plan: Plan) -> None:
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
     """For each job the overrides of one of its arms (they share an engine) and where its list is.
 
-    A job may run on another machine, from wherever its launcher starts it. A launcher may store them, so they have no
-    secrets; those are in the private copy of the list.
+    A job may run on another machine, from wherever its launcher starts it. A launcher may store
+    them, so they have no secrets; those are in the private copy of the list.
     """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
@@ -224,7 +246,8 @@ def _report_crashes(returns: Sequence[Any]) -> bool:
     """Name jobs that raised; those that a failing cell ended have left a record, and say so there.
 
     Returns:
-        Whether every job was refused, and has said why: a lock file cannot be used, the disk is full.
+        Whether every job was refused, and has said why: a lock file cannot be used, the disk is
+        full.
     """
     refused = 0
     for index, job in enumerate(returns):
@@ -241,7 +264,11 @@ def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:
     if cell.problem is None:
         storage.remove(row.path)
         return
-    told = cell.problem if cell.problem.startswith(cell.arm.name) else f"{cell.arm.name}: {cell.problem}"
+    told = (
+        cell.problem
+        if cell.problem.startswith(cell.arm.name)
+        else f"{cell.arm.name}: {cell.problem}"
+    )
     print(f"invalid: {told}", file=sys.stderr)
     reasons = Validity(False, [f"invalid: {cell.problem}"])
     record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)

@@ -13,7 +13,8 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 
 class BadWords:
-    """Forbids the last token of a word where the output so far ends with those before it, as vLLM does.
+    """Forbids the last token of a word where the output so far ends with those before it, as vLLM
+    does.
 
     A word counts as it stands, and after a space where that is as many tokens that begin otherwise.
 
@@ -28,22 +29,30 @@ class BadWords:
     """
 
     def __init__(
-        self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int, mask: TokenMask | None = None
+        self,
+        words: Sequence[str],
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        mask: TokenMask | None = None,
     ) -> None:
         self._mask, self._vocab_size = mask, vocab_size
         self._words: list[list[int]] = []
         for word in words:
             plain, after_space = (
-                tokenizer.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}")
+                tokenizer.encode(text, add_special_tokens=False)
+                for text in (word, f" {word.lstrip()}")
             )
             if not plain:
-                raise BadInput(f"decoding.bad_words: the tokenizer makes no tokens of {word!r}; leave it out")
+                raise BadInput(
+                    f"decoding.bad_words: the tokenizer makes no tokens of {word!r}; leave it out"
+                )
             self._words.append(plain)
             if len(plain) == len(after_space) and plain[0] != after_space[0]:
                 self._words.append(after_space)
 
     def __call__(self, prompt: list[int], output: list[int]) -> Any:
-        """The ids that may come next, bool [vocab] or as the inner mask has it; None for all. See TokenMask."""
+        """The ids that may come next, bool [vocab] or as the inner mask has it; None for all. See
+        TokenMask."""
         allowed = None if self._mask is None else self._mask(prompt, output)
         bad = [ids[-1] for ids in self._words if output[len(output) - len(ids) + 1 :] == ids[:-1]]
         if not bad:

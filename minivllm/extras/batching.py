@@ -25,7 +25,9 @@ class Sequential(Batching, SequentialOptions):
     preemption: PreemptionName = "recompute"
     watermark = 0.01
 
-    def candidates(self, waiting: WaitingQueue, num_running: int, now_s: float) -> Iterator[Request]:
+    def candidates(
+        self, waiting: WaitingQueue, num_running: int, now_s: float
+    ) -> Iterator[Request]:
         """See BatchingPolicy. The samples of one prompt are one request, and run together."""
         if waiting and not num_running:
             yield waiting.peek()
@@ -34,13 +36,16 @@ class Sequential(Batching, SequentialOptions):
 class Static(Batching, StaticOptions):
     """A batch starts together, and nobody joins before its last member has ended.
 
-    No padding is computed: what it loses against continuous batching are the places of those that end early.
+    No padding is computed: what it loses against continuous batching are the places of those that
+    end early.
     """
 
     name = "static"
     whole_batch = True
 
-    def candidates(self, waiting: WaitingQueue, num_running: int, now_s: float) -> Iterator[Request]:
+    def candidates(
+        self, waiting: WaitingQueue, num_running: int, now_s: float
+    ) -> Iterator[Request]:
         """See BatchingPolicy."""
         if num_running or not waiting:
             return iter(())
@@ -53,13 +58,16 @@ class Static(Batching, StaticOptions):
 
 
 class Dynamic(Static, DynamicOptions):
-    """Static batching that waits for a batch to fill, but not for long (Clipper, Crankshaw et al. 2017; Triton
-    Inference Server's dynamic batcher): latency given for batch size. A batch is full at `max_num_seqs`.
+    """Static batching that waits for a batch to fill, but not for long (Clipper, Crankshaw et al.
+    2017; Triton Inference Server's dynamic batcher): latency given for batch size. A batch is full
+    at `max_num_seqs`.
     """
 
     name = "dynamic"
 
-    def candidates(self, waiting: WaitingQueue, num_running: int, now_s: float) -> Iterator[Request]:
+    def candidates(
+        self, waiting: WaitingQueue, num_running: int, now_s: float
+    ) -> Iterator[Request]:
         """See BatchingPolicy."""
         ready = self.wake_at(waiting)
         if ready is not None and now_s < ready:
@@ -70,7 +78,10 @@ class Dynamic(Static, DynamicOptions):
         """When the first to come has waited long enough; None if the batch is full."""
         if len(waiting) >= self.max_num_seqs:  # so that a long line is not counted at every step
             return None
-        if not waiting or sum(1 + len(request.unstarted) for request in waiting) >= self.max_num_seqs:
+        if (
+            not waiting
+            or sum(1 + len(request.unstarted) for request in waiting) >= self.max_num_seqs
+        ):
             return None
         return min(request.arrival_s for request in waiting) + self.max_wait_ms / 1000
 

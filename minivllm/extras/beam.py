@@ -15,7 +15,8 @@ from minivllm.engine.sampler import SamplerCounters, adjust
 from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput, NonFiniteLogits
 
-Continuations = Sequence[tuple[float, int]]  # (natural log of the probability, token id), the best first
+# (natural log of the probability, token id), the best first
+Continuations = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,17 @@ class Hypothesis:
 
 
 class BeamSearch(Group):
-    """One beam search: rounds in which every beam gets one token, as transformers' `generate(num_beams=k)` has them.
+    """One beam search: rounds in which every beam gets one token, as transformers'
+    `generate(num_beams=k)` has them.
 
-    The beams are requests that the scheduler serves like any others, in any order and any number a step. A beam whose
-    continuations are known has nothing to compute and waits; once they are known of all, the `k` best continuations
-    of all beams are the next beams. One that has no continuation among them gives its blocks up and shares those
-    of a beam that has several, until either writes (Kwon et al. 2023, section 4.4).
+    The beams are requests that the scheduler serves like any others, in any order and any number a
+    step. A beam whose continuations are known has nothing to compute and waits; once they are known
+    of all, the `k` best continuations of all beams are the next beams. One that has no continuation
+    among them gives its blocks up and shares those of a beam that has several, until either writes
+    (Kwon et al. 2023, section 4.4).
 
-    A continuation that ends is no beam any more: if it is among the `k` best it becomes a hypothesis, and the `k`
-    hypotheses with the best scores are kept.
+    A continuation that ends is no beam any more: if it is among the `k` best it becomes a
+    hypothesis, and the `k` hypotheses with the best scores are kept.
 
     Args:
         beams: `k` requests; the first one computes the prompt.
@@ -49,14 +52,15 @@ class BeamSearch(Group):
         super().__init__(beams)
         self.beams = beams
         self.params = beams[0].params
-        # A beam at -inf is the copy of another one and counts for nothing, as all but one do at first.
+        # A beam at -inf is the copy of another one and counts for nothing, as all but one do at
+        # first.
         self.scores = [0.0] + [-math.inf] * (len(beams) - 1)
         self.found: dict[Request, Continuations] = {}
         self.hypotheses: list[Hypothesis] = []
 
     def check(self, cache: CacheManager) -> None:
-        """See Group. Beams share the prompt's full blocks at least, even if they are computed again, unless some are
-        evicted."""
+        """See Group. Beams share the prompt's full blocks at least, even if they are computed
+        again, unless some are evicted."""
         first, width = self.beams[0], len(self.beams)
         longest = first.max_num_tokens - 1  # the last token is never computed
         held = cache.footprint(longest)
@@ -64,14 +68,14 @@ class BeamSearch(Group):
         blocks = shared + width * (cache.blocks_for(held) - shared)
         if cache.layout.retains_kv and blocks > cache.pool.num_usable:
             raise BadInput(
-                f"request {first.request_id} may need {blocks} cache blocks for its {width} beams, and there "
-                f"are {cache.pool.num_usable}: lower beam_width or max_tokens, or raise cache.num_blocks "
-                "(with cache=contiguous, cache.num_sequences)"
+                f"request {first.request_id} may need {blocks} cache blocks for its {width} "
+                f"beams, and there are {cache.pool.num_usable}: lower beam_width or max_tokens, "
+                "or raise cache.num_blocks (with cache=contiguous, cache.num_sequences)"
             )
 
     def take(self, beam: Request, continuations: Continuations, scheduler: Scheduler) -> None:
-        """Note a beam's likeliest continuations, (natural log of the probability, token id), and let beams that
-        waited for it start: at the beginning, and after a preemption."""
+        """Note a beam's likeliest continuations, (natural log of the probability, token id), and
+        let beams that waited for it start: at the beginning, and after a preemption."""
         for other in tuple(beam.unstarted):
             known = range(beam.num_prompt_tokens, beam.num_tokens)
             same = (i for i in known if beam.token_ids[i] != other.token_ids[i])
@@ -83,7 +87,8 @@ class BeamSearch(Group):
     def ready(self) -> bool:
         """Whether the continuations of all beams are known."""
         return all(
-            s == -math.inf or beam in self.found for beam, s in zip(self.beams, self.scores, strict=True)
+            s == -math.inf or beam in self.found
+            for beam, s in zip(self.beams, self.scores, strict=True)
         )
 
     def advance(self, scheduler: Scheduler) -> bool:
@@ -141,7 +146,8 @@ class BeamSearch(Group):
                 beam.num_computed_tokens = 0
 
     def _is_done(self, best: float) -> bool:
-        """Whether to stop, with beams of which the best has the sum `best`, one token longer than they are now."""
+        """Whether to stop, with beams of which the best has the sum `best`, one token longer than
+        they are now."""
         if len(self.hypotheses) < len(self.beams):
             return False
         if self.params.early_stopping is True:
@@ -167,7 +173,11 @@ class BeamDecoding:
         return BeamSearch(members)
 
     def choose(
-        self, logits: Tensor, members: Sequence[Request], counters: SamplerCounters, one_by_one: bool
+        self,
+        logits: Tensor,
+        members: Sequence[Request],
+        counters: SamplerCounters,
+        one_by_one: bool,
     ) -> Sequence[Continuations]:
         """The likeliest continuations of each beam; see `best_continuations`."""
         return best_continuations(logits, members, counters, one_by_one)
@@ -178,8 +188,8 @@ class BeamDecoding:
         """Give beams the continuations found for them, and end the rounds that are complete.
 
         Yields:
-            Of each search that is over its first beam, the tokens of its best hypothesis, and why that one ended; of one that
-            failed no tokens, when the first beam has the `error`.
+            Of each search that is over its first beam, the tokens of its best hypothesis, and why
+            that one ended; of one that failed no tokens, when the first beam has the `error`.
         """
         searches: dict[BeamSearch, None] = {}
         for beam, found in zip(members, choices, strict=True):
@@ -203,10 +213,12 @@ class BeamDecoding:
 def best_continuations(
     logits: Tensor, beams: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
 ) -> list[list[tuple[float, int]]]:
-    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best first.
+    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best
+    first.
 
-    They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties and masks act on
-    the log-probabilities, as in transformers. A beam whose logits are not finite has its `error` set.
+    They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties
+    and masks act on the log-probabilities, as in transformers. A beam whose logits are not finite
+    has its `error` set.
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to beams[i].
@@ -222,7 +234,9 @@ def best_continuations(
     counters.rows_adjusted += adjust(logprobs, beams)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    found = [[*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)]
+    found = [
+        [*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)
+    ]
     for beam, pairs in zip(beams, found, strict=True):
         if math.isnan(pairs[0][0]):
             beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)

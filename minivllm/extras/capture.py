@@ -20,22 +20,24 @@ from minivllm.models.config import ModelConfig
 class CudaCapture:
     """Records with torch.cuda.CUDAGraph; all graphs take their memory from one pool.
 
-    What is computed between a replay's inputs and outputs shares that memory with other graphs, and so do outputs:
-    they hold until the next replay.
+    What is computed between a replay's inputs and outputs shares that memory with other graphs, and
+    so do outputs: they hold until the next replay.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
-        # One for all of these, and for nobody else's: cuBLAS keeps a workspace for every stream that it was called on (32
-        # MiB on Hopper), and newer releases of torch free it when any graph that was recorded on the stream goes.
+        # One for all of these, and for nobody else's: cuBLAS keeps a workspace for every stream
+        # that it was called on (32 MiB on Hopper), and newer releases of torch free it when any
+        # graph that was recorded on the stream goes.
         self.stream = torch.cuda.Stream(device)
         self.num_bytes = 0  # device memory of all of them
 
     def __call__(
         self, step: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
-        """See Capture. The first run compiles kernels and makes workspaces, which must not happen while recording."""
+        """See Capture. The first run compiles kernels and makes workspaces, which must not happen
+        while recording."""
         current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)
         try:
@@ -43,10 +45,14 @@ class CudaCapture:
                 step()
         finally:
             current.wait_stream(self.stream)
-        torch.cuda.empty_cache()  # as recording begins with; what is missing afterwards is the graph's, the driver's part too
+        # as recording begins with; what is missing afterwards is the graph's, the driver's part too
+        torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(self.device)[0]
         # A recording that fails leaves its own stream the current one.
-        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, pool=self.pool, stream=self.stream),
+        ):
             outputs = step()
         self.num_bytes += max(0, free - torch.cuda.mem_get_info(self.device)[0])
         return outputs, graph.replay
@@ -77,7 +83,8 @@ def _limited(model: nn.Module, in_graphs: str) -> list[GraphLimited]:
 
 
 def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> None:
-    """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where it can be done.
+    """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where
+    it can be done.
 
     Args:
         engine: loaded.
@@ -98,13 +105,16 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
     if reason is None:
         reason = record_all(engine, CudaCapture(runner.device), params)
     if reason is not None and chosen is True:
-        raise BadInput(f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs")
+        raise BadInput(
+            f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs"
+        )
     if reason is not None and runner.device.type == "cuda":
         loaded.warnings.append(f"no CUDA graphs: {reason}")
 
 
 def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
-    """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is returned."""
+    """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is
+    returned."""
     keeper = GraphKeeper(
         engine.launcher,
         engine.scheduler.policy.max_num_seqs,

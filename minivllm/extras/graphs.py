@@ -1,7 +1,8 @@
-"""CUDA graphs of decoding steps: a step's hundreds of kernels are recorded once and launched together.
+"""CUDA graphs of decoding steps: a step's hundreds of kernels are recorded once and launched
+together.
 
-A graph replays the addresses and integers that it was recorded with. So each has its own input buffer, filled in one
-copy, and its key holds every integer that was baked in.
+A graph replays the addresses and integers that it was recorded with. So each has its own input
+buffer, filled in one copy, and its key holds every integer that was baked in.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from minivllm.kernels.transfer import upload
 if TYPE_CHECKING:
     from minivllm.engine.launcher import Launcher
 
-# Runs a function that always reads and writes the same tensors; what it returned, and how to do the same again.
-Capture = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]]
+# Runs a function that always reads and writes the same tensors; what it returned, and how to do the
+# same again.
+Capture = Callable[
+    [Callable[[], tuple[Tensor, ...]]], tuple[tuple[Tensor, ...], Callable[[], None]]
+]
 
 LEAST_TOKENS = 1024  # of context in the narrowest graphs; the next ones have four times as many
 MOST_ROWS = 512  # of a graph, as in vLLM: steps of more keep a GPU busy as they come
@@ -36,7 +40,8 @@ COLUMNS = 8  # integers of a row's sampling parameters
 
 
 class GraphKey(NamedTuple):
-    """What a graph was recorded for. The tiles and splits of attention follow from the first two."""
+    """What a graph was recorded for. The tiles and splits of attention follow from the first
+    two."""
 
     requests: int  # rows, those of the padding too
     blocks: int  # width of the block table
@@ -63,28 +68,38 @@ def why_failed(error: RuntimeError) -> str:
 class GraphKeeper:
     """Records graphs and chooses among them.
 
-    A step that only decodes takes the smallest graph that it fits; what is missing is padding: requests of one token
-    in the reserved block 0.
+    A step that only decodes takes the smallest graph that it fits; what is missing is padding:
+    requests of one token in the reserved block 0.
 
     Args:
         launcher: whose steps are recorded.
         largest: most requests of a step; those of more than `MOST_ROWS` are not recorded.
         max_model_len: most tokens of a request.
-        capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for memory among them.
+        capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for
+            memory among them.
         warnings: are told what could not be recorded while requests were served.
     """
 
     def __init__(
-        self, launcher: Launcher, largest: int, max_model_len: int, capture: Capture, warnings: list[str]
+        self,
+        launcher: Launcher,
+        largest: int,
+        max_model_len: int,
+        capture: Capture,
+        warnings: list[str],
     ) -> None:
-        # Not the launcher itself, which holds this: both would outlive the engine until garbage is collected.
+        # Not the launcher itself, which holds this: both would outlive the engine until garbage is
+        # collected.
         runner = self.runner = launcher.runner
         self.kernels, self.one_by_one = launcher.kernels, launcher.one_by_one
         self.capture, self.warnings = capture, warnings
         largest = min(largest, MOST_ROWS)
         sizes = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_ROWS, 16))
         self.sizes = sorted({size for size in sizes if size < largest} | {largest})
-        longest, width = -(-max_model_len // runner.block_size), -(-LEAST_TOKENS // runner.block_size)
+        longest, width = (
+            -(-max_model_len // runner.block_size),
+            -(-LEAST_TOKENS // runner.block_size),
+        )
         self.widths = [longest]
         while width < longest:
             self.widths.insert(-1, width)
@@ -95,7 +110,8 @@ class GraphKeeper:
         self.counters = {"graph_replays": 0, "graph_captures": 0}
         self.capture_s = 0.0
         self._num_drawn = 0  # rows of the step that was filled in
-        self._logits = torch.empty(0, device=runner.device)  # of the replayed step, if it ends with them
+        # of the replayed step, if it ends with them
+        self._logits = torch.empty(0, device=runner.device)
 
     @property
     def num_bytes(self) -> int:
@@ -103,8 +119,9 @@ class GraphKeeper:
         return int(getattr(self.capture, "num_bytes", 0)) + self._logits.nbytes
 
     def capture_all(self, params: SamplingParams) -> None:
-        """Record what requests with these parameters need and what greedy ones do, the largest first, so that the
-        others find room in its memory. What else comes up is recorded when it is first needed.
+        """Record what requests with these parameters need and what greedy ones do, the largest
+        first, so that the others find room in its memory. What else comes up is recorded when it is
+        first needed.
 
         Raises:
             RuntimeError: one cannot be recorded.
@@ -117,9 +134,11 @@ class GraphKeeper:
                     if len(self.graphs) < MOST_GRAPHS:
                         self._add(GraphKey(size, blocks, kind))
 
-    def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> GraphKey | None:
-        """The graph for a step, recorded now if it is missing; None where there can be none: it computes prompts, or too
-        many requests, or recording has failed or come to `MOST_GRAPHS`."""
+    def choose(
+        self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None
+    ) -> GraphKey | None:
+        """The graph for a step, recorded now if it is missing; None where there can be none: it
+        computes prompts, or too many requests, or recording has failed or come to `MOST_GRAPHS`."""
         most = self.sizes[-1]
         if len(scheduled) > most or (pending is not None and len(pending) > most):
             return None
@@ -135,14 +154,22 @@ class GraphKeeper:
         key = GraphKey(
             next(size for size in self.sizes if size >= len(scheduled)),
             next(width for width in self.widths if width >= blocks),
-            self._kind([r.params for r in requests], any(r.is_joint or not r.may_stop for r in requests)),
+            self._kind(
+                [r.params for r in requests], any(r.is_joint or not r.may_stop for r in requests)
+            ),
         )
-        if key not in self.graphs and key.kind not in self.failed and len(self.graphs) < MOST_GRAPHS:
+        if (
+            key not in self.graphs
+            and key.kind not in self.failed
+            and len(self.graphs) < MOST_GRAPHS
+        ):
             try:
                 self._add(key)
             except RuntimeError as error:  # what has been recorded goes on
                 self.failed.add(key.kind)
-                self.warnings.append(f"no more CUDA graphs of the kind {key.kind}: {why_failed(error)}")
+                self.warnings.append(
+                    f"no more CUDA graphs of the kind {key.kind}: {why_failed(error)}"
+                )
         return key if key in self.graphs else None
 
     def _kind(self, params: Sequence[SamplingParams], outside: bool) -> str:
@@ -155,7 +182,9 @@ class GraphKeeper:
         return "logits" if filtered or self.one_by_one else "drawn"
 
     @torch.inference_mode()
-    def fill(self, key: GraphKey, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> None:
+    def fill(
+        self, key: GraphKey, scheduled: Sequence[ScheduledRequest], pending: Tensor | None
+    ) -> None:
         """Put a step into the input of its graph.
 
         Args:
@@ -174,8 +203,11 @@ class GraphKeeper:
         if pending is not None:
             self.pending[: len(pending)].copy_(pending)
 
-    def replay(self, key: GraphKey, count: int, counters: SamplerCounters) -> Tensor | SampledTokens:
-        """Compute the step that was filled in: the tokens of its `count` requests, or their logits [count, vocab].
+    def replay(
+        self, key: GraphKey, count: int, counters: SamplerCounters
+    ) -> Tensor | SampledTokens:
+        """Compute the step that was filled in: the tokens of its `count` requests, or their logits
+        [count, vocab].
 
         They are overwritten by the next replay.
         """
@@ -185,10 +217,13 @@ class GraphKeeper:
         counters.tokens_drawn += self._num_drawn
         counters.drawn_fused += self._num_drawn * self.kernels.fused
         first, *others = (tensor[:count] for tensor in graph.outputs)
-        return first if key.kind == "logits" else SampledTokens(first, others[0] if others else None)
+        return (
+            first if key.kind == "logits" else SampledTokens(first, others[0] if others else None)
+        )
 
     def _keep(self, logits: Tensor) -> Tensor:
-        """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each apart: gigabytes."""
+        """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each
+        apart: gigabytes."""
         if len(self._logits) < len(logits):  # in the run before a recording
             self._logits = logits.new_empty(self.sizes[-1], logits.shape[1])
         return self._logits[: len(logits)].copy_(logits)
@@ -205,11 +240,14 @@ class GraphKeeper:
         padding, shape = pack([], self.runner.block_size, pad_to=(size, key.blocks))
         extra = COLUMNS * size if key.kind == "drawn" else 0
         ints = upload(bytearray(INT_BYTES * extra) + padding, device).clone()
-        # Attention is laid out for the longest requests that the graph takes; shorter ones leave part of it idle.
+        # Attention is laid out for the longest requests that the graph takes; shorter ones leave
+        # part of it idle.
         lengths = (key.blocks * self.runner.block_size,) * size
         ones = (1,) * size
         tensors = shape.unpack(ints[extra:])
-        first = StepBatch(**tensors, query_lens_host=ones, seq_lens_host=lengths, rotated_lens_host=ones)
+        first = StepBatch(
+            **tensors, query_lens_host=ones, seq_lens_host=lengths, rotated_lens_host=ones
+        )
         layout = self.runner.attention.prepare(first)
 
         def step() -> tuple[Tensor, ...]:

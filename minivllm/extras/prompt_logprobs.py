@@ -14,7 +14,8 @@ LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 
 
 def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
-    """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R, vocab]"""
+    """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R,
+    vocab]"""
     rows: list[int] = []
     row = 0
     for part in plan.scheduled:
@@ -32,7 +33,9 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
         for begin in range(max(part.start, len(known)), stop, LOGPROB_ROWS):
             end = min(begin + LOGPROB_ROWS, stop)
             block = logits[row + begin - part.start : row + end - part.start]
-            entries = top_logprobs(block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin))
+            entries = top_logprobs(
+                block, request.token_ids[begin + 1 : end + 1], [count] * (end - begin)
+            )
             known.extend(entry for entry in entries if entry is not None)
             for position, entry in enumerate(known[begin:], begin + 1):
                 if request.error is None and math.isnan(next(iter(entry.values()))):

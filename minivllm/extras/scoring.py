@@ -26,7 +26,8 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
         raise RuntimeError("logits() shares the cache with requests: finish or abort them first")
     if not 0 < len(token_ids) <= engine.max_model_len:
         raise BadInput(
-            f"logits of {len(token_ids)} tokens: give 1 to {engine.max_model_len}, the context's length"
+            f"logits of {len(token_ids)} tokens: give 1 to {engine.max_model_len}, the context's "
+            "length"
         )
     engine.input_processor.check_ids("logits: token ids", token_ids)
     cache, request = (
@@ -38,7 +39,11 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
             f"{len(token_ids)} tokens do not fit the KV cache of {cache.capacity_tokens}; "
             "raise cache.num_blocks or cache.memory_fraction"
         )
-    step = engine.scheduler.policy.max_num_batched_tokens if engine.scheduler.chunks else len(token_ids)
+    step = (
+        engine.scheduler.policy.max_num_batched_tokens
+        if engine.scheduler.chunks
+        else len(token_ids)
+    )
     pieces = []
     try:
         while (start := request.num_computed_tokens) < len(token_ids):

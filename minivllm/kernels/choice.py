@@ -8,10 +8,12 @@ from minivllm.errors import BadInput
 
 
 def takes_triton(option: str, chosen: str, other: str, device: torch.device) -> bool:
-    """What a knob with the values auto, triton and `other` means on a device; auto is triton on GPUs that it runs on.
+    """What a knob with the values auto, triton and `other` means on a device; auto is triton on
+    GPUs that it runs on.
 
     Raises:
-        BadInput: `chosen` is none of these, or triton where it cannot run; `option` is the knob's name.
+        BadInput: `chosen` is none of these, or triton where it cannot run; `option` is the knob's
+            name.
     """
     if chosen not in ("auto", "triton", other):
         raise BadInput(f"{option}={chosen} must be auto, triton or {other}")

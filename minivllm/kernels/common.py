@@ -1,4 +1,5 @@
-"""What all Triton kernels share: where they run, and the conversions that the interpreter gets wrong."""
+"""What all Triton kernels share: where they run, and the conversions that the interpreter gets
+wrong."""
 
 from __future__ import annotations
 
@@ -8,19 +9,23 @@ import triton.language as tl
 
 from minivllm.errors import BadInput
 
-INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run in numpy, on the CPU
+# TRITON_INTERPRET=1: kernels run in numpy, on the CPU
+INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 def check_device(option: str, device: torch.device, instead: str) -> None:
-    """Raises BadInput where Triton's kernels cannot run on `device`; names `option` and what to use `instead`."""
+    """Raises BadInput where Triton's kernels cannot run on `device`; names `option` and what to use
+    `instead`."""
     if device.type == "cuda":
         if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
-            raise BadInput(f"{option} needs a GPU of compute capability 8.0 or later; use {instead}")
+            raise BadInput(
+                f"{option} needs a GPU of compute capability 8.0 or later; use {instead}"
+            )
     elif not INTERPRETED:
         raise BadInput(
-            f"{option} needs a GPU, or TRITON_INTERPRET=1 in the environment, which runs its kernels very slowly on "
-            f"the CPU; use {instead}"
+            f"{option} needs a GPU, or TRITON_INTERPRET=1 in the environment, which runs its "
+            f"kernels very slowly on the CPU; use {instead}"
         )
 
 
@@ -28,7 +33,8 @@ def check_device(option: str, device: torch.device, instead: str) -> None:
 def narrow(x, dtype: tl.constexpr):
     """float32 rounded to the nearest number of `dtype`, to even in the middle.
 
-    The interpreter (3.6) cuts the bits of bfloat16 off instead, so there the rounding is done by hand.
+    The interpreter (3.6) cuts the bits of bfloat16 off instead, so there the rounding is done by
+    hand.
     """
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
@@ -40,7 +46,8 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a b in float32. The interpreter (3.6) multiplies the bits of bfloat16, so there both are widened."""
+    """acc + a b in float32. The interpreter (3.6) multiplies the bits of bfloat16, so there both
+    are widened."""
     if _INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:

@@ -1,4 +1,5 @@
-"""What modules of a model say of themselves: how they multiply, and whether CUDA graphs can hold them."""
+"""What modules of a model say of themselves: how they multiply, and whether CUDA graphs can hold
+them."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ from torch import nn
 class LinearKernel(nn.Module):
     """A linear layer on stored weights, and the kernel that multiplies them.
 
-    A user's own layer need not derive from it: then its class is its kernel's name, and its products are taken to be
-    in the dtype of the activations.
+    A user's own layer need not derive from it: then its class is its kernel's name, and its
+    products are taken to be in the dtype of the activations.
     """
 
     kernel_name: str
-    matrix_dtype: str | None = None  # of the products, where it is another than that of the activations
+    # of the products, where it is another than that of the activations
+    matrix_dtype: str | None = None
 
 
 class GraphLimited:
-    """A module that CUDA graphs cannot hold, or hold only where they are asked for; beside nn.Module as a base."""
+    """A module that CUDA graphs cannot hold, or hold only where they are asked for; beside
+    nn.Module as a base."""
 
     in_graphs: Literal[
         "waits", "untried"
@@ -32,5 +35,6 @@ def kernel_name(linear: nn.Module) -> str:
 
 
 def matrix_dtype(linear: nn.Module) -> str | None:
-    """The dtype of a linear layer's products, where it says that it is another than that of the activations."""
+    """The dtype of a linear layer's products, where it says that it is another than that of the
+    activations."""
     return linear.matrix_dtype if isinstance(linear, LinearKernel) else None

@@ -10,17 +10,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def upload(values: bytearray | NDArray[np.int32], device: torch.device, into: Tensor | None = None) -> Tensor:
-    """The same on `device`, int32 [n], or in a tensor that is there. Nothing waits: a GPU copies from pinned memory, in
-    the order of its stream."""
+def upload(
+    values: bytearray | NDArray[np.int32], device: torch.device, into: Tensor | None = None
+) -> Tensor:
+    """The same on `device`, int32 [n], or in a tensor that is there. Nothing waits: a GPU copies
+    from pinned memory, in the order of its stream."""
     host = torch.frombuffer(values, dtype=torch.int32)
     if device.type == "cuda":
         host = host.pin_memory()
-    return host.to(device, non_blocking=True) if into is None else into.copy_(host, non_blocking=True)
+    return (
+        host.to(device, non_blocking=True) if into is None else into.copy_(host, non_blocking=True)
+    )
 
 
 class Download:
-    """A tensor on its way to the host; nothing waits before `values()`. The tensor may be overwritten meanwhile."""
+    """A tensor on its way to the host; nothing waits before `values()`. The tensor may be
+    overwritten meanwhile."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._host, self._arrived = tensor, None

@@ -13,7 +13,8 @@ from minivllm.models.schema import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-# Several times the largest published model: beyond them a number is a mistake, or is meant to take all memory.
+# Several times the largest published model: beyond them a number is a mistake, or is meant to take
+# all memory.
 _MOST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 18,
@@ -22,7 +23,8 @@ _MOST = {
     "num_attention_heads": 1 << 12,
 }
 _NEVER_SLIDE = ("LlamaForCausalLM", "GemmaForCausalLM")  # unless the file has layer_types
-_MOST_HEAD_DIM, _MOST_EXPERTS, _MOST_MODULES = 1 << 12, 1 << 12, 1 << 17  # modules: experts of all layers
+# modules: experts of all layers
+_MOST_HEAD_DIM, _MOST_EXPERTS, _MOST_MODULES = 1 << 12, 1 << 12, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,18 @@ class ModelConfig:
     dense_layers: tuple[int, ...]  # layers of a mixture of experts that have a plain MLP
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # the checkpoint's own; the compute dtype is the quantisation's choice
-    quantization: Mapping[str, Any] | None  # `quantization_config`: how the checkpoint's layers are quantised
+    # `quantization_config`: how the checkpoint's layers are quantised
+    quantization: Mapping[str, Any] | None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer; None where it sees everything."""
-        short = self.sliding_window is not None and self.sliding_window < self.max_position_embeddings
-        return tuple(self.sliding_window if short and kind == SLIDING else None for kind in self.layer_types)
+        short = (
+            self.sliding_window is not None and self.sliding_window < self.max_position_embeddings
+        )
+        return tuple(
+            self.sliding_window if short and kind == SLIDING else None for kind in self.layer_types
+        )
 
     def context(self, max_model_len: int | None) -> int:
         """Tokens of the longest sequence, where `max_model_len` asks for fewer than there can be.
@@ -74,7 +81,8 @@ class ModelConfig:
         limit = self.max_position_embeddings
         if max_model_len is not None and not 1 <= max_model_len <= limit:
             raise BadInput(
-                f"model.max_model_len={max_model_len} must be between 1 and the model's {limit}, or null"
+                f"model.max_model_len={max_model_len} must be between 1 and the model's {limit}, "
+                "or null"
             )
         return max_model_len or limit
 
@@ -87,8 +95,8 @@ class ModelConfig:
             where: what to call it in messages.
 
         Raises:
-            BadInput: a key is missing, its value has another type or lies out of its range, or asks for something that
-                is not built; names the key.
+            BadInput: a key is missing, its value has another type or lies out of its range, or asks
+                for something that is not built; names the key.
         """
         architecture = read_architecture(config, where)
         values = _family_values(config, architecture, where)
@@ -100,15 +108,20 @@ class ModelConfig:
             )
         vocab, hidden, inner, layers, heads = (size or 0 for size in sizes.values())
         if values.flag("use_bidirectional_attention", False):
-            values.fail("use_bidirectional_attention", "is not supported: it is no language model's")
+            values.fail(
+                "use_bidirectional_attention", "is not supported: it is no language model's"
+            )
         kv_heads = values.integer("num_key_value_heads", heads, high=heads)
         if heads % kv_heads:
             raise BadInput(
-                f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+                f"{where}: num_attention_heads={heads} is no multiple of "
+                f"num_key_value_heads={kv_heads}"
             )
         head_dim = values.integer("head_dim", hidden // heads, high=_MOST_HEAD_DIM)
         if not values.has("head_dim") and hidden % heads:
-            raise BadInput(f"{where}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
+            raise BadInput(
+                f"{where}: hidden_size={hidden} is no multiple of num_attention_heads={heads}"
+            )
         rope, local_rope, longest = read_rope(values, architecture, head_dim)
         layer_types, window = _windows(values, architecture, layers)
         return cls(
@@ -141,16 +154,18 @@ class ModelConfig:
 
 
 def require_experts(wanted: str, experts: int) -> None:
-    """Raises BadInput if `wanted`, which is `runtime.moe`, insists on grouping experts, and there are none."""
+    """Raises BadInput if `wanted`, which is `runtime.moe`, insists on grouping experts, and there
+    are none."""
     if wanted == "grouped" and not experts:
         raise BadInput(
-            "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a model that has them, "
-            "as model=qwen3_30b_a3b or model=mixtral_8x7b"
+            "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a "
+            "model that has them, as model=qwen3_30b_a3b or model=mixtral_8x7b"
         )
 
 
 def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> str:
-    """The architecture that a config.json names, by its model type where that is a base model or none.
+    """The architecture that a config.json names, by its model type where that is a base model or
+    none.
 
     Raises:
         BadInput: it names none, or not in a list of strings.
@@ -160,7 +175,9 @@ def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> 
     if not found or (found.endswith("Model") and not found.endswith("LMHeadModel")):
         found = BY_MODEL_TYPE.get(values.text("model_type", ""), found)
     if not found:
-        raise BadInput(f"{where} names no architectures: add e.g. architectures: [LlamaForCausalLM]")
+        raise BadInput(
+            f"{where} names no architectures: add e.g. architectures: [LlamaForCausalLM]"
+        )
     return found
 
 
@@ -201,7 +218,8 @@ def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:
     experts = values.integer(key, 0, low=0, high=_MOST_EXPERTS)
     if experts * layers > _MOST_MODULES:
         values.fail(
-            key, f"in each of {layers} layers are more experts than the {_MOST_MODULES:,} there can be"
+            key,
+            f"in each of {layers} layers are more experts than the {_MOST_MODULES:,} there can be",
         )
     active = values.integer("num_experts_per_tok", 0, low=0) if experts else 0
     if experts and not 1 <= active <= experts:
@@ -230,18 +248,27 @@ def _activation(values: Values, architecture: str) -> str:
 
 
 def _windows(values: Values, architecture: str, layers: int) -> tuple[tuple[str, ...], int | None]:
-    """The kind of each layer, as the file says, or by the family's rule; and the window of those that have one."""
+    """The kind of each layer, as the file says, or by the family's rule; and the window of those
+    that have one."""
     given = values.texts("layer_types") or ()
-    in_use = values.flag("use_sliding_window", True) and (bool(given) or architecture not in _NEVER_SLIDE)
+    in_use = values.flag("use_sliding_window", True) and (
+        bool(given) or architecture not in _NEVER_SLIDE
+    )
     window = values.integer("sliding_window", None) if in_use else None
     if given:
         if len(given) != layers or not {FULL, SLIDING}.issuperset(given):
-            values.fail("layer_types", f"must give {FULL} or {SLIDING} for each of the {layers} layers")
+            values.fail(
+                "layer_types", f"must give {FULL} or {SLIDING} for each of the {layers} layers"
+            )
         if SLIDING in given and not window:
-            raise BadInput(f"{values.where}: layer_types has {SLIDING}, but no sliding_window is in use")
+            raise BadInput(
+                f"{values.where}: layer_types has {SLIDING}, but no sliding_window is in use"
+            )
         return given, window
     match architecture:
-        case "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" | "Qwen3MoeForCausalLM":
+        case (
+            "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" | "Qwen3MoeForCausalLM"
+        ):
             slides = [window is not None] * layers
         case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
             first = values.integer("max_window_layers", 0, low=0)

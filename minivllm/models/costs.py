@@ -1,4 +1,5 @@
-"""What a token costs a model: bytes and operations, counted from its architecture. Free of torch."""
+"""What a token costs a model: bytes and operations, counted from its architecture. Free of
+torch."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def model_costs(
         expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
         kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
         windows: of the layers (`ModelConfig.windows`).
-        trims: the last layer ends with its attention but for tokens whose logits are wanted (runtime.trim_last_layer).
+        trims: the last layer ends with its attention but for tokens whose logits are wanted
+            (runtime.trim_last_layer).
         matrix_dtype: that of layers which multiply in 8 bits; None where none does.
     """
     layers, width = model["num_layers"], model["head_dim"]
@@ -57,7 +59,8 @@ def model_costs(
         "streamed_weight_bytes": int(streamed_weight_bytes - expert_bytes),
         "expert_weight_bytes": expert_bytes / experts if experts else 0.0,
         "experts_per_token": active,
-        "flops_per_token": 2.0 * (streamed_params - head - (experts - active) * expert_params - tail),
+        "flops_per_token": 2.0
+        * (streamed_params - head - (experts - active) * expert_params - tail),
         "head_flops_per_row": 2.0 * (head + tail),
         "kv_bytes_per_token": kv_bytes_per_token,
         # q·k and p·v are each a multiply and an add for every head and dimension.
@@ -70,7 +73,8 @@ def model_costs(
     }
 
 
-# Bytes of a weight of the quantised linear layers, scales included; other methods store the compute dtype.
+# Bytes of a weight of the quantised linear layers, scales included; other methods store the compute
+# dtype.
 STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "FP8": 1.0, "NF4": 0.53, "Int4": 0.53}
 
 
@@ -79,10 +83,12 @@ def architecture_costs(
 ) -> tuple[dict[str, Any], int]:
     """The costs of a model that is not there, counted from its architecture.
 
-    Linear layers take what the method stores, embedding and head its dtype, keys and values what `kv_dtype` says.
+    Linear layers take what the method stores, embedding and head its dtype, keys and values what
+    `kv_dtype` says.
 
     Returns:
-        As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all weights.
+        As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all
+        weights.
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     kv, table = config.num_kv_heads * config.head_dim, config.vocab_size * config.hidden_size

@@ -1,4 +1,5 @@
-"""What the families' configuration files leave out, and which keys each has beside those that all have. Free of torch."""
+"""What the families' configuration files leave out, and which keys each has beside those that all
+have. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ OWN_KEYS = frozenset(
     (
         *FLAGS,
         *SCALES,
-        *("hidden_activation", "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern"),
+        *(
+            "hidden_activation",
+            "max_window_layers",
+            "sliding_window_pattern",
+            "_sliding_window_pattern",
+        ),
         *("rope_local_base_freq", "num_local_experts", "num_experts", "num_experts_per_tok"),
         *("moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"),
     )
@@ -26,7 +32,8 @@ class Family:
 
     Attributes:
         keys: of OWN_KEYS, those that this family has.
-        defaults: what a published file may leave out, because it is the family's default in transformers.
+        defaults: what a published file may leave out, because it is the family's default in
+            transformers.
     """
 
     keys: frozenset[str] = frozenset()
@@ -58,7 +65,9 @@ _GEMMA2 = _GEMMA | {
     "sliding_window": 4096,
 }
 _GEMMA3 = Family(
-    frozenset(_GEMMA2_KEYS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}),
+    frozenset(
+        _GEMMA2_KEYS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
+    ),
     _GEMMA2
     | {
         "vocab_size": 262208,
@@ -90,11 +99,17 @@ FAMILIES = {
     "MixtralForCausalLM": Family(
         frozenset(_EXPERTS),
         _MISTRAL
-        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        | {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
     ),
     "GemmaForCausalLM": Family(frozenset(_GEMMA_KEYS), _GEMMA),
     "Gemma2ForCausalLM": Family(
-        frozenset(_GEMMA2_KEYS), _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        frozenset(_GEMMA2_KEYS),
+        _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,

@@ -1,9 +1,9 @@
 """The layers that the families share. Tokens are ragged, [tokens, hidden]; nothing is padded.
 
-Modules are built on the meta device and describe, as data, which tensors of the checkpoint they take
-(`Linear.parts`, `HeadNorm.parts`); the loader fills them. At batch 1 on a CPU an operation costs about
-10 us, so a layer does as few as it can: fused projections, and norm and rotation of queries and keys
-in one go. Some compute with the C++ kernels where they are given some (`kernels`).
+Modules are built on the meta device and describe, as data, which tensors of the checkpoint they
+take (`Linear.parts`, `HeadNorm.parts`); the loader fills them. At batch 1 on a CPU an operation
+costs about 10 us, so a layer does as few as it can: fused projections, and norm and rotation of
+queries and keys in one go. Some compute with the C++ kernels where they are given some (`kernels`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def weight(*shape: int) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """Stands where a linear layer will be until the loader puts the quantisation's module in its place.
+    """Stands where a linear layer will be until the loader puts the quantisation's module in its
+    place.
 
     Args:
         in_features: width of the input.
-        parts: output rows of each checkpoint tensor, in order, by the name it has beside this module;
-            more than one are fused into one matrix.
+        parts: output rows of each checkpoint tensor, in order, by the name it has beside this
+            module; more than one are fused into one matrix.
         bias: whether each part has a bias too.
         exact: never quantised.
     """
@@ -107,7 +108,8 @@ class RMSNorm(nn.Module):
 class HeadNorm(nn.Module):
     """RMSNorm of every query and key head at once, [tokens, heads + kv_heads, head_dim].
 
-    `parts` gives, for each checkpoint tensor [head_dim], how many heads share it; the loader repeats it.
+    `parts` gives, for each checkpoint tensor [head_dim], how many heads share it; the loader
+    repeats it.
     """
 
     def __init__(self, head_dim: int, parts: dict[str, int], eps: float) -> None:
@@ -121,7 +123,8 @@ class HeadNorm(nn.Module):
 
 
 def wanted(x: Tensor, batch: StepBatch) -> Tensor:
-    """Of [tokens, ...] the rows whose logits are wanted; one, where none are, since some kernels take no empty tensor."""
+    """Of [tokens, ...] the rows whose logits are wanted; one, where none are, since some kernels
+    take no empty tensor."""
     rows = batch.logit_rows
     if len(rows) == len(x):
         return x
@@ -129,7 +132,8 @@ def wanted(x: Tensor, batch: StepBatch) -> Tensor:
 
 
 def beside(attended: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
-    """The rows of x [tokens, hidden] that attention has left [rows, hidden]: all, or in a trimmed layer those wanted."""
+    """The rows of x [tokens, hidden] that attention has left [rows, hidden]: all, or in a trimmed
+    layer those wanted."""
     return x if len(x) == len(attended) else wanted(x, batch)
 
 
@@ -159,13 +163,16 @@ class Attention(nn.Module):
         self.trims = False  # whether the output is that of tokens alone whose logits are wanted
         # The kernel turns sixteen pairs of dimensions at a time.
         self.takes_kernels = dim % 16 == 0 and all(
-            rope.rotary_dim(dim) % 32 == 0 for rope in (config.rope, config.local_rope) if rope is not None
+            rope.rotary_dim(dim) % 32 == 0
+            for rope in (config.rope, config.local_rope)
+            if rope is not None
         )
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the backend's cache."""
+        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the
+        backend's cache."""
         tokens = x.shape[0]
         qk, v = self.qkv_proj(x).split((self.qk_width, self.v_width), -1)
         qk = qk.view(tokens, self.heads + self.kv_heads, self.dim)
@@ -173,7 +180,11 @@ class Attention(nn.Module):
         if self.qk_norm is not None and not in_kernel:
             qk = self.qk_norm(qk)
         if self.kernels is not None:
-            norm = (self.qk_norm.weight, self.qk_norm.eps) if in_kernel and self.qk_norm else (None, 0.0)
+            norm = (
+                (self.qk_norm.weight, self.qk_norm.eps)
+                if in_kernel and self.qk_norm
+                else (None, 0.0)
+            )
             self.kernels.norm_and_rotate_(qk, *norm, cos, sin)
         else:
             qk = rotate(qk, cos, sin)

@@ -1,4 +1,5 @@
-"""A sparse mixture of experts in place of the MLP (Shazeer et al. 2017; Mixtral, Jiang et al. 2024)."""
+"""A sparse mixture of experts in place of the MLP (Shazeer et al. 2017; Mixtral, Jiang et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from minivllm.models.layers import MLP, Linear
 
 
 class MoE(nn.Module, GraphLimited):
-    """Each token goes through the experts that its router scores highest, and takes their weighted sum.
+    """Each token goes through the experts that its router scores highest, and takes their weighted
+    sum.
 
-    The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies all of them
-    at once and no other expert is touched. The sum is formed token by token, in float32 and in the order of the
-    scores, so that it does not depend on which tokens share the batch.
+    The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies
+    all of them at once and no other expert is touched. The sum is formed token by token, in float32
+    and in the order of the scores, so that it does not depend on which tokens share the batch.
 
     Args:
         config: sizes, number of experts, experts a token.
@@ -30,9 +32,12 @@ class MoE(nn.Module, GraphLimited):
         hidden, inner = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_token
         self.normalize = normalize
-        # Another choice of experts is a greater error than any rounding, for less than a thousandth of the weights.
+        # Another choice of experts is a greater error than any rounding, for less than a thousandth
+        # of the weights.
         self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
-        self.experts = nn.ModuleList(MLP(hidden, inner, config.activation) for _ in range(self.num_experts))
+        self.experts = nn.ModuleList(
+            MLP(hidden, inner, config.activation) for _ in range(self.num_experts)
+        )
         # By the last call; a tensor where asking would wait for the device.
         self.experts_run: int | Tensor = 0
 
@@ -54,7 +59,8 @@ class MoE(nn.Module, GraphLimited):
         return total.to(x.dtype)
 
     def run_experts(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Each expert on its rows: the first on those before ends[0], the second on those before ends[1], ...
+        """Each expert on its rows: the first on those before ends[0], the second on those before
+        ends[1], ...
 
         Args:
             x: [rows, hidden]; ends: int32 [num_experts].
@@ -85,7 +91,9 @@ class MoEForCausalLM(LlamaForCausalLM):
     @property
     def expert_bytes(self) -> int:
         """See LlamaForCausalLM."""
-        parts = (t for moe in self.mixtures for t in (*moe.experts.parameters(), *moe.experts.buffers()))
+        parts = (
+            t for moe in self.mixtures for t in (*moe.experts.parameters(), *moe.experts.buffers())
+        )
         return sum(t.numel() * t.element_size() for t in parts)
 
     @property

@@ -11,7 +11,8 @@ from minivllm.platform.options import Options, knob, option
 @option("minivllm.models.load.loading.load_model")
 @dataclass(frozen=True)
 class ModelOptions(Options):
-    """Every option of model; `architecture` is the published config.json, checked by the model, as is `rope_scaling`."""
+    """Every option of model; `architecture` is the published config.json, checked by the model, as
+    is `rope_scaling`."""
 
     group = "model"
     path: str

@@ -13,25 +13,32 @@ from minivllm.models.rope_config import RopeConfig
 if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
 
-_POSITIONS_AT_ONCE = 1 << 16  # of a table, whose float32 steps on the way take six times its own memory
+# of a table, whose float32 steps on the way take six times its own memory
+_POSITIONS_AT_ONCE = 1 << 16
 
 
 class Rotary(nn.Module):
     """Cosines and sines of every position, shared by all layers with the same rope.
 
-    They are computed in float32 and kept as a table in the compute dtype. The sines carry the sign of
-    `rotate_half`, so that a rotation is two products and a roll.
+    They are computed in float32 and kept as a table in the compute dtype. The sines carry the sign
+    of `rotate_half`, so that a rotation is two products and a roll.
 
-    Two scalings ask for the length of the whole sequence, not only for the position, and have no table:
-    "dynamic" and "longrope". A token's length is that of its prompt (transformers: what one prefill sees), and for
-    "dynamic" at least its own position + 1 (transformers: what each further step sees). A longrope sequence that
-    grows out of the original context is computed anew, with the long factors (so in transformers' Phi-3; vLLM takes
-    the long factors for all sequences if the longest may need them). So tokens equal those of transformers'
-    generate, and neither chunks, batches nor preemption change them.
+    Two scalings ask for the length of the whole sequence, not only for the position, and have no
+    table: "dynamic" and "longrope". A token's length is that of its prompt (transformers: what one
+    prefill sees), and for "dynamic" at least its own position + 1 (transformers: what each further
+    step sees). A longrope sequence that grows out of the original context is computed anew, with
+    the long factors (so in transformers' Phi-3; vLLM takes the long factors for all sequences if
+    the longest may need them). So tokens equal those of transformers' generate, and neither chunks,
+    batches nor preemption change them.
     """
 
     def __init__(
-        self, rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
+        self,
+        rope: RopeConfig,
+        head_dim: int,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.rope, self.dim, self.dtype = rope, rope.rotary_dim(head_dim), dtype
@@ -65,7 +72,8 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first dimensions of x [tokens, heads, head_dim], as many as cos and sin (of Rotary) have."""
+    """Rotate the first dimensions of x [tokens, heads, head_dim], as many as cos and sin (of
+    Rotary) have."""
     dim = cos.shape[-1]
     if dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), -1)
@@ -76,15 +84,20 @@ def inverse_frequencies(rope: RopeConfig, dim: int, lengths: Tensor | None = Non
     """Angle per position of each pair of the `dim` rotated dimensions.
 
     Args:
-        rope: linear (position interpolation, Chen et al. 2023), dynamic (NTK-aware, bloc97 and emozilla 2023), yarn
-            (Peng et al. 2023), llama3 (Dubey et al. 2024), longrope (Ding et al. 2024) or default.
+        rope: linear (position interpolation, Chen et al. 2023), dynamic (NTK-aware, bloc97 and
+            emozilla 2023), yarn (Peng et al. 2023), llama3 (Dubey et al. 2024), longrope (Ding et
+            al. 2024) or default.
         dim: rotated dimensions of a head.
-        lengths: int [n], the length that each token's rotation depends on; only for kinds that do depend on it.
+        lengths: int [n], the length that each token's rotation depends on; only for kinds that do
+            depend on it.
 
     Returns:
         float32 [dim / 2], or [n, dim / 2] with lengths.
     """
-    exponents = torch.arange(0, dim, 2, device=lengths.device if lengths is not None else None).float() / dim
+    exponents = (
+        torch.arange(0, dim, 2, device=lengths.device if lengths is not None else None).float()
+        / dim
+    )
     inverse = 1.0 / rope.theta**exponents
     scaling = rope.scaling
     if rope.kind == "default":
@@ -112,14 +125,18 @@ def inverse_frequencies(rope: RopeConfig, dim: int, lengths: Tensor | None = Non
 
 
 def _yarn_ramp(rope: RopeConfig, dim: int) -> Tensor:
-    """How far each pair is interpolated: 0 for fast ones, 1 for those that never turn in the original context."""
+    """How far each pair is interpolated: 0 for fast ones, 1 for those that never turn in the
+    original context."""
     original = rope.scaling["original_max_position_embeddings"]
 
     def pair(rotations: float) -> float:
         """The pair (not a whole number) that turns so often over the original context."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = pair(rope.scaling.get("beta_fast") or 32.0), pair(rope.scaling.get("beta_slow") or 1.0)
+    low, high = (
+        pair(rope.scaling.get("beta_fast") or 32.0),
+        pair(rope.scaling.get("beta_slow") or 1.0),
+    )
     if rope.scaling.get("truncate", 1.0):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -127,7 +144,8 @@ def _yarn_ramp(rope: RopeConfig, dim: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by, so that scores keep their spread in a longer context."""
+    """What cosines and sines are multiplied by, so that scores keep their spread in a longer
+    context."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     given, factor = rope.scaling.get("attention_factor"), rope.scaling["factor"]
@@ -136,7 +154,9 @@ def attention_factor(rope: RopeConfig) -> float:
     if factor <= 1:
         return 1.0
     if rope.kind == "longrope":
-        return math.sqrt(1 + math.log(factor) / math.log(rope.scaling["original_max_position_embeddings"]))
+        return math.sqrt(
+            1 + math.log(factor) / math.log(rope.scaling["original_max_position_embeddings"])
+        )
     mscale, all_dim = rope.scaling.get("mscale"), rope.scaling.get("mscale_all_dim")
     if mscale and all_dim:
         return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * all_dim * math.log(factor) + 1.0)

@@ -51,7 +51,8 @@ class RopeConfig:
 
     @property
     def rotates_anew_at(self) -> int | None:
-        """The length from which on all tokens of a sequence, those before it too, are rotated in another way."""
+        """The length from which on all tokens of a sequence, those before it too, are rotated in
+        another way."""
         return int(self.scaling[_ORIGINAL]) + 1 if self.kind == "longrope" else None
 
     def table_bytes(self, positions: int, head_dim: int, itemsize: int) -> int:
@@ -60,15 +61,18 @@ class RopeConfig:
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether a token's rotation depends on the length of its sequence, and not on its position alone."""
+        """Whether a token's rotation depends on the length of its sequence, and not on its position
+        alone."""
         return self.kind in ("dynamic", "longrope")
 
 
-def read_rope(values: Values, architecture: str, head_dim: int) -> tuple[RopeConfig, RopeConfig | None, int]:
+def read_rope(
+    values: Values, architecture: str, head_dim: int
+) -> tuple[RopeConfig, RopeConfig | None, int]:
     """Read old spellings (rope_theta beside rope_scaling) and new ones (rope_parameters).
 
-    Where a file has both, as one to which a user added a scaling, `rope_scaling` replaces all of `rope_parameters` but
-    theta and the share that is rotated.
+    Where a file has both, as one to which a user added a scaling, `rope_scaling` replaces all of
+    `rope_parameters` but theta and the share that is rotated.
 
     Args:
         values: config.json, with the family's defaults.
@@ -76,11 +80,13 @@ def read_rope(values: Values, architecture: str, head_dim: int) -> tuple[RopeCon
         head_dim: width of a head.
 
     Returns:
-        The rope of all layers, or of those with full attention; that of windowed layers, where they have one of
-        their own (Gemma 3), else None; and the longest sequence that the model is made for.
+        The rope of all layers, or of those with full attention; that of windowed layers, where they
+        have one of their own (Gemma 3), else None; and the longest sequence that the model is made
+        for.
 
     Raises:
-        BadInput: an unknown kind, a value that the kind needs is missing, or one is out of its range.
+        BadInput: an unknown kind, a value that the kind needs is missing, or one is out of its
+            range.
     """
     theta = values.number("rope_theta", 10000.0, above=1.0, high=_MOST_THETA)
     local_theta = values.number("rope_local_base_freq", None, above=1.0, high=_MOST_THETA)
@@ -95,11 +101,14 @@ def read_rope(values: Values, architecture: str, head_dim: int) -> tuple[RopeCon
     for rope in (full, local):
         if rope is not None:
             _check_dimensions(rope, head_dim, values.where)
-    # A file's limit is often that before scaling. Where layers differ (Gemma 3) it is that after it.
+    # A file's limit is often that before scaling. Where layers differ (Gemma 3) it is that after
+    # it.
     if local is None and full.kind in ("linear", "dynamic", "yarn"):
         limit = max(limit, int(full.scaling["factor"] * full.scaling.get(_ORIGINAL, limit)))
         if limit > MOST_POSITIONS:
-            parameters.fail("factor", f"makes a context of {limit:,} tokens; there can be {MOST_POSITIONS:,}")
+            parameters.fail(
+                "factor", f"makes a context of {limit:,} tokens; there can be {MOST_POSITIONS:,}"
+            )
     return full, local, limit
 
 
@@ -112,13 +121,16 @@ def with_scaling(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[
     if not scaling.get("rope_type"):
         raise BadInput(f"model.rope_scaling lacks rope_type, which is one of {', '.join(KINDS)}")
     if unknown := [str(key) for key in scaling if key not in _KEYS]:
-        raise BadInput(f"model.rope_scaling has no {unknown[0][:40]}; its keys are {', '.join(_KEYS)}")
+        raise BadInput(
+            f"model.rope_scaling has no {unknown[0][:40]}; its keys are {', '.join(_KEYS)}"
+        )
     original = {_ORIGINAL: scaling[_ORIGINAL]} if _ORIGINAL in scaling else {}
     return {**config, **original, "rope_scaling": dict(scaling)}
 
 
 def _parameters(values: Values) -> tuple[Values, Values | None]:
-    """Those of full attention, or of all layers; and those of windowed layers, where the file has them apart."""
+    """Those of full attention, or of all layers; and those of windowed layers, where the file has
+    them apart."""
     parameters, scaling = values.section("rope_parameters"), values.section("rope_scaling")
     if not parameters:
         parameters, scaling = scaling, parameters
@@ -153,14 +165,19 @@ def _read(given: Values, theta: float, config: Values, architecture: str, limit:
         found["factor"] = found["factor"] or limit / found[_ORIGINAL]
         found["attention_factor"] = given.number("attention_factor", None, high=1e3)
     if kind == "llama3":
-        found |= {key: given.number(key, None, high=1e6) for key in ("low_freq_factor", "high_freq_factor")}
+        found |= {
+            key: given.number(key, None, high=1e6)
+            for key in ("low_freq_factor", "high_freq_factor")
+        }
     if kind == "longrope":
         found |= {key: given.numbers(key, high=_MOST_FACTOR) for key in _LISTS}
     optional = {"attention_factor"}
     if missing := [key for key, value in found.items() if value is None and key not in optional]:
         raise BadInput(f"{config.where}: rope type {kind} lacks {', '.join(missing)}")
     if kind == "llama3" and not found["low_freq_factor"] < found["high_freq_factor"]:
-        given.fail("low_freq_factor", f"must be below high_freq_factor={found['high_freq_factor']:g}")
+        given.fail(
+            "low_freq_factor", f"must be below high_freq_factor={found['high_freq_factor']:g}"
+        )
     if kind == "yarn":
         found |= _yarn(given)
     return RopeConfig(theta, kind, {k: v for k, v in found.items() if v is not None}, partial)
@@ -171,7 +188,9 @@ def _yarn(given: Values) -> dict[str, float | None]:
     fast, slow = (given.number(key, None, high=1e6) for key in ("beta_fast", "beta_slow"))
     if (fast or 32.0) < (slow or 1.0):
         given.fail("beta_fast", f"must not be below beta_slow={slow or 1.0:g}")
-    scales = {key: given.number(key, None, least=0.0, high=1e3) for key in ("mscale", "mscale_all_dim")}
+    scales = {
+        key: given.number(key, None, least=0.0, high=1e3) for key in ("mscale", "mscale_all_dim")
+    }
     truncate = float(given.flag("truncate", True)) if given.has("truncate") else None
     return {"beta_fast": fast, "beta_slow": slow, **scales, "truncate": truncate}
 
@@ -180,11 +199,14 @@ def _check_dimensions(rope: RopeConfig, head_dim: int, where: str) -> None:
     dim = rope.rotary_dim(head_dim)
     if dim % 2 or not 0 < dim <= head_dim:
         raise BadInput(
-            f"{where}: head_dim={head_dim} with partial_rotary_factor={rope.partial_rotary_factor} rotates "
-            f"{dim} dimensions of a head; rotary embeddings need an even number, and no more than there are"
+            f"{where}: head_dim={head_dim} with "
+            f"partial_rotary_factor={rope.partial_rotary_factor} rotates {dim} dimensions of a "
+            "head; rotary embeddings need an even number, and no more than there are"
         )
     if rope.kind == "dynamic" and dim < 4:
-        raise BadInput(f"{where}: rope type dynamic needs at least 4 rotated dimensions of a head, not {dim}")
+        raise BadInput(
+            f"{where}: rope type dynamic needs at least 4 rotated dimensions of a head, not {dim}"
+        )
     for key in _LISTS:
         if len(rope.scaling.get(key, ())) not in (0, dim // 2):
             raise BadInput(f"{where}: {key} of rope type longrope must have {dim // 2} numbers")

@@ -56,7 +56,11 @@ class Values:
         if not self.has(key):
             return default
         found = _whole(self._values[key], low, high)
-        return self.fail(key, f"must be a whole number from {low:,} to {high:,}") if found is None else found
+        return (
+            self.fail(key, f"must be a whole number from {low:,} to {high:,}")
+            if found is None
+            else found
+        )
 
     def number(
         self,
@@ -72,7 +76,11 @@ class Values:
         if key not in self._values or not (required or self.has(key)):
             return default
         value = self._values[key]
-        if not _is_number(value) or not (value > above if least is None else value >= least) or value > high:
+        if (
+            not _is_number(value)
+            or not (value > above if least is None else value >= least)
+            or value > high
+        ):
             bound = f"above {above:g}" if least is None else f"of at least {least:g}"
             self.fail(key, f"must be a number {bound} and at most {high:g}")
         return float(value)
@@ -125,7 +133,11 @@ class Values:
         value = self._values.get(key)
         if value is None:
             return None
-        found = [item for entry in value if (item := read(entry)) is not None] if self.is_list(key) else []
+        found = (
+            [item for entry in value if (item := read(entry)) is not None]
+            if self.is_list(key)
+            else []
+        )
         if not self.is_list(key) or len(found) != len(value):
             self.fail(key, f"must be a list of {what}")
         return tuple(found)

@@ -21,7 +21,8 @@ __all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passe
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may need to know besides the model; the C++ kernels in use are the model's (`kernels`)."""
+    """What a pass may need to know besides the model; the C++ kernels in use are the model's
+    (`kernels`)."""
 
     device: torch.device
     runtime: Mapping[str, Any]  # the knobs of that group

@@ -1,8 +1,9 @@
-"""runtime.compile: layers as torch.compile makes them, with attention as one opaque operation inside.
+"""runtime.compile: layers as torch.compile makes them, with attention as one opaque operation
+inside.
 
-All layers of a kind run the same compiled code, their weights being its inputs. Attention, with the write of keys and
-values, and linear layers that are more than torch's operations stay what they are: the compiled code calls them as
-operations that it does not look into, as vLLM does it.
+All layers of a kind run the same compiled code, their weights being its inputs. Attention, with the
+write of keys and values, and linear layers that are more than torch's operations stay what they
+are: the compiled code calls them as operations that it does not look into, as vLLM does it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from minivllm.attention.batch import StepBatch
     from minivllm.engine.engine import Engine
 
-# Of the steps that compile. One token is apart from several, and for some quantised products few rows from many.
+# Of the steps that compile. One token is apart from several, and for some quantised products few
+# rows from many.
 LENGTHS = (256, 64, 8, 1)
 TRANSPARENT = (PlainLinear, Int8Linear, FP8Linear)
 VARIANTS = 64  # of the compiled code: kinds of layers, times ranges of lengths
@@ -74,8 +76,8 @@ def _multiplied(x: Tensor, ticket: Tensor, outputs: int) -> Tensor:
 
 
 class _Ticketed:
-    """What compiled code takes for the backend, and the ticket for the batch. It never looks at the layer's number,
-    which would be compiled in."""
+    """What compiled code takes for the backend, and the ticket for the batch. It never looks at the
+    layer's number, which would be compiled in."""
 
     @staticmethod
     def forward(layer: int, q: Tensor, k: Tensor, v: Tensor, ticket: Tensor) -> Tensor:
@@ -89,8 +91,8 @@ def _run(part: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, ticket: Tensor) -
 
 
 class OpaqueLinear(Wrapper):
-    """A linear layer that the compiler does not look into: another library's product, or a weight in an order of
-    its own.
+    """A linear layer that the compiler does not look into: another library's product, or a weight
+    in an order of its own.
 
     Args:
         inner: takes [rows, in] to [rows, outputs].
@@ -195,7 +197,8 @@ class CompileLayers:
 
 
 def compile_layers(engine: Engine) -> Compiler:
-    """Let every layer run compiled, of one with experts only the attention module, and compile for every length.
+    """Let every layer run compiled, of one with experts only the attention module, and compile for
+    every length.
 
     Returns:
         What has compiled them, and counts.
@@ -229,10 +232,12 @@ def compile_layers(engine: Engine) -> Compiler:
         for length in LENGTHS:
             sequence_logits(engine, [0] * min(length, most))
     except (TorchDynamoException, InductorError) as error:
-        kinds = sorted({type(module).__name__ for module in layers.modules() if not any(module.children())})
+        kinds = sorted(
+            {type(module).__name__ for module in layers.modules() if not any(module.children())}
+        )
         raise BadInput(
-            f"runtime.compile=true: {first_line(error)} (in {', '.join(kinds)}); use another quant, "
-            "or runtime.compile=false"
+            f"runtime.compile=true: {first_line(error)} (in {', '.join(kinds)}); use another "
+            "quant, or runtime.compile=false"
         ) from error
     compiler.compile_s = time.perf_counter() - begin
     return compiler

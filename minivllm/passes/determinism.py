@@ -1,8 +1,8 @@
 """runtime.determinism: what may change a request's tokens.
 
-off    the fastest kernels; their rounding depends on how many tokens share a step
-run    the same requests at the same time give the same tokens: only deterministic kernels
-batch  a request's tokens depend on nothing but the request: not on its neighbours, on chunks, on the prefix
+off    the fastest kernels; their rounding depends on how many tokens share a step run    the same
+requests at the same time give the same tokens: only deterministic kernels batch  a request's tokens
+depend on nothing but the request: not on its neighbours, on chunks, on the prefix
        cache, or on preemption
 """
 
@@ -24,12 +24,13 @@ from minivllm.passes.base import PassContext, PassReport
 from minivllm.passes.linear_layers import Wrapper
 
 ROWS = 16  # of every matrix product at the level "batch"
-_ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of engines that want deterministic kernels
+# models of engines that want deterministic kernels
+_ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def deterministic_kernels(only: bool) -> None:
-    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole process, as long as an engine
-    is there that asked for it (`keep_deterministic`)."""
+    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole
+    process, as long as an engine is there that asked for it (`keep_deterministic`)."""
     if only:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     elif _ASKED:
@@ -48,9 +49,11 @@ def keep_deterministic(model: nn.Module) -> None:
 
 
 class FixShapes:
-    """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU go row by row.
+    """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU go
+    row by row.
 
-    At the level "run" it keeps the engines that are built beside this one from switching kernels back.
+    At the level "run" it keeps the engines that are built beside this one from switching kernels
+    back.
     """
 
     name = "determinism"
@@ -69,7 +72,8 @@ class FixShapes:
 
 
 class BatchInvariantLinear(Wrapper):
-    """A linear layer that always multiplies the same number of rows, so that a row meets the same kernel in any batch.
+    """A linear layer that always multiplies the same number of rows, so that a row meets the same
+    kernel in any batch.
 
     Args:
         inner: takes [rows, in] to [rows, out].
@@ -90,8 +94,8 @@ class BatchInvariantLinear(Wrapper):
 
 
 def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """An elementwise function, row by row: torch splits all numbers over its threads, and the last of a thread's share, which
-    fill no vector, are computed in another way."""
+    """An elementwise function, row by row: torch splits all numbers over its threads, and the last
+    of a thread's share, which fill no vector, are computed in another way."""
     return lambda x: torch.stack([function(row) for row in x])
 
 
@@ -100,15 +104,18 @@ def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
     """Put every linear layer of the model behind fixed shapes, and every activation on a CPU.
 
     Raises:
-        BadInput: a row of a layer depends on its place or on the other rows even so (LLM.int8 looks for outliers in
-            all of them).
+        BadInput: a row of a layer depends on its place or on the other rows even so (LLM.int8 looks
+            for outliers in all of them).
     """
     for name, width in loaded.linear_inputs.items():
         inner = loaded.model.get_submodule(name)
-        if not _are_rows_independent(inner, torch.randn(ROWS, width, device=device).to(loaded.model.dtype)):
+        if not _are_rows_independent(
+            inner, torch.randn(ROWS, width, device=device).to(loaded.model.dtype)
+        ):
             raise BadInput(
-                f"runtime.determinism=batch: in layer {name} ({type(inner).__name__}) a token's result depends on "
-                "the others of its step; use another quant, or runtime.determinism=run"
+                f"runtime.determinism=batch: in layer {name} ({type(inner).__name__}) a token's "
+                "result depends on the others of its step; use another quant, or "
+                "runtime.determinism=run"
             )
         loaded.model.set_submodule(name, BatchInvariantLinear(inner))
     for module in loaded.model.modules():
@@ -117,7 +124,8 @@ def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
 
 
 def _are_rows_independent(linear: nn.Module, x: Tensor) -> bool:
-    """Whether rows give the same bits at other places, and beside others that are a hundred times as large."""
+    """Whether rows give the same bits at other places, and beside others that are a hundred times
+    as large."""
     out = linear(x)
     moved = linear(x.roll(5, 0)).roll(-5, 0)
     beside = x * 100

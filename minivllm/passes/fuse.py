@@ -1,4 +1,5 @@
-"""runtime.fused_kernels: small operations as one Triton kernel each, in modules of passes/fused.py."""
+"""runtime.fused_kernels: small operations as one Triton kernel each, in modules of
+passes/fused.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class FuseLayers:
     name = "fuse"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass. The compiler makes the same fusions by itself, and cannot look into these."""
+        """See RuntimePass. The compiler makes the same fusions by itself, and cannot look into
+        these."""
         chosen = "off" if context.runtime["compile"] else context.runtime["fused_kernels"]
         return takes_triton("runtime.fused_kernels", chosen, "off", context.device)
 

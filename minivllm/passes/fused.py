@@ -1,6 +1,8 @@
-"""Put modules with fused kernels in the place of the layers of models/; weights and names stay what they are.
+"""Put modules with fused kernels in the place of the layers of models/; weights and names stay what
+they are.
 
-Only the classes that are known here are replaced, each exactly: a layer of a user's own stays as it is.
+Only the classes that are known here are replaced, each exactly: a layer of a user's own stays as it
+is.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class FusedMLP(nn.Module):
     def __init__(self, inner: MLP) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = inner.gate_up_proj, inner.down_proj
-        self.activation = next(name for name, known in ACTIVATIONS.items() if known is inner.activation)
+        self.activation = next(
+            name for name, known in ACTIVATIONS.items() if known is inner.activation
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
@@ -66,11 +70,17 @@ class FusedMLP(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Attention with norm and rotation in one; attention=triton writes the cache in the same kernel."""
+    """Attention with norm and rotation in one; attention=triton writes the cache in the same
+    kernel."""
 
     def __init__(self, inner: Attention) -> None:
         super().__init__()
-        self.layer, self.heads, self.kv_heads, self.dim = inner.layer, inner.heads, inner.kv_heads, inner.dim
+        self.layer, self.heads, self.kv_heads, self.dim = (
+            inner.layer,
+            inner.heads,
+            inner.kv_heads,
+            inner.dim,
+        )
         self.widths = (inner.qk_width, inner.v_width)
         self.qkv_proj, self.o_proj, self.qk_norm = inner.qkv_proj, inner.o_proj, inner.qk_norm
         self.trims = inner.trims
@@ -82,8 +92,11 @@ class FusedAttention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the backend's cache."""
-        qk, v = (part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1))
+        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the
+        backend's cache."""
+        qk, v = (
+            part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1)
+        )
         projected = getattr(attention, "forward_projected", None)
         if projected is not None:
             out = projected(self.layer, qk, v, cos, sin, self.norm, batch)
@@ -96,7 +109,8 @@ class FusedAttention(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """DecoderLayer whose norms take the sum before them along: the first one that of the layer before."""
+    """DecoderLayer whose norms take the sum before them along: the first one that of the layer
+    before."""
 
     def __init__(self, inner: DecoderLayer) -> None:
         super().__init__()
@@ -112,7 +126,8 @@ class FusedLayer(nn.Module):
         batch: StepBatch,
         attention: AttentionBackend,
     ) -> tuple[Tensor, Tensor]:
-        """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer trims."""
+        """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer
+        trims."""
         x, normed = _add(self.input_layernorm, x, delta)
         attended = self.self_attn(normed, cos, sin, batch, attention)
         x, normed = _add(self.post_attention_layernorm, beside(attended, x, batch), attended)
@@ -149,13 +164,15 @@ class FusedSandwich(nn.Module):
 
 
 def _add(norm: nn.Module, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Hidden states from their two terms, and their norm; those before the first layer have one term."""
+    """Hidden states from their two terms, and their norm; those before the first layer have one
+    term."""
     assert isinstance(norm, FusedNorm)
     return (x, norm(x)) if delta is None else norm.add(x, delta)
 
 
 class FusedDecoder(nn.Module):
-    """Decoder whose layers hand on the last sum as its two terms (vLLM does so, too): the next norm adds them.
+    """Decoder whose layers hand on the last sum as its two terms (vLLM does so, too): the next norm
+    adds them.
 
     Args:
         inner: all norms between its layers' parts, and the last one, are fused.
@@ -164,7 +181,11 @@ class FusedDecoder(nn.Module):
 
     def __init__(self, inner: Decoder, layers: list[FusedLayer | FusedSandwich]) -> None:
         super().__init__()
-        self.embed_tokens, self.layers, self.norm = inner.embed_tokens, nn.ModuleList(layers), inner.norm
+        self.embed_tokens, self.layers, self.norm = (
+            inner.embed_tokens,
+            nn.ModuleList(layers),
+            inner.norm,
+        )
         self.rope_of_layer, self.rotaries = inner.rope_of_layer, inner.rotaries
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
@@ -197,7 +218,8 @@ def fuse(model: nn.Module) -> int:
 
 
 def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
-    """Layers that leave their last sum to the next norm; None where a norm or a layer is none that is known here."""
+    """Layers that leave their last sum to the next norm; None where a norm or a layer is none that
+    is known here."""
     layers: list[FusedLayer | FusedSandwich] = []
     norms = [decoder.norm]
     for layer in decoder.layers:
@@ -207,7 +229,9 @@ def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
         elif type(layer) is SandwichLayer:
             layers.append(FusedSandwich(layer))
             norms += [layer.input_layernorm, layer.pre_feedforward_layernorm]
-    is_whole = len(layers) == len(decoder.layers) and all(isinstance(norm, FusedNorm) for norm in norms)
+    is_whole = len(layers) == len(decoder.layers) and all(
+        isinstance(norm, FusedNorm) for norm in norms
+    )
     return layers if is_whole else None
 
 

@@ -1,7 +1,9 @@
-"""All experts of a mixture in two grouped matrix products, torch's `grouped_mm`, in place of a loop over experts.
+"""All experts of a mixture in two grouped matrix products, torch's `grouped_mm`, in place of a loop
+over experts.
 
-The loop has to know on the host how many tokens each expert got. Here that stays on the device, as the ends of
-the groups: nothing waits, and a CUDA graph can hold it. Only mixtures whose experts are plain are replaced.
+The loop has to know on the host how many tokens each expert got. Here that stays on the device, as
+the ends of the groups: nothing waits, and a CUDA graph can hold it. Only mixtures whose experts are
+plain are replaced.
 """
 
 from __future__ import annotations
@@ -24,15 +26,22 @@ _ALIGNED = 16  # bytes: the rows of a matrix of grouped_mm begin at multiples
 
 
 class GroupedMoE(MoE):
-    """MoE whose experts' weights lie in two tensors, which it takes out of the experts of `inner`."""
+    """MoE whose experts' weights lie in two tensors, which it takes out of the experts of
+    `inner`."""
 
     in_graphs = "untried"  # by any GPU so far
 
     def __init__(self, inner: MoE) -> None:
         nn.Module.__init__(self)
-        self.num_experts, self.top_k, self.normalize = inner.num_experts, inner.top_k, inner.normalize
+        self.num_experts, self.top_k, self.normalize = (
+            inner.num_experts,
+            inner.top_k,
+            inner.normalize,
+        )
         self.gate = inner.gate
-        self.gate_up, self.down = (_stacked(inner.experts, name) for name in ("gate_up_proj", "down_proj"))
+        self.gate_up, self.down = (
+            _stacked(inner.experts, name) for name in ("gate_up_proj", "down_proj")
+        )
         # A bound method of an expert that is without weights now.
         self.gated: Callable[[Tensor], Tensor] = inner.experts[0].gated  # type: ignore[assignment]
         # Always the same memory, as a captured graph writes to the address that it has seen.
@@ -90,7 +99,9 @@ def _stacked(experts: nn.ModuleList, name: str) -> nn.Parameter:
 
 def _why_not(moe: MoE) -> str | None:
     """What keeps a mixture in its loop."""
-    layers = [getattr(expert, name) for expert in moe.experts for name in ("gate_up_proj", "down_proj")]
+    layers = [
+        getattr(expert, name) for expert in moe.experts for name in ("gate_up_proj", "down_proj")
+    ]
     for layer in layers:
         weight = _weight(layer)
         if weight is None:
@@ -105,8 +116,9 @@ def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
 
     Args:
         model: loaded.
-        wanted: "loop"; "grouped" insists; "auto" is grouped where torch computes it without asking the host, which
-            is in bfloat16 on GPUs of compute capability 9.0. Elsewhere torch runs a loop of its own.
+        wanted: "loop"; "grouped" insists; "auto" is grouped where torch computes it without asking
+            the host, which is in bfloat16 on GPUs of compute capability 9.0. Elsewhere torch runs a
+            loop of its own.
         device: where the model is.
 
     Raises:
@@ -121,14 +133,18 @@ def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
     with torch.inference_mode():
         for name, moe in mixtures:
             reason = _why_not(moe)
-            if reason is None and wanted == "auto" and next(moe.experts.parameters()).dtype != torch.bfloat16:
+            if (
+                reason is None
+                and wanted == "auto"
+                and next(moe.experts.parameters()).dtype != torch.bfloat16
+            ):
                 continue
             if reason is None:
                 model.set_submodule(name, GroupedMoE(moe))
                 replaced += 1
             elif wanted == "grouped":
                 raise BadInput(
-                    f"runtime.moe=grouped: {name} cannot be, as {reason}; use runtime.moe=loop, plain weights "
-                    "(quant=bf16), and on a CPU runtime.cpu_kernels=off"
+                    f"runtime.moe=grouped: {name} cannot be, as {reason}; use runtime.moe=loop, "
+                    "plain weights (quant=bf16), and on a CPU runtime.cpu_kernels=off"
                 )
     return replaced

@@ -16,7 +16,8 @@ class Wrapper(nn.Module):
 
 
 def linear_layers(loaded: LoadedModel) -> Iterator[nn.Module]:
-    """What multiplies in place of each linear layer of the loaded model; without those that are grouped."""
+    """What multiplies in place of each linear layer of the loaded model; without those that are
+    grouped."""
     for name, module in _unwrapped(loaded.model):
         if name in loaded.linear_inputs:
             yield module

@@ -1,6 +1,7 @@
 """runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.cpp).
 
-Only layers whose every part is known here are replaced, and each exactly: one of a user's own stays as it is.
+Only layers whose every part is known here are replaced, and each exactly: one of a user's own stays
+as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class NativeLayer(DecoderLayer):
-    """DecoderLayer in one call, whose operations are the same in the same order: so are the bits that come out.
+    """DecoderLayer in one call, whose operations are the same in the same order: so are the bits
+    that come out.
 
     Python would take as long to call eleven small operations as these need for one token.
 
@@ -33,7 +35,10 @@ class NativeLayer(DecoderLayer):
 
     def __init__(self, inner: DecoderLayer, kernels: Kernels) -> None:
         attention, mlp = cast(Attention, inner.self_attn), cast(MLP, inner.mlp)
-        first, second = cast(RMSNorm, inner.input_layernorm), cast(RMSNorm, inner.post_attention_layernorm)
+        first, second = (
+            cast(RMSNorm, inner.input_layernorm),
+            cast(RMSNorm, inner.post_attention_layernorm),
+        )
         super().__init__(first, attention, second, mlp)
         self.layer, self.trims = attention.layer, attention.trims
         norm = attention.qk_norm
@@ -51,7 +56,9 @@ class NativeLayer(DecoderLayer):
         """[tokens, hidden] to the same, or less of them if the layer trims."""
         if self.trims and len(batch.logit_rows) != len(x):
             return super().forward(x, cos, sin, batch, attention)
-        out: Tensor = self.run(x, cos, sin, *cast(CPUBackend, attention).arguments(self.layer, batch))
+        out: Tensor = self.run(
+            x, cos, sin, *cast(CPUBackend, attention).arguments(self.layer, batch)
+        )
         return out
 
 
@@ -77,7 +84,8 @@ def is_native(layer: nn.Module) -> bool:
 
 
 def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> int:
-    """Replace the layers that can be, where the C++ kernels are in use for attention, too; how many those were."""
+    """Replace the layers that can be, where the C++ kernels are in use for attention, too; how many
+    those were."""
     replaced = 0
     if kernels is None or type(attention) is not CPUBackend:
         return replaced
@@ -101,4 +109,6 @@ class NativeLayers:
         """See ModelPass."""
         assert context.engine is not None
         attention = context.engine.runner.attention
-        return PassReport(self.name, make_native(loaded.model.model.layers, attention, loaded.kernels))
+        return PassReport(
+            self.name, make_native(loaded.model.model.layers, attention, loaded.kernels)
+        )

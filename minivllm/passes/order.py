@@ -15,7 +15,8 @@ from minivllm.passes.trim import TrimLastLayer
 BEFORE_ENGINE: tuple[RuntimePass, ...] = (
     # Looks for plain linear layers, so it comes before anything is put around them.
     StreamLinears(),
-    # Tries and wraps the linear layers that will multiply, and finds activations in MLPs that are not fused yet.
+    # Tries and wraps the linear layers that will multiply, and finds activations in MLPs that are
+    # not fused yet.
     FixShapes(),
     # Marks the last attention module; the fused and the native one take the mark over.
     TrimLastLayer(),
@@ -31,7 +32,7 @@ AFTER_ENGINE: tuple[RuntimePass, ...] = (
     NativeLayers(),
     # Runs the engine to compile, so no module may change afterwards.
     CompileLayers(),
-    # CUDA graphs (`extras/capture.py`) follow here. They are no pass: they change no module, record what all passes
-    # have left, and go on recording while requests are served.
+    # CUDA graphs (`extras/capture.py`) follow here. They are no pass: they change no module, record
+    # what all passes have left, and go on recording while requests are served.
 )
 OWN_NAMES = frozenset(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE))

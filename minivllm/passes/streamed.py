@@ -1,4 +1,5 @@
-"""runtime.linear_kernel=triton: products of few rows with weights in 16 bits go through Triton's kernel."""
+"""runtime.linear_kernel=triton: products of few rows with weights in 16 bits go through Triton's
+kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""runtime.trim_last_layer: after its attention the last layer computes only tokens whose logits are wanted."""
+"""runtime.trim_last_layer: after its attention the last layer computes only tokens whose logits are
+wanted."""
 
 from __future__ import annotations
 

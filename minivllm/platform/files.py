@@ -48,7 +48,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically and without secrets; not-a-number and infinity become null, since JSON has neither."""
+    """Write JSON atomically and without secrets; not-a-number and infinity become null, since JSON
+    has neither."""
     write_text(path, json.dumps(clean(_finite(value)), indent=1, default=str) + "\n")
 
 
@@ -59,7 +60,8 @@ def private(path: Path) -> Path:
 
 @contextmanager
 def private_json(path: Path, value: Any) -> Iterator[None]:
-    """While it is open there is a JSON file as it is, secrets too, that nobody else may read; None: there is none."""
+    """While it is open there is a JSON file as it is, secrets too, that nobody else may read; None:
+    there is none."""
     path.unlink(missing_ok=True)  # of a process that was killed
     try:
         if value is not None:
@@ -111,7 +113,8 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def hide_in_log(path: Path) -> None:
-    """Overwrite secrets in a log where they lie: native code writes to it past everything that hides them.
+    """Overwrite secrets in a log where they lie: native code writes to it past everything that
+    hides them.
 
     Whoever still has the log open goes on behind it.
     """
@@ -123,7 +126,8 @@ def hide_in_log(path: Path) -> None:
 
 
 def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:
-    """The last lines of a log, at most `limit` characters that are safe to show; empty where there is none."""
+    """The last lines of a log, at most `limit` characters that are safe to show; empty where there
+    is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

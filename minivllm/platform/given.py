@@ -1,4 +1,5 @@
-"""Checks of values that a caller gives by name: known fields, numbers within a range, texts, token ids. Torch-free."""
+"""Checks of values that a caller gives by name: known fields, numbers within a range, texts, token
+ids. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 
 def whole(value: Any) -> Any:
-    """16 for 16.0, which is how JSON of other programs may write a whole number; any other value as it is."""
+    """16 for 16.0, which is how JSON of other programs may write a whole number; any other value as
+    it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -69,7 +71,8 @@ def known_fields_only(cls: type[T]) -> type[T]:
 
 
 def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
-    """Whole numbers, of a list, a tensor or an array; None stays. Raises BadInput for anything else."""
+    """Whole numbers, of a list, a tensor or an array; None stays. Raises BadInput for anything
+    else."""
     try:
         return None if ids is None else tuple(operator.index(token) for token in ids)
     except TypeError:
@@ -77,19 +80,22 @@ def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
 
 
 def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One text or several; None is none of them. Raises BadInput for anything else, for empty ones, and for
-    those that cannot be encoded."""
+    """One text or several; None is none of them. Raises BadInput for anything else, for empty ones,
+    and for those that cannot be encoded."""
     try:
         found = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     except TypeError:
         found = ("",)
-    if not all(isinstance(text, str) and text and _SURROGATE.search(text) is None for text in found):
+    if not all(
+        isinstance(text, str) and text and _SURROGATE.search(text) is None for text in found
+    ):
         raise BadInput(f"{what}={value!r} must be non-empty strings")
     return found
 
 
 def biases(what: str, value: Any) -> dict[int, float] | None:
-    """Token id -> number that is finite in float32; JSON's keys are strings. None stays. Raises BadInput for anything else."""
+    """Token id -> number that is finite in float32; JSON's keys are strings. None stays. Raises
+    BadInput for anything else."""
     if value is None:
         return None
     try:

@@ -22,7 +22,9 @@ class LoadingBar:
         clock: monotonic seconds.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._bar: Progress | None = None
@@ -32,7 +34,10 @@ class LoadingBar:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -47,11 +52,19 @@ class LoadingBar:
 
     def _start(self) -> Progress:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = TextColumn("loading"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn()
         # Standard output is the answer's: it must not be drawn over into the bar's stream.
-        bar = Progress(*columns, console=Console(file=self._stream), transient=True, redirect_stdout=False)
+        bar = Progress(
+            *columns, console=Console(file=self._stream), transient=True, redirect_stdout=False
+        )
         bar.add_task("loading")
         bar.start()
         return bar

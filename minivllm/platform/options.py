@@ -1,4 +1,5 @@
-"""What the option dataclasses in every `options.py` are made of. They import only `errors` and `platform`, never torch."""
+"""What the option dataclasses in every `options.py` are made of. They import only `errors` and
+`platform`, never torch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ T = TypeVar("T", bound=type)
 
 
 def option(*names: str) -> Callable[[T], T]:
-    """Class decorator: the dataclass holds the knobs of these `_target_`s, or of a group or section without one."""
+    """Class decorator: the dataclass holds the knobs of these `_target_`s, or of a group or section
+    without one."""
 
     def named(cls: T) -> T:
         cls.names = names  # type: ignore[attr-defined]
@@ -43,9 +45,10 @@ def knob(
         default, factory: as of `dataclasses.field`.
         at_least, above, at_most: the range of the value, where that is a number.
         infinite: what to do instead of giving an infinite number.
-        unasked: the default is what was done before there was this knob, so at its default the knob is no part of
-            `cell_id`.
-        null_means: the number that null stands for in `cell_id`, where older records have that number.
+        unasked: the default is what was done before there was this knob, so at its default the knob
+            is no part of `cell_id`.
+        null_means: the number that null stands for in `cell_id`, where older records have that
+            number.
     """
     rules = {
         "at_least": at_least,
@@ -67,7 +70,9 @@ def default_of(item: Field[Any]) -> Any:
 @cache
 def type_hints(cls: type) -> dict[str, Any]:
     """The types of the fields of an option dataclass, which a class may inherit from."""
-    return get_type_hints(next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base)))
+    return get_type_hints(
+        next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
+    )
 
 
 def typed(cls: type, name: str, value: Any, key: str) -> Any:
@@ -86,7 +91,8 @@ def typed(cls: type, name: str, value: Any, key: str) -> Any:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is wanted."""
+    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is
+    wanted."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         for arm in args:
@@ -123,7 +129,13 @@ def _describe(hint: Any) -> str:
         return " or ".join(str(choice) for choice in args)
     if origin in (list, tuple):
         return f"a list, each {_describe(args[0])}"
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        NoneType: "null",
+    }
     return names.get(hint, "a dictionary")
 
 
@@ -143,7 +155,9 @@ class Options:
             object.__setattr__(self, item.name, value)  # dataclasses of options are frozen
             if not isinstance(value, int | float):  # null, or a choice of words
                 continue
-            low, above, high = (item.metadata.get(rule) for rule in ("at_least", "above", "at_most"))
+            low, above, high = (
+                item.metadata.get(rule) for rule in ("at_least", "above", "at_most")
+            )
             wanted = [f"above {above}"] * (above is not None and not value > above)
             wanted += [f"at least {low}"] * (low is not None and not value >= low)
             wanted += [f"at most {high}"] * (high is not None and not value <= high)
@@ -158,21 +172,25 @@ class Options:
         return f"{self.group}.{name}" if self.group else name
 
 
-# Folders below runs_dir that hold no sweep's records: what several share, and the logs of Slurm's jobs.
+# Folders below runs_dir that hold no sweep's records: what several share, and the logs of Slurm's
+# jobs.
 KEPT_FOLDERS = ("workloads", "quality", ".submitit")
 
 
 def require_folder_name(options: Options, name: str) -> None:
     """Raise BadInput unless the knob is null or can name a folder of records on any system.
 
-    A name begins with a letter or a digit: tables hold it, and a spreadsheet executes what begins with =, +, - or @.
+    A name begins with a letter or a digit: tables hold it, and a spreadsheet executes what begins
+    with =, +, - or @.
     """
     value = getattr(options, name)
     if value is None:
         return
     if not re.fullmatch(r"\w[\w.+=,@ -]{0,120}", value):
         raise options.bad(
-            name, "must be a plain folder name: a letter or a digit, then letters, digits and . _ - + = , @"
+            name,
+            "must be a plain folder name: a letter or a digit, then letters, digits and . _ "
+            "- + = , @",
         )
     if value in KEPT_FOLDERS:
         raise options.bad(name, "is a folder that all runs share: choose another name")

@@ -23,7 +23,11 @@ def allowed_cores() -> set[int]:
     """Numbers of the logical cores that this process may run on, or might before it was pinned."""
     if _before:
         return set(_before)
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
 
 
 def usable_cores() -> int:
@@ -47,7 +51,8 @@ def wanted_cores(runtime: dict[str, Any]) -> set[int]:
 
 
 def refuse_absent_cores(runtime: dict[str, Any]) -> None:
-    """Raise BadInput where this process may not run on one of `runtime.cores`, or the system cannot pin."""
+    """Raise BadInput where this process may not run on one of `runtime.cores`, or the system cannot
+    pin."""
     if runtime.get("cores") is None:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -62,8 +67,8 @@ def refuse_absent_cores(runtime: dict[str, Any]) -> None:
 
 
 def pin(runtime: dict[str, Any]) -> None:
-    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Without them it may run again
-    wherever it might before.
+    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Without
+    them it may run again wherever it might before.
 
     Raises:
         BadInput: see `refuse_absent_cores`.
@@ -86,16 +91,19 @@ def physical_cores(cores: Iterable[int]) -> int:
     """How many physical cores the logical ones lie on; at least 1."""
     cores = list(cores)
     try:
-        return len({(TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text() for core in cores})
+        return len(
+            {(TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text() for core in cores}
+        )
     except OSError:
         return max(1, min(psutil.cpu_count(logical=False) or 1, len(cores)))
 
 
 def thread_count(runtime: dict[str, Any]) -> int:
-    """`runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core of `runtime.cores`, or of all that the process
-    may use.
+    """`runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core of `runtime.cores`, or
+    of all that the process may use.
 
-    Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ between launchers.
+    Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ
+    between launchers.
     """
     if wanted := runtime.get("threads") or usual_threads():
         return int(wanted)
@@ -103,11 +111,15 @@ def thread_count(runtime: dict[str, Any]) -> int:
 
 
 def crowded(runtime: dict[str, Any]) -> list[str]:
-    """A note on a measurement with more threads than cores for them, which no user need have meant; else nothing."""
+    """A note on a measurement with more threads than cores for them, which no user need have meant;
+    else nothing."""
     threads, cores = thread_count(runtime), len(wanted_cores(runtime))
     if threads <= cores:
         return []
-    return [f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's turns"]
+    return [
+        f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's "
+        "turns"
+    ]
 
 
 def usual_threads() -> int | None:
@@ -116,5 +128,7 @@ def usual_threads() -> int | None:
     if not told:
         return None
     if not told.isdecimal() or not int(told):
-        raise BadInput(f"MINIVLLM_THREADS={told!r} must be a number of at least 1; or set runtime.threads")
+        raise BadInput(
+            f"MINIVLLM_THREADS={told!r} must be a number of at least 1; or set runtime.threads"
+        )
     return int(told)

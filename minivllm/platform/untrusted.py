@@ -1,7 +1,8 @@
-"""Reading what comes from outside the program: with a limit of size, and never a pipe or a device. Torch-free.
+"""Reading what comes from outside the program: with a limit of size, and never a pipe or a device.
+Torch-free.
 
-Whatever a user, a checkpoint, a record or a server brings is read through here, so that the limits and the words
-of their errors exist once.
+Whatever a user, a checkpoint, a record or a server brings is read through here, so that the limits
+and the words of their errors exist once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ UNPACKING_MEMORY = 128 * MIB  # which the largest dictionary of `xz -9` is half 
 CHUNK = 1 << 18  # characters that a list is read by
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors begin UTF-8 with
 _ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[@-Z\\-_])"
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|[PX^_][^\x1b]*(?:\x1b\\)?|[@-Z\\-_])"
 )
 _DECODER = json.JSONDecoder()
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -61,13 +63,14 @@ def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
 
 
 def named(path: Path) -> bool:
-    """Whether a folder has a file of that name, of which also a link that leads nowhere is one: it is refused when it is read,
-    and not taken for a file that was never meant to be there."""
+    """Whether a folder has a file of that name, of which also a link that leads nowhere is one: it
+    is refused when it is read, and not taken for a file that was never meant to be there."""
     return os.path.lexists(path)
 
 
 def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
-    """Open a regular file for reading; a pipe or a device, which may never end, is refused without waiting for it.
+    """Open a regular file for reading; a pipe or a device, which may never end, is refused without
+    waiting for it.
 
     Args:
         path: the file.
@@ -78,7 +81,9 @@ def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
         BadInput: the file does not exist, cannot be read or is no regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        )
     except FileNotFoundError:
         link = " at the other end of this link" * path.is_symlink()
         raise BadInput(_line(f"{what}: there is no such file{link}", advice)) from None
@@ -105,12 +110,15 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
     """
     with open_file(path, what, advice) as file:
         try:
-            expected = min(limit, os.fstat(file.fileno()).st_size)  # room is made for what is asked of `read`
+            # room is made for what is asked of `read`
+            expected = min(limit, os.fstat(file.fileno()).st_size)
             content = file.read(expected + 1)
             if len(content) > expected:
                 content += file.read(limit + 1 - len(content))
         except OSError as error:
-            raise BadInput(_line(f"{what} cannot be read: {error.strerror or error}", advice)) from None
+            raise BadInput(
+                _line(f"{what} cannot be read: {error.strerror or error}", advice)
+            ) from None
     if len(content) > limit:
         raise BadInput(_line(f"{what} is larger than {size(limit)}", advice))
     return content
@@ -122,7 +130,8 @@ def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
 
 
 def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[bytes]:
-    """A file's lines one after the other, without their ends (LF, CRLF); the file is not held in memory.
+    """A file's lines one after the other, without their ends (LF, CRLF); the file is not held in
+    memory.
 
     Args:
         path: the file.
@@ -137,7 +146,9 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
             try:
                 line = file.readline(longest + 2)
             except OSError as error:
-                raise BadInput(_line(f"{what} cannot be read: {error.strerror or error}", advice)) from None
+                raise BadInput(
+                    _line(f"{what} cannot be read: {error.strerror or error}", advice)
+                ) from None
             if not line:
                 return
             line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -162,7 +173,9 @@ def decode(content: bytes, path: Path, line: int = 1, advice: str = "") -> str:
         return (content.removeprefix(BYTE_ORDER_MARK) if line == 1 else content).decode("utf-8")
     except UnicodeDecodeError as error:
         line += error.object.count(b"\n", 0, error.start)
-        raise BadInput(_line(f"{path}:{line}: not UTF-8, so it cannot be read as text", advice)) from None
+        raise BadInput(
+            _line(f"{path}:{line}: not UTF-8, so it cannot be read as text", advice)
+        ) from None
 
 
 def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
@@ -172,7 +185,8 @@ def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
 
 
 def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[Any]:
-    """Values of a file that holds one JSON list, one after the other; the file is not held in memory.
+    """Values of a file that holds one JSON list, one after the other; the file is not held in
+    memory.
 
     Args:
         path: the file.
@@ -180,8 +194,8 @@ def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) 
         longest: most characters that a value may have.
 
     Raises:
-        BadInput: as `open_file`; or the file is no JSON list or a value is longer. These messages begin with the file
-            and the number of the line.
+        BadInput: as `open_file`; or the file is no JSON list or a value is longer. These messages
+            begin with the file and the number of the line.
     """
     with io.TextIOWrapper(open_file(path, what, advice), encoding="utf-8-sig", newline="") as file:
         yield from _ListReader(file, path, longest)
@@ -237,7 +251,9 @@ class _ListReader:
             else:
                 if end < len(self._text) or self._ended:  # else a number may go on
                     if end - self._at > self._longest:
-                        raise self._error(f"a value longer than {self._longest:,} characters", self._at)
+                        raise self._error(
+                            f"a value longer than {self._longest:,} characters", self._at
+                        )
                     self._at = end
                     return value
             self._read(max(CHUNK, len(self._text) - self._at))
@@ -262,7 +278,9 @@ class _ListReader:
         self._text, self._at, self._ended = self._text[self._at :] + more, 0, not more
 
     def _error(self, message: str, place: int) -> BadInput:
-        return BadInput(f"{self._path}:{self._line + self._text.count(chr(10), 0, place)}: {message}")
+        return BadInput(
+            f"{self._path}:{self._line + self._text.count(chr(10), 0, place)}: {message}"
+        )
 
 
 def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:
@@ -287,7 +305,8 @@ def read_json(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) ->
 
 
 def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON file that holds an object; see `read_json`. Raises BadInput for any other value, too."""
+    """A JSON file that holds an object; see `read_json`. Raises BadInput for any other value,
+    too."""
     value = read_json(path, what, advice, limit)
     if not isinstance(value, dict):
         raise BadInput(_line(f"{what} is not a JSON object", advice))
@@ -295,15 +314,17 @@ def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) 
 
 
 def read_archive(path: Path, what: str, advice: str = "") -> dict[str, bytes]:
-    """The files of a tar archive that xz has packed, by their names in it, such as "folder/file"; nothing is written.
+    """The files of a tar archive that xz has packed, by their names in it, such as "folder/file";
+    nothing is written.
 
     Args:
         path: the archive.
         what, advice: as for `open_file`.
 
     Raises:
-        BadInput: as `read_bytes`; it is damaged or too large once unpacked; or it holds something else than files
-            and folders below it, such as links, devices, an absolute name, or a name twice.
+        BadInput: as `read_bytes`; it is damaged or too large once unpacked; or it holds something
+            else than files and folders below it, such as links, devices, an absolute name, or a
+            name twice.
     """
     packed = read_bytes(path, MAX_ARCHIVE, what, advice)
     try:
@@ -347,8 +368,8 @@ def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, byt
 
 
 def printable(text: str) -> str:
-    """Text that a terminal may show: escape sequences, control characters and changes of direction are left out; newlines
-    and tabs stay."""
+    """Text that a terminal may show: escape sequences, control characters and changes of direction
+    are left out; newlines and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 

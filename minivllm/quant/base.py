@@ -15,7 +15,8 @@ from minivllm.kernels.cpu.library import Kernels
 
 SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# Of a layer's stored tensors, None where any will do; names are those after the layer's own: "weight", "qweight", ...
+# Of a layer's stored tensors, None where any will do; names are those after the layer's own:
+# "weight", "qweight", ...
 Shapes = dict[str, tuple[int, ...] | None]
 
 
@@ -28,17 +29,19 @@ class QuantMethod(Protocol):
     name: str
     dtype: torch.dtype  # of activations, and of every weight that is not quantised
     skip: tuple[str, ...]
-    kernels: Kernels | None  # in C++, which layers may compute with; set before the first one is packed
+    # in C++, which layers may compute with; set before the first one is packed
+    kernels: Kernels | None
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether the weight of this layer, or of "lm_head", goes through pack(); others become plain ones."""
+        """Whether the weight of this layer, or of "lm_head", goes through pack(); others become
+        plain ones."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Take over one linear layer's weight.
 
         Args:
-            weight: [out, in] in the compute dtype on its final device. The caller keeps no copy, but for a head
-                that shares the embedding's weight: it must not be written to.
+            weight: [out, in] in the compute dtype on its final device. The caller keeps no copy,
+                but for a head that shares the embedding's weight: it must not be written to.
             bias: [out] or None.
 
         Returns:
@@ -49,7 +52,8 @@ class QuantMethod(Protocol):
 class StoredFormat(Protocol):
     """How a checkpoint keeps the linear layers that it has quantised.
 
-    One that no method computes with as it is stored has `weight` in place of `linear`, see `Converted`.
+    One that no method computes with as it is stored has `weight` in place of `linear`, see
+    `Converted`.
     """
 
     marker: str  # the tensor by which a quantised layer is recognised
@@ -59,7 +63,11 @@ class StoredFormat(Protocol):
         """The tensors that a layer [rows, columns] must have."""
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """One layer out of the tensors of its parts, which lie one below the other.
 
@@ -79,22 +87,28 @@ class Quantizer:
 
     Args:
         dtype: "bfloat16", "float16" or "float32".
-        skip: layers to keep plain, by any part of their name, e.g. "layers.0." or "down_proj". Fused layers
-            have one name: qkv_proj, gate_up_proj.
-        lm_head: quantise the head too. One that shares the embedding's weight becomes a copy beside it.
+        skip: layers to keep plain, by any part of their name, e.g. "layers.0." or "down_proj".
+            Fused layers have one name: qkv_proj, gate_up_proj.
+        lm_head: quantise the head too. One that shares the embedding's weight becomes a copy beside
+            it.
     """
 
     name = "none"
     kernels: Kernels | None = None
 
-    def __init__(self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False) -> None:
+    def __init__(
+        self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False
+    ) -> None:
         self.dtype = parse_dtype(dtype)
         if isinstance(skip, str) or not all(isinstance(part, str) and part for part in skip):
-            raise BadInput(f"quant.skip={skip!r} must be a list of parts of layer names, e.g. [down_proj]")
+            raise BadInput(
+                f"quant.skip={skip!r} must be a list of parts of layer names, e.g. [down_proj]"
+            )
         self.skip, self.lm_head = tuple(skip), lm_head
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is set."""
+        """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is
+        set."""
         wanted = self.lm_head or layer_name != "lm_head"
         return wanted and not any(part in layer_name for part in self.skip)
 
@@ -125,7 +139,10 @@ def by_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def converted_product(
-    x: Tensor, weight: Tensor, scale: Tensor, convert: Callable[[Tensor], Tensor] = lambda part: part
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    convert: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> Tensor:
     """(x W^T) * scale, with W brought to the dtype of x some rows at a time.
 

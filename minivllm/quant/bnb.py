@@ -24,8 +24,8 @@ def import_bitsandbytes(method: str) -> ModuleType:
         import bitsandbytes
     except (ImportError, OSError, RuntimeError) as error:
         raise BadInput(
-            f"quant={method} needs bitsandbytes, which does not load ({error}): pip install bitsandbytes, "
-            "or choose quant=int8"
+            f"quant={method} needs bitsandbytes, which does not load ({error}): pip install "
+            "bitsandbytes, or choose quant=int8"
         ) from None
     finally:
         if fetcher is not None:

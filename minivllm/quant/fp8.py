@@ -1,7 +1,7 @@
 """8-bit floats: e4m3 weights with a scale for each output channel (Micikevicius et al. 2022).
 
-Where the GPU multiplies 8-bit floats, activations become 8-bit too, each token with its own scale; elsewhere
-the weight alone is stored so, and converted to be multiplied.
+Where the GPU multiplies 8-bit floats, activations become 8-bit too, each token with its own scale;
+elsewhere the weight alone is stored so, and converted to be multiplied.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ class FP8(Quantizer):
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
         rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        scale = weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        scale = (
+            weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        )
         for part, rows, factor in by_rows(rounded, weight, scale):
             part.copy_(rows.float() / factor[:, None])
         return FP8Linear(rounded, scale, bias, weight.dtype)
 
 
 def has_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether torch multiplies 8-bit floats scaled by rows: on Hopper and later, to bfloat16, of multiples of 16."""
+    """Whether torch multiplies 8-bit floats scaled by rows: on Hopper and later, to bfloat16, of
+    multiples of 16."""
     fits = dtype is torch.bfloat16 and weight.shape[0] % 16 == 0 and weight.shape[1] % 16 == 0
     return fits and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
 
@@ -47,7 +50,9 @@ class FP8Linear(LinearKernel):
 
     kernel_name = "FP8Linear"
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
@@ -58,14 +63,17 @@ class FP8Linear(LinearKernel):
         if self.matrix_dtype:
             scale = (x.abs().amax(1, keepdim=True).float() / _LARGEST).clamp(min=1e-12)
             rounded = (x / scale).to(torch.float8_e4m3fn)
-            out = torch._scaled_mm(rounded, self.weight.t(), scale, self.scale[None], out_dtype=x.dtype)
+            out = torch._scaled_mm(
+                rounded, self.weight.t(), scale, self.scale[None], out_dtype=x.dtype
+            )
         else:
             out = converted_product(x, self.weight, self.scale, _widened)
         return out if self.bias is None else out.add_(self.bias)
 
 
 class FP8BlockLinear(LinearKernel):
-    """The same with a scale for each output and block of inputs, float32 [out, blocks]: converted to be multiplied."""
+    """The same with a scale for each output and block of inputs, float32 [out, blocks]: converted
+    to be multiplied."""
 
     kernel_name = "FP8BlockLinear"
 
@@ -87,7 +95,12 @@ class FP8BlockLinear(LinearKernel):
 def _widened(stored: Tensor) -> Tensor:
     """The same values, on a CPU in bfloat16, as torch's own conversion is not vectorised there.
 
-    Sign, exponent and mantissa go to their places in a bfloat16, and a factor makes up for the exponents' biases.
+    Sign, exponent and mantissa go to their places in a bfloat16, and a factor makes up for the
+    exponents' biases.
     """
     bits = stored.view(torch.int8)
-    return stored if bits.is_cuda else ((bits.to(torch.int16) << 4) & -0x7810).view(torch.bfloat16) * 2.0**120
+    return (
+        stored
+        if bits.is_cuda
+        else ((bits.to(torch.int16) << 4) & -0x7810).view(torch.bfloat16) * 2.0**120
+    )

@@ -1,9 +1,9 @@
 """Weight-only int4: affine, group-wise. Not NF4: its 16 levels are evenly spaced.
 
-Each group of consecutive inputs of an output channel has a scale and a zero point: w = (q - 8) * scale + zero,
-q in 0..15, round-to-nearest between the group's smallest and largest weight. This is the form that torch's
-packed kernels compute with (tinygemm on CUDA), and that AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022)
-checkpoints are read into.
+Each group of consecutive inputs of an output channel has a scale and a zero point: w = (q - 8) *
+scale + zero, q in 0..15, round-to-nearest between the group's smallest and largest weight. This is
+the form that torch's packed kernels compute with (tinygemm on CUDA), and that AWQ (Lin et al. 2023)
+and GPTQ (Frantar et al. 2022) checkpoints are read into.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Int4(Quantizer):
         group_size: consecutive inputs that share a scale: 32, 64, 128 or 256.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it has one for the
-            dtype, else Triton's; on a CPU the C++ kernels if they are in use, else torch's.
+        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it
+            has one for the dtype, else Triton's; on a CPU the C++ kernels if they are in use, else
+            torch's.
     """
 
     name = "int4"
@@ -48,7 +49,9 @@ class Int4(Quantizer):
     ) -> None:
         super().__init__(dtype, skip, lm_head)
         if group_size not in GROUP_SIZES:
-            raise BadInput(f"quant.group_size={group_size} must be one of {', '.join(map(str, GROUP_SIZES))}")
+            raise BadInput(
+                f"quant.group_size={group_size} must be one of {', '.join(map(str, GROUP_SIZES))}"
+            )
         self.group_size, self.kernel = group_size, kernel
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -69,18 +72,28 @@ def int4_linear(
     kernel: str = "auto",
     kernels: Kernels | None = None,
 ) -> nn.Module:
-    """The layer for what Int4Linear takes: on panels where the C++ kernels take it and it needs no filling up."""
+    """The layer for what Int4Linear takes: on panels where the C++ kernels take it and it needs no
+    filling up."""
     pieces = iter(pieces)
     first = next(pieces)
     device, dtype = first[0].device, first[1].dtype
-    kernels = panels_for(kernels, device, dtype, shape[1], group_size, kernel) if order is None else None
+    kernels = (
+        panels_for(kernels, device, dtype, shape[1], group_size, kernel) if order is None else None
+    )
     pieces = itertools.chain([first], pieces)
     if kernels is None:
         return Int4Linear(pieces, shape, group_size, bias, order, kernel)
     packed = [(kernels.pack(codes, Format.INT4), scales, zeros) for codes, scales, zeros in pieces]
     codes, scales, zeros = zip(*packed, strict=True)
     return PanelLinear(
-        kernels, Format.INT4, codes, shape, bias, torch.cat(scales, 1), torch.cat(zeros, 1), group_size
+        kernels,
+        Format.INT4,
+        codes,
+        shape,
+        bias,
+        torch.cat(scales, 1),
+        torch.cat(zeros, 1),
+        group_size,
     )
 
 
@@ -92,7 +105,8 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
         group_size: columns that share a scale; the last group is filled up with the last column.
 
     Returns:
-        Codes uint8 [rows, columns rounded up], scales and zeros [groups, rows] in the weight's dtype.
+        Codes uint8 [rows, columns rounded up], scales and zeros [groups, rows] in the weight's
+        dtype.
     """
     missing = -weight.shape[1] % group_size
     if missing:

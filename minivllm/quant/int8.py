@@ -1,7 +1,7 @@
 """Weight-only int8: one symmetric scale for each output channel, activations as they are.
 
-The plain round-to-nearest scheme that LLM.int8 (Dettmers et al. 2022) starts from; without its outlier
-columns, because activations are not quantised.
+The plain round-to-nearest scheme that LLM.int8 (Dettmers et al. 2022) starts from; without its
+outlier columns, because activations are not quantised.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
 
-# torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised: measured in
-# bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8 rows 0.7, 16 rows 1.3.
+# torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:
+# measured in bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8
+# rows 0.7, 16 rows 1.3.
 _KERNEL_ROWS = 8
 
 
@@ -29,8 +30,8 @@ class Int8(Quantizer):
         dtype: of activations and scales.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "torch", or "auto": Triton's on a GPU, the C++ kernels on a CPU
-            that uses them, else torch's.
+        kernel: "triton" for products with few rows, "torch", or "auto": Triton's on a GPU, the C++
+            kernels on a CPU that uses them, else torch's.
     """
 
     name = "int8"
@@ -66,7 +67,8 @@ def int8_linear(
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's dtype."""
+    """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's
+    dtype."""
     largest = weight.abs().amax(1, keepdim=True).float()
     # Rounded to the compute dtype first, so that the rounding of the scale is no error of its own.
     scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
@@ -81,7 +83,9 @@ class Int8Linear(LinearKernel):
 
     kernel_name = "Int8Linear"
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, triton: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None, triton: bool = False
+    ) -> None:
         super().__init__()
         self.weight, self.scale = frozen(weight), frozen(scale)
         self.bias = None if bias is None else frozen(bias)

@@ -1,8 +1,9 @@
 """LLM.int8: 8-bit products with the outlier columns of the activations in 16 bits.
 
-Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale". Rows of the
-activations and of the weight are scaled to int8 by their largest value; input columns in which any
-activation reaches the threshold are multiplied in the compute dtype instead. Computed by bitsandbytes.
+Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale". Rows of
+the activations and of the weight are scaled to int8 by their largest value; input columns in which
+any activation reaches the threshold are multiplied in the compute dtype instead. Computed by
+bitsandbytes.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ class Int8Mixed(Quantizer):
         return self.linear(quantized, maxima, bias)
 
     def linear(self, weight: Tensor, maxima: Tensor, bias: Tensor | None) -> nn.Module:
-        """The layer of a quantised weight: int8 [out, in], and float32 [out], its rows' largest values."""
+        """The layer of a quantised weight: int8 [out, in], and float32 [out], its rows' largest
+        values."""
         return Int8MixedLinear(self.library, weight, maxima, bias, self.threshold)
 
 
 class Int8MixedLinear(LinearKernel, GraphLimited):
-    """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima [out]."""
+    """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima
+    [out]."""
 
     kernel_name, matrix_dtype = "Int8MixedLinear", "int8"
     # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.

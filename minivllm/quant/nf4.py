@@ -1,7 +1,7 @@
 """NF4: four bits a weight, on the quantiles of a normal distribution, scaled by blocks.
 
-Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; double quantisation, too, is theirs:
-the blocks' scales are stored in eight bits. Computed by bitsandbytes.
+Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; double quantisation, too, is
+theirs: the blocks' scales are stored in eight bits. Computed by bitsandbytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
 _BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels
 _CHUNK = 128 * 1024  # weights encoded at a time on the CPU: its cache holds the float32 temporaries
-_BINS = 64  # of [-1, 1], in which the codes are looked up: so fine that none holds two of the 15 bounds
+# of [-1, 1], in which the codes are looked up: so fine that none holds two of the 15 bounds
+_BINS = 64
 
 
 class NF4(Quantizer):
@@ -33,12 +34,13 @@ class NF4(Quantizer):
     Args:
         dtype: of activations.
         block_size: weights that share a scale: 64, 128, ... 4096.
-        double_quant: store the scales in eight bits too. The C++ kernels, and bitsandbytes' for AVX512-BF16,
-            want them in bfloat16: there the rounding of double quantisation is kept but not its saving.
+        double_quant: store the scales in eight bits too. The C++ kernels, and bitsandbytes' for
+            AVX512-BF16, want them in bfloat16: there the rounding of double quantisation is kept
+            but not its saving.
         skip: layers to leave alone, by any part of their name.
         lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "bitsandbytes", or "auto": Triton's on a GPU, the C++ kernels on
-            a CPU that uses them, else bitsandbytes'.
+        kernel: "triton" for products with few rows, "bitsandbytes", or "auto": Triton's on a GPU,
+            the C++ kernels on a CPU that uses them, else bitsandbytes'.
     """
 
     name = "nf4"
@@ -62,10 +64,13 @@ class NF4(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return self.linear(*quantize(self.library, weight, self.block_size, self.double_quant), bias)
+        return self.linear(
+            *quantize(self.library, weight, self.block_size, self.double_quant), bias
+        )
 
     def linear(self, codes: Tensor, state: Any, bias: Tensor | None) -> nn.Module:
-        """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as `quantize` gives them."""
+        """The layer of a quantised weight: uint8 [out * in / 2, 1] and its QuantState, as
+        `quantize` gives them."""
         rows, columns = state.shape
         functional = self.library.functional
         if kernels := panels_for(
@@ -73,7 +78,10 @@ class NF4(Quantizer):
         ):
             scales = single_scales(functional, state).view(rows, -1).t()
             step = max(PANEL, SLICE // columns // PANEL * PANEL)
-            packed = [kernels.pack(_nibbles(part), Format.NF4) for part in codes.view(rows, -1).split(step)]
+            packed = [
+                kernels.pack(_nibbles(part), Format.NF4)
+                for part in codes.view(rows, -1).split(step)
+            ]
             return PanelLinear(
                 kernels, Format.NF4, packed, (rows, columns), bias, scales, group=state.blocksize
             )
@@ -95,8 +103,8 @@ class NF4(Quantizer):
 class NF4Linear(LinearKernel):
     """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does.
 
-    With `triton`, products with few rows go through a kernel that reads the same layout; rows of the weight must be
-    whole blocks then, and the levels NF4's own, others go the old way.
+    With `triton`, products with few rows go through a kernel that reads the same layout; rows of
+    the weight must be whole blocks then, and the levels NF4's own, others go the old way.
     """
 
     kernel_name = "NF4Linear"
@@ -105,9 +113,13 @@ class NF4Linear(LinearKernel):
         self, library: Any, codes: Tensor, state: Any, bias: Tensor | None, triton: bool = False
     ) -> None:
         super().__init__()
-        self.codes, self.scales = frozen(codes), frozen(state.absmax)  # two weights a byte; one a block
+        # two weights a byte; one a block
+        self.codes, self.scales = frozen(codes), frozen(state.absmax)
         if state.nested:
-            self.nested_scales, self.nested_map = frozen(state.state2.absmax), frozen(state.state2.code)
+            self.nested_scales, self.nested_map = (
+                frozen(state.state2.absmax),
+                frozen(state.state2.code),
+            )
         self.bias = None if bias is None else frozen(bias)
         self.library, self.state = library, state
         self.products = triton_products() if triton and triton_products().takes_nf4(state) else None
@@ -122,7 +134,9 @@ class NF4Linear(LinearKernel):
             scales = single_scales(self.library.functional, self.state)
             weight = converted(self.codes, scales, self.state.blocksize, self.state.shape, x.dtype)
             return F.linear(x, weight, self.bias)
-        out: Tensor = self.library.matmul_4bit(x, self.codes.t(), quant_state=self.state, bias=self.bias)
+        out: Tensor = self.library.matmul_4bit(
+            x, self.codes.t(), quant_state=self.state, bias=self.bias
+        )
         return out
 
     def _few_rows(self, x: Tensor) -> Tensor:
@@ -130,18 +144,25 @@ class NF4Linear(LinearKernel):
         state = self.state
         nested = None
         if state.nested:
-            nested = self.nested_map, self.nested_scales, state.offset.view(1), state.state2.blocksize
+            nested = (
+                self.nested_map,
+                self.nested_scales,
+                state.offset.view(1),
+                state.state2.blocksize,
+            )
         out: Tensor = self.products.nf4_product(
             x, self.codes, state.shape, state.blocksize, state.code, self.scales, nested, self.bias
         )
         return out
 
 
-def quantize(library: Any, weight: Tensor, block_size: int, double_quant: bool) -> tuple[Tensor, Any]:
+def quantize(
+    library: Any, weight: Tensor, block_size: int, double_quant: bool
+) -> tuple[Tensor, Any]:
     """bitsandbytes' `quantize_4bit`: packed codes [out * in / 2, 1] and its QuantState.
 
-    On the CPU the codes are looked up instead of searched for, which took a fifteenth of the time; the bytes are
-    the same.
+    On the CPU the codes are looked up instead of searched for, which took a fifteenth of the time;
+    the bytes are the same.
     """
     functional = library.functional
     if weight.device.type != "cpu" or weight.numel() % block_size:
@@ -152,8 +173,10 @@ def quantize(library: Any, weight: Tensor, block_size: int, double_quant: bool) 
     levels = functional.get_4bit_type("nf4", device="cpu")
     bounds = (levels[:-1] + levels[1:]) / 2
     bins = _bin(bounds)
-    lowest = (torch.arange(_BINS)[:, None] > bins).sum(1).to(torch.uint8)  # code at the lower end of each bin
-    bound = torch.full((_BINS,), 2.0).index_put_((bins.long(),), bounds)  # from which on it is the next one
+    # code at the lower end of each bin
+    lowest = (torch.arange(_BINS)[:, None] > bins).sum(1).to(torch.uint8)
+    # from which on it is the next one
+    bound = torch.full((_BINS,), 2.0).index_put_((bins.long(),), bounds)
     blocks = weight.reshape(-1, block_size)
     encoded = [_encode(part, lowest, bound) for part in blocks.split(_CHUNK // block_size)]
     codes, scales = (torch.cat(parts) for parts in zip(*encoded, strict=True))

@@ -41,9 +41,11 @@ class PlainLinear(LinearKernel):
         super().__init__()
         self.weight = weight if isinstance(weight, nn.Parameter) else frozen(weight)
         self.bias = None if bias is None else frozen(bias)
-        # For one row of a bfloat16 weight that is not reordered, torch's matrix-vector product took 0.7 of the
-        # time of F.linear (the head of Qwen3-0.6B, two threads).
-        self.is_vector_product_faster = weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+        # For one row of a bfloat16 weight that is not reordered, torch's matrix-vector product took
+        # 0.7 of the time of F.linear (the head of Qwen3-0.6B, two threads).
+        self.is_vector_product_faster = (
+            weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
@@ -56,8 +58,8 @@ class PlainLinear(LinearKernel):
 class PackedLinear(LinearKernel):
     """A linear layer on the CPU whose weight oneDNN has reordered once, for its own tiles.
 
-    F.linear reorders, or multiplies without, at every call: a single thread took 1.25 to 1.5 times as long
-    on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The result is the same.
+    F.linear reorders, or multiplies without, at every call: a single thread took 1.25 to 1.5 times
+    as long on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The result is the same.
     """
 
     kernel_name = "PackedLinear"
@@ -84,7 +86,8 @@ def plain_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None = 
 
 
 def tied_linear(weight: nn.Parameter, kernels: Kernels | None = None) -> nn.Module:
-    """A head on the embedding's weight. A PanelLinear has taken its memory over, and the embedding is to share it."""
+    """A head on the embedding's weight. A PanelLinear has taken its memory over, and the embedding
+    is to share it."""
     if panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         return plain_linear(weight.data, None, kernels)
     return PlainLinear(weight, None)

@@ -1,4 +1,5 @@
-"""A page: a conclusion, then sections, each shown by a template; self-contained, with every script that it needs."""
+"""A page: a conclusion, then sections, each shown by a template; self-contained, with every script
+that it needs."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> s
     """The page as HTML, of parts that know where it will lie, for their links to the records."""
     from minivllm.report.figures.live import library, packed
 
-    live = [[plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live]
+    live = [
+        [plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live
+    ]
     return render(
         "report.html.j2",
         front=front,
@@ -91,7 +94,9 @@ def render(template: str, **context: Any) -> str:
     )
     environment.filters["foldable"] = lambda name: Markup(str(escape(name)).replace(".", ".<wbr>"))
     environment.filters["breakable"] = lambda name: Markup(str(escape(name)).replace("+", "+<wbr>"))
-    environment.filters["themed"] = lambda colour: f"var(--c{colour[1:]})" if colour in ON_DARK else colour
+    environment.filters["themed"] = lambda colour: (
+        f"var(--c{colour[1:]})" if colour in ON_DARK else colour
+    )
     environment.filters["data_uri"] = lambda data, kind: (
         f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     )

@@ -32,7 +32,8 @@ def rebuild(reports_dir: Path) -> Path | None:
     """List the reports that lie directly in a folder; what else lies there is left alone.
 
     Returns:
-        The path of the list; None where a page that this project did not write has its place, or there is no report.
+        The path of the list; None where a page that this project did not write has its place, or
+        there is no report.
 
     Raises:
         OSError: it cannot be written.
@@ -53,7 +54,11 @@ def _entry(folder: Path) -> Entry:
     )
     name = printable(folder.name).encode("utf-8", "replace").decode()
     return Entry(
-        name, f"{quote(folder.name)}/{PAGE}", head.get("title", ""), head.get("description", ""), date
+        name,
+        f"{quote(folder.name)}/{PAGE}",
+        head.get("title", ""),
+        head.get("description", ""),
+        date,
     )
 
 

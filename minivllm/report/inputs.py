@@ -1,4 +1,5 @@
-"""What a report is made from: records, and what they say, worked out once for the page and the terminal."""
+"""What a report is made from: records, and what they say, worked out once for the page and the
+terminal."""
 
 from __future__ import annotations
 

@@ -27,12 +27,15 @@ def simulated(cells: list[Cell]) -> Notice | None:
     predicted = [cell for cell in cells if cell.simulated]
     if not predicted:
         return None
-    models = list(dict.fromkeys(text for cell in predicted for row in cell.rows if (text := _model(row))))
+    models = list(
+        dict.fromkeys(text for cell in predicted for row in cell.rows if (text := _model(row)))
+    )
     times = f"nothing was computed; times are those of a model {listing(models) or 'of a step'}"
     if len(predicted) == len(cells):
         return Notice("Simulated:", f"{times}.")
     return Notice(
-        "Partly simulated:", f"in {_which(predicted, cells)} {times}. The other cells were measured."
+        "Partly simulated:",
+        f"in {_which(predicted, cells)} {times}. The other cells were measured.",
     )
 
 
@@ -64,6 +67,6 @@ def _random(cells: list[Cell]) -> Notice | None:
     some = " in some cells" if len(kinds) > 1 or any(cell.simulated for cell in cells) else ""
     return Notice(
         f"Random weights{some}.",
-        "Speed and memory are those of the real architecture; the text it writes is noise, so nothing here says anything "
-        "about quality.",
+        "Speed and memory are those of the real architecture; the text it writes is noise, so "
+        "nothing here says anything about quality.",
     )

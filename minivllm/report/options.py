@@ -21,11 +21,18 @@ class ReportOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(isinstance(s, dict) and "." in str(s.get("_target_")) for s in self.studies.values()):
+        if not all(
+            isinstance(s, dict) and "." in str(s.get("_target_")) for s in self.studies.values()
+        ):
             raise self.bad(
                 "studies", "must name a class each, such as {mine: {_target_: my_package.MyStudy}}"
             )
         if not all(0 < p < 100 and round(p, 3) == p for p in self.percentiles):
-            raise self.bad("percentiles", "must be numbers above 0 and below 100, such as [50,90,99.9]")
-        if len(self.percentiles) != len(set(self.percentiles)) or len(self.percentiles) > MAX_PERCENTILES:
+            raise self.bad(
+                "percentiles", "must be numbers above 0 and below 100, such as [50,90,99.9]"
+            )
+        if (
+            len(self.percentiles) != len(set(self.percentiles))
+            or len(self.percentiles) > MAX_PERCENTILES
+        ):
             raise self.bad("percentiles", f"must be at most {MAX_PERCENTILES} different ones")

@@ -42,7 +42,8 @@ FIGURES = (
 def build_report(source: Path | list[Path], out_dir: Path) -> Path:
     """Write index.html, table.csv, table.md and a PNG a figure from records alone.
 
-    With quality there is a precision.md, too, of an ablation an effects.md, and of preset=scaling a scaling.md.
+    With quality there is a precision.md, too, of an ablation an effects.md, and of preset=scaling a
+    scaling.md.
 
     Args:
         source: a record folder, a sweep's folder, or several of them.
@@ -52,12 +53,15 @@ def build_report(source: Path | list[Path], out_dir: Path) -> Path:
         The path of index.html.
 
     Raises:
-        BadInput: there is no record at all, or nothing can be written there. Failed records are enough for a report.
+        BadInput: there is no record at all, or nothing can be written there. Failed records are
+            enough for a report.
     """
     return write_report(read(source), out_dir)
 
 
-def write_report(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]] = STUDIES) -> Path:
+def write_report(
+    inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]] = STUDIES
+) -> Path:
     """`build_report` of what is read already, with these studies."""
     make_folder(out_dir)
     with uncollected():  # of thousands of records, which are all kept
@@ -115,7 +119,8 @@ def sections(
     plots: Mapping[str, Plot],
     out_dir: Path,
 ) -> list[Section]:
-    """The parts of the page in reading order; `own` are the figures of each study, `plots` all figures by name."""
+    """The parts of the page in reading order; `own` are the figures of each study, `plots` all
+    figures by name."""
     first, below = [
         [
             Section(

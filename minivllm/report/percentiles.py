@@ -1,4 +1,5 @@
-"""Percentiles of latencies that were asked for: their columns, their figures, and where there are too few samples."""
+"""Percentiles of latencies that were asked for: their columns, their figures, and where there are
+too few samples."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _KEY = re.compile(r"metrics\.(\w+)\.p([\d.]+)")
 
 
 def columns(asked: Sequence[float]) -> tuple[Column, ...]:
-    """The table's columns with these percentiles of every latency in place of the usual ones; none asked: the usual."""
+    """The table's columns with these percentiles of every latency in place of the usual ones; none
+    asked: the usual."""
     if not asked:
         return COLUMNS
     throughput, *others = COLUMNS
@@ -37,16 +39,20 @@ def _key(metric: str, p: float) -> str:
 
 
 def complete(rows: Iterable[Row], asked: Sequence[float]) -> None:
-    """Add to rows those percentiles that their records lack, from the table of requests beside each.
+    """Add to rows those percentiles that their records lack, from the table of requests beside
+    each.
 
-    One that takes more samples than there are stays away, as does one whose table is missing, torn or another's.
+    One that takes more samples than there are stays away, as does one whose table is missing, torn
+    or another's.
     """
     for row in rows:
         if status_of(row) != "ok":
             continue
         lacking = {
             metric: [
-                p for p in asked if row.get(_key(metric, p)) is None and _samples(row, metric) >= fewest(p)
+                p
+                for p in asked
+                if row.get(_key(metric, p)) is None and _samples(row, metric) >= fewest(p)
             ]
             for metric in LATENCIES
         }
@@ -63,7 +69,8 @@ def _samples(row: Row, metric: str) -> float:
 
 
 def _found(table: Any, metric: str, wanted: Sequence[float]) -> dict[str, float]:
-    """The percentiles of a latency over the requests of a table, linear between ranks as those of a record."""
+    """The percentiles of a latency over the requests of a table, linear between ranks as those of a
+    record."""
     import numpy as np
 
     if not wanted or "ttft_ms" not in table:
@@ -76,11 +83,14 @@ def _found(table: Any, metric: str, wanted: Sequence[float]) -> dict[str, float]
         values = np.concatenate([np.empty(0), *gaps])
     else:
         return {}
-    return {_key(metric, p): float(np.percentile(values, p)) for p in wanted if len(values) >= fewest(p)}
+    return {
+        _key(metric, p): float(np.percentile(values, p)) for p in wanted if len(values) >= fewest(p)
+    }
 
 
 def too_few(cells: Sequence[Cell], asked: Sequence[Column]) -> list[str]:
-    """A sentence for each percentile that some cell lacks, on how many samples it takes and how many there were."""
+    """A sentence for each percentile that some cell lacks, on how many samples it takes and how
+    many there were."""
     found: dict[tuple[str, int, int], list[str]] = {}
     for column in asked:
         if (match := _KEY.fullmatch(column.key)) is None:

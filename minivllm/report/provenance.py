@@ -47,7 +47,9 @@ def facts(rows: list[Row]) -> list[tuple[str, str]]:
     }
     known = {key: distinct(rows, key) for key in names} | {DEVICE: devices(rows)}
     found = [
-        (title, ", ".join(show(v) for v in known[key][:6])) for key, title in names.items() if known[key]
+        (title, ", ".join(show(v) for v in known[key][:6]))
+        for key, title in names.items()
+        if known[key]
     ]
     for key, title, scale, unit in (
         ("roofline.bandwidth_bytes_per_s", "Bandwidth, measured", 1e-9, "GB/s"),
@@ -68,15 +70,19 @@ def facts(rows: list[Row]) -> list[tuple[str, str]]:
 
 
 def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
-    """A line a record, with the figures before they were averaged; of thousands the first of each cell."""
-    each = max(1, MAX_ROWS // len(cells)) if sum(len(cell.rows) for cell in cells) > MAX_ROWS else None
+    """A line a record, with the figures before they were averaged; of thousands the first of each
+    cell."""
+    each = (
+        max(1, MAX_ROWS // len(cells)) if sum(len(cell.rows) for cell in cells) > MAX_ROWS else None
+    )
     return [
         {
             "label": cell.label,
             "block": show(row.get("block")),
             "status": status_of(row) + ", busy" * met_others(row),
             "figures": [
-                sig(number(row.get(key))) if status_of(row) == "ok" else MISSING for key in RECORD_FIGURES
+                sig(number(row.get(key))) if status_of(row) == "ok" else MISSING
+                for key in RECORD_FIGURES
             ],
             "record": link(row, out_dir),
             "operations": link(row, out_dir, OPERATIONS),
@@ -89,7 +95,8 @@ def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:
 
 
 def records_csv(cells: list[Cell]) -> str:
-    """records.csv, for which the page has no room: a line a record; empty where the page has them all."""
+    """records.csv, for which the page has no room: a line a record; empty where the page has them
+    all."""
     rows = [(cell, row) for cell in cells for row in cell.rows]
     if len(rows) <= MAX_ROWS:
         return ""
@@ -109,7 +116,9 @@ def records_csv(cells: list[Cell]) -> str:
 
 def knobs(cells: list[Cell]) -> list[tuple[str, str]]:
     """Every knob of the first cell's resolved configuration, for those who want all of it."""
-    config = {k.removeprefix("config."): v for k, v in cells[0].rows[0].items() if k.startswith("config.")}
+    config = {
+        k.removeprefix("config."): v for k, v in cells[0].rows[0].items() if k.startswith("config.")
+    }
     return [
         (k, show(v))
         for k, v in sorted(config.items())

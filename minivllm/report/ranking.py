@@ -1,4 +1,5 @@
-"""Which cell leads, and how far: by throughput, or by latency where the arrivals set the throughput."""
+"""Which cell leads, and how far: by throughput, or by latency where the arrivals set the
+throughput."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ NO_INTERVAL = "these are least and greatest, not a confidence interval"
 
 
 def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
-    """The fastest of several cells with a throughput, against slowest and baseline, and what qualifies it."""
+    """The fastest of several cells with a throughput, against slowest and baseline, and what
+    qualifies it."""
     known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
     ranked = sorted(known, key=lambda item: -item[1].mean)
     (best, most), (worst, least) = ranked[0], ranked[-1]
@@ -27,10 +29,13 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
         if base not in done:
             lines.append(_no_baseline(base, "throughput"))
         elif base not in (best, worst):
-            lines.append(f"Against the first cell ({base.label}): {_ratio(best, base)} its output tokens/s.")
+            lines.append(
+                f"Against the first cell ({base.label}): {_ratio(best, base)} its output tokens/s."
+            )
         elif base is best:
             lines.append(
-                "The fastest is the first cell, the baseline: nothing that was varied made it faster."
+                "The fastest is the first cell, the baseline: nothing that was varied made it "
+                "faster."
             )
         lines += _intervals(best, worst)
     return headline + ".", lines + not_separated(done)
@@ -48,7 +53,8 @@ def not_separated(cells: list[Cell]) -> list[str]:
 
 
 def _tied(ranked: list[tuple[Cell, Summary]]) -> Cell | None:
-    """The second of a ranking, if it did the same work as the first and the two cannot be told apart."""
+    """The second of a ranking, if it did the same work as the first and the two cannot be told
+    apart."""
     if len(ranked) < 2:
         return None
     (first, mine), (second, theirs) = ranked[:2]
@@ -61,7 +67,8 @@ def _tie(ranked: list[tuple[Cell, Summary]], called: str) -> list[str]:
     if second is None:
         return []
     return [
-        f"Not separated: {ranked[0][0].mention} and {second.mention}, the {called} two, whose ranges over blocks overlap."
+        f"Not separated: {ranked[0][0].mention} and {second.mention}, the {called} two, whose "
+        "ranges over blocks overlap."
     ]
 
 
@@ -76,7 +83,8 @@ def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
 
 
 def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | None:
-    """The latency that ranks the cells, and the cells, the lowest first; None where throughput does."""
+    """The latency that ranks the cells, and the cells, the lowest first; None where throughput
+    does."""
     if rank(done).metrics != LATENCIES:
         return None
     for metric in LATENCIES:
@@ -89,7 +97,8 @@ def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | No
 def _lowest(
     name: str, ranked: list[tuple[Cell, Summary]], base: Cell, apart: list[str]
 ) -> tuple[str, list[str]]:
-    """Of a latency, the least first; `apart` is why the cells must not be held against each other."""
+    """Of a latency, the least first; `apart` is why the cells must not be held against each
+    other."""
     (best, least), (worst, most) = ranked[0], ranked[-1]
     headline, lines = f"Lowest {name}: {best.label}, {_time(least.mean)}", [*apart]
     if _tied(ranked) is not None:
@@ -103,7 +112,8 @@ def _lowest(
             lines.append(_no_baseline(base, name))
         elif base is best:
             lines.append(
-                "The lowest is the first cell's, the baseline's: nothing that was varied made it lower."
+                "The lowest is the first cell's, the baseline's: nothing that was varied made "
+                "it lower."
             )
         elif base is not worst:
             lines.append(f"The first cell ({base.label}) had {_time(first.mean)}.")
@@ -120,7 +130,9 @@ def _no_baseline(base: Cell, figure: str) -> str:
 
 def _overlap(first: Summary, second: Summary) -> bool:
     """Whether both have ranges, and those meet."""
-    return bool(first.spread and second.spread and first.low <= second.high and second.low <= first.high)
+    return bool(
+        first.spread and second.spread and first.low <= second.high and second.low <= first.high
+    )
 
 
 def range_text(stat: Summary) -> str:
@@ -140,7 +152,8 @@ def _ratio(cell: Cell, other: Cell) -> str:
 
 
 def _intervals(best: Cell, worst: Cell) -> list[str]:
-    """Ranges over blocks of the fastest cell and, where they took turns, of its ratio to the slowest, block by block."""
+    """Ranges over blocks of the fastest cell and, where they took turns, of its ratio to the
+    slowest, block by block."""
     stat = best.stat(THROUGHPUT)
     if stat is None or not stat.spread:
         return []
@@ -162,16 +175,20 @@ def _not_like_for_like(done: list[Cell]) -> list[str]:
     """Why the cells' figures must not be divided by each other, if so."""
     lines = []
     if len({cell.simulated for cell in done}) > 1:
-        lines.append("Some cells are measured and some simulated, so no ratio between them is a speed-up.")
+        lines.append(
+            "Some cells are measured and some simulated, so no ratio between them is a speed-up."
+        )
     measured = [cell for cell in done if not cell.simulated]
     for key, noun, where in (("workload_hash", "workloads", done), (DEVICE, "devices", measured)):
         values = {show(cell.first(key)) for cell in where if cell.first(key) is not None}
         if len(values) > 1:
             lines.append(
-                f"The cells ran on different {noun}, so no ratio between them is given as a speed-up."
+                f"The cells ran on different {noun}, so no ratio between them is given as a "
+                "speed-up."
             )
     if len({set_load(cell) for cell in done}) > 1:
         lines.append(
-            "Requests arrived at different rates, so no ratio between the cells is given as a speed-up."
+            "Requests arrived at different rates, so no ratio between the cells is given as a "
+            "speed-up."
         )
     return lines

@@ -12,19 +12,33 @@ from minivllm.analysis.rows import distinct
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.percentiles import too_few, why_missing
 from minivllm.report.sections import MAX_LINKS, MAX_ROWS, constants, link, place_of, unshown
-from minivllm.report.tables import COLUMNS, MBU, WINDOW, Column, speedups, spread_text, text, used_columns
+from minivllm.report.tables import (
+    COLUMNS,
+    MBU,
+    WINDOW,
+    Column,
+    speedups,
+    spread_text,
+    text,
+    used_columns,
+)
 
 IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
 
 
 def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS) -> dict[str, Any]:
-    """Header and rows, what is the same in every cell, and why a column that was asked for is absent."""
+    """Header and rows, what is the same in every cell, and why a column that was asked for is
+    absent."""
     columns = [
         column
         for column in (*used_columns(cells, asked), WINDOW)
         if any(_figure(cell, column) is not None for cell in cells)
     ]
-    top = {c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0) for c in columns if c.bar}
+    top = {
+        c.key: max((cell.mean(c.key) or 0.0 for cell in cells), default=0.0)
+        for c in columns
+        if c.bar
+    }
     names = name_columns(cells)
     ratios = speedups(cells)
     rows = []
@@ -37,7 +51,9 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
                 {
                     "text": MISSING if value is None else text(cell, column),
                     "sort": value,
-                    "spread": "" if value is None or column is WINDOW else spread_text(cell, column),
+                    "spread": ""
+                    if value is None or column is WINDOW
+                    else spread_text(cell, column),
                     "bar": share,
                     "why": _why_missing(cell, column) if value is None else "",
                 }
@@ -51,7 +67,9 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
                 "tinge": _tinge(cell, cells[0]) if ratios and ratios[index] else "",
                 "href": place_of(cell, index, out_dir),
                 "figures": figures,
-                "links": [(show(row.get("block")), link(row, out_dir)) for row in cell.rows[:MAX_LINKS]],
+                "links": [
+                    (show(row.get("block")), link(row, out_dir)) for row in cell.rows[:MAX_LINKS]
+                ],
                 "more": max(0, len(cell.rows) - MAX_LINKS),
             }
         )
@@ -69,7 +87,8 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
 
 
 def _tinge(cell: Cell, base: Cell) -> str:
-    """Whether a cell is faster or slower than the first in every block; "" where ranges meet or there is one block."""
+    """Whether a cell is faster or slower than the first in every block; "" where ranges meet or
+    there is one block."""
     mine, theirs = cell.stat(THROUGHPUT), base.stat(THROUGHPUT)
     if mine is None or theirs is None or not (mine.spread and theirs.spread):
         return ""
@@ -103,15 +122,19 @@ def _absent(cells: list[Cell], used: list[Column], asked: Sequence[Column]) -> l
     notes: list[str] = []
     if not ok:
         return notes
-    notes += too_few(cells, [column for column in asked if asked is not COLUMNS or column.key not in keys])
+    notes += too_few(
+        cells, [column for column in asked if asked is not COLUMNS or column.key not in keys]
+    )
     if "energy.joules_per_output_token" not in keys:
         notes.append(
-            f"J/token: {listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
+            "J/token: "
+            f"{listing([show(v) for v in distinct(ok, 'energy.reason')]) or 'no reason recorded'}."
         )
     if any(map(_in_cache, cells)):
         notes.append(f"MBU, where it is not shown: {IN_CACHE}.")
     elif MBU.key not in keys and not all(cell.simulated for cell in cells):
         notes.append(
-            "MBU: no roofline was recorded (measure.roofline), or with runtime.overlap no three decoding steps in a row."
+            "MBU: no roofline was recorded (measure.roofline), or with runtime.overlap no three "
+            "decoding steps in a row."
         )
     return notes

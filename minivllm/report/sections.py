@@ -36,7 +36,8 @@ MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
 def link(row: Row, out_dir: Path, file: str = "record.json") -> str | None:
-    """Relative URL of a file of the record, or of the archive that holds it; None where it is not there."""
+    """Relative URL of a file of the record, or of the archive that holds it; None where it is not
+    there."""
     folder = record_folder(row)
     if folder is None or (held := archive.holder(folder / file)) is None:
         return None
@@ -56,7 +57,9 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     facts = [("Varied", "; ".join(axes))] if axes else []
     facts.append(("Measured", amount))
     models = [show(v) for v in distinct(rows, "choices.model")]
-    facts.append(("Model", listing([f"{m}{_max_len(rows, m)}" for m in models]) if models else MISSING))
+    facts.append(
+        ("Model", listing([f"{m}{_max_len(rows, m)}" for m in models]) if models else MISSING)
+    )
     kinds = {"random": "random (real architecture)", "checkpoint": "checkpoint"}
     measured = [row for row in rows if not is_simulated(row)]
     weights = [kinds.get(str(v), str(v)) for v in distinct(measured, "weights")]
@@ -74,7 +77,8 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
         facts.append(
             (
                 "Started",
-                _when(started[0]) + (f" to {_when(started[-1])}" if started[-1] != started[0] else ""),
+                _when(started[0])
+                + (f" to {_when(started[-1])}" if started[-1] != started[0] else ""),
             )
         )
     return facts
@@ -98,7 +102,8 @@ def _titles(cells: list[Cell]) -> list[str]:
 
 def _max_len(rows: list[Row], model: str) -> str:
     lengths = distinct(
-        [row for row in rows if show(row.get("choices.model")) == model], "config.model.max_model_len"
+        [row for row in rows if show(row.get("choices.model")) == model],
+        "config.model.max_model_len",
     )
     return f" (context {show(lengths[0])})" if len(lengths) == 1 else ""
 
@@ -120,13 +125,16 @@ def _requests(cells: list[Cell]) -> str:
 
 
 def _size(cells: list[Cell]) -> tuple[int, int] | None:
-    """Tokens in and out of every request; None where they differ, or are not recorded request by request."""
+    """Tokens in and out of every request; None where they differ, or are not recorded request by
+    request."""
     sizes: set[tuple[int, int]] = set()
     for row in {row.get("workload_hash"): row for cell in cells for row in cell.ok}.values():
         table = frame(row, REQUESTS, ["input_tokens", "output_tokens"])
         if table is None or not {"input_tokens", "output_tokens"} <= set(table):
             return None
-        sizes.update(zip(table["input_tokens"].tolist(), table["output_tokens"].tolist(), strict=True))
+        sizes.update(
+            zip(table["input_tokens"].tolist(), table["output_tokens"].tolist(), strict=True)
+        )
         if len(sizes) > 1:
             return None
     return next(iter(sizes), None)
@@ -137,7 +145,8 @@ def _when(stamp: str) -> str:
 
 
 def commands(rows: list[Row]) -> list[str]:
-    """The different command lines, in the form that runs in a checkout and where the package is installed."""
+    """The different command lines, in the form that runs in a checkout and where the package is
+    installed."""
     return list(dict.fromkeys(map(_runnable, map(str, distinct(rows, "provenance.command")))))
 
 
@@ -163,7 +172,9 @@ def constants(cells: list[Cell]) -> list[tuple[str, str]]:
     groups = {name.removeprefix("choices.") for name in fields(rows) if name.startswith("choices.")}
     ordered = [g for g in CHOICE_ORDER if g in groups]
     ordered += sorted(
-        g for g in groups if g not in CHOICE_ORDER and g not in IGNORED and not g.startswith("hydra")
+        g
+        for g in groups
+        if g not in CHOICE_ORDER and g not in IGNORED and not g.startswith("hydra")
     )
     found = []
     for group in ordered:
@@ -174,7 +185,8 @@ def constants(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def place_of(cell: Cell, index: int, out_dir: Path) -> str | None:
-    """Where a cell's numbers come from: its only record, or the list of them in the provenance, as far as that goes."""
+    """Where a cell's numbers come from: its only record, or the list of them in the provenance, as
+    far as that goes."""
     if len(cell.ok) == 1:
         return link(cell.ok[0], out_dir)
     return f"#{anchor(index)}" if index < MAX_ROWS else None
@@ -220,7 +232,8 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
 
 
 def heading(rows: list[Row], cells: list[Cell], study: str = "") -> tuple[str, str]:
-    """The page's question, such as `What do quant and batching change in qwen3?`, and the names of the record folders.
+    """The page's question, such as `What do quant and batching change in qwen3?`, and the names of
+    the record folders.
 
     Args:
         rows: of all records.
@@ -235,7 +248,9 @@ def heading(rows: list[Row], cells: list[Cell], study: str = "") -> tuple[str, s
     if study:
         title = study.format(model=models, knobs=listing(varied))
     elif studied:
-        together = ", alone and together," if cells[0].first("ablation.design") == "factorial" else ""
+        together = (
+            ", alone and together," if cells[0].first("ablation.design") == "factorial" else ""
+        )
         title = f"What is each of {listing(strings(studied))} worth{together} in {models}?"
     elif varied:
         title = f"What {'does' if len(varied) == 1 else 'do'} {listing(varied)} change in {models}?"
@@ -259,8 +274,8 @@ def newest(rows: list[Row]) -> str:
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Notes and reasons of the validity gate, each once with the cells it concerns, and means that not every block is part of;
-    failures have a list of their own."""
+    """Notes and reasons of the validity gate, each once with the cells it concerns, and means that
+    not every block is part of; failures have a list of their own."""
     found: dict[tuple[str, str], dict[str, None]] = {}  # labels, each once
     for cell in cells:
         for line in partial_means(cell):
@@ -286,7 +301,8 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
 
 
 def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
-    """Which knobs did anything; of more than the page has room for it has those that did nothing."""
+    """Which knobs did anything; of more than the page has room for it has those that did
+    nothing."""
     ordered = sorted(knobs, key=lambda item: item.verdict != "not live")
     if not ordered:
         return None
@@ -298,9 +314,11 @@ def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
 
 
 def partial_means(cell: Cell) -> list[str]:
-    """Figures of the main table that some of a cell's blocks do not have, so that their mean is of the others."""
+    """Figures of the main table that some of a cell's blocks do not have, so that their mean is of
+    the others."""
     return [
-        f"{column.title}: {len(cell.timed) - stat.n} of {len(cell.timed)} blocks have no figure, and the mean is of the others"
+        f"{column.title}: {len(cell.timed) - stat.n} of {len(cell.timed)} blocks have no figure, "
+        "and the mean is of the others"
         for column in COLUMNS
         if (stat := cell.stat(column.key)) is not None and stat.n < len(cell.timed)
     ]

@@ -1,4 +1,5 @@
-"""Tables as text that other programs open: nothing that a record says is run or breaks a row there."""
+"""Tables as text that other programs open: nothing that a record says is run or breaks a row
+there."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from minivllm.platform.untrusted import printable
 
-FORMULA = tuple("=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}")
+FORMULA = tuple(
+    "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
+)
 FORMULA += ("\N{FULLWIDTH COMMERCIAL AT}",)
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 # A backslash, a code span and a column's edge; what begins a tag; what makes a link of [words].
@@ -19,14 +22,16 @@ _MARKDOWN = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|\](?=[(\[])")
 def csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Rows as CSV; None is an empty cell.
 
-    Text that a spreadsheet would compute (it begins with =, +, -, @ or a tab) has an apostrophe before it, as OWASP
-    advises; numbers are written as they are.
+    Text that a spreadsheet would compute (it begins with =, +, -, @ or a tab) has an apostrophe
+    before it, as OWASP advises; numbers are written as they are.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(name) for name in head])
     # Most of thousands of cells are numbers.
-    writer.writerows([v if type(v) is float or v is None else _cell(v) for v in row] for row in rows)
+    writer.writerows(
+        [v if type(v) is float or v is None else _cell(v) for v in row] for row in rows
+    )
     return out.getvalue()
 
 
@@ -39,9 +44,13 @@ def _cell(value: object) -> object:
 
 
 def markdown_table(
-    names: Sequence[str], figures: Sequence[str], lines: Iterable[Sequence[str]], left: Collection[str] = ()
+    names: Sequence[str],
+    figures: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    left: Collection[str] = (),
 ) -> str:
-    """A Markdown table whose first columns are words and whose others are figures, but for those of `left`."""
+    """A Markdown table whose first columns are words and whose others are figures, but for those of
+    `left`."""
     align = [":--"] * len(names) + [":--" if name in left else "--:" for name in figures]
     head = [markdown_text(part) for part in (*names, *figures)]
     body = [[markdown_text(part) for part in line] for line in lines]
@@ -49,6 +58,9 @@ def markdown_table(
 
 
 def markdown_text(text: str) -> str:
-    """Text in one line that Markdown shows as it is: no code, no tag, no link, no further column."""
-    shown = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", printable(text))
+    """Text in one line that Markdown shows as it is: no code, no tag, no link, no further
+    column."""
+    shown = _MARKDOWN.sub(
+        lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", printable(text)
+    )
     return " ".join(shown.split())

@@ -40,12 +40,17 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def stat(self, cell: Cell) -> Summary | None:
-        """Mean and range over the cell's ok blocks, in the record's unit; None where no block has it."""
+        """Mean and range over the cell's ok blocks, in the record's unit; None where no block has
+        it."""
         stat = cell.stat(self.key)
         if stat is None or self.per is None:
             return stat
         whole = cell.mean(self.per)
-        return Summary(stat.mean / whole, stat.low / whole, stat.high / whole, stat.n) if whole else None
+        return (
+            Summary(stat.mean / whole, stat.low / whole, stat.high / whole, stat.n)
+            if whole
+            else None
+        )
 
     def mean(self, cell: Cell) -> float | None:
         """Mean over the cell's ok blocks."""
@@ -124,7 +129,8 @@ def spread_text(cell: Cell, column: Column) -> str:
 
 
 def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """A cell's figures for a table of the page: as written, as sorted, and their range over blocks."""
+    """A cell's figures for a table of the page: as written, as sorted, and their range over
+    blocks."""
     return [
         {"text": text(cell, column), "sort": column.mean(cell), "spread": spread_text(cell, column)}
         for column in columns
@@ -132,22 +138,30 @@ def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """Columns that hold at least one figure; all-empty ones are explained beside the table instead."""
-    return [column for column in (*columns, COST) if any(cell.mean(column.key) is not None for cell in cells)]
+    """Columns that hold at least one figure; all-empty ones are explained beside the table
+    instead."""
+    return [
+        column
+        for column in (*columns, COST)
+        if any(cell.mean(column.key) is not None for cell in cells)
+    ]
 
 
 def searched(cells: list[Cell]) -> bool:
     """Whether these are the trials of one search."""
     # Older records do not say which way was better.
     goal = [f"config.sweep.{part}" for part in ("objective", "direction")]
-    return len({cell.sweep for cell in cells}) == 1 and any(all(map(cell.first, goal)) for cell in cells)
+    return len({cell.sweep for cell in cells}) == 1 and any(
+        all(map(cell.first, goal)) for cell in cells
+    )
 
 
 def speedups(cells: list[Cell]) -> list[float | None]:
-    """Output tokens/s of each cell against the first's; None where the two are not like for like, or the load sets it.
+    """Output tokens/s of each cell against the first's; None where the two are not like for like,
+    or the load sets it.
 
-    Empty where no other cell can be held against the first, or that is no baseline but a search's first guess: such a
-    column is left out, on the page as in the terminal.
+    Empty where no other cell can be held against the first, or that is no baseline but a search's
+    first guess: such a column is left out, on the page as in the terminal.
     """
     if searched(cells):
         return []
@@ -163,7 +177,8 @@ def _speedup(cell: Cell, base: Cell) -> float | None:
 
 
 def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
-    """All cells in the records' own units: mean, least and greatest over the ok blocks of every field."""
+    """All cells in the records' own units: mean, least and greatest over the ok blocks of every
+    field."""
     keys = list(dict.fromkeys([*(c.key for c in COLUMNS), *CSV_ONLY, *(c.key for c in columns)]))
     names = list(cells[0].varying) if cells else []
     head = [
@@ -240,6 +255,8 @@ def summary_table(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> Tab
         if ratios:
             figures.insert(1, sig(ratios[index]))
         table.add_row(
-            *(Text(part) for part in names_of(cell, names)), status, *(Text(figure) for figure in figures)
+            *(Text(part) for part in names_of(cell, names)),
+            status,
+            *(Text(figure) for figure in figures),
         )
     return table

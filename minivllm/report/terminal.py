@@ -28,11 +28,15 @@ def bare_table(*columns: Column | str) -> Table:
 
 
 def rich_table(names: list[str], figures: list[tuple[str, str]], status: str = "status") -> Table:
-    """An empty table of results: names, which may be folded, the status, and figures (title, unit), which may not."""
+    """An empty table of results: names, which may be folded, the status, and figures (title, unit),
+    which may not."""
     from rich.table import Column
 
     return bare_table(
-        *(Column(title.replace(".", ".\n"), overflow="fold", min_width=LEAST_NAME) for title in names),
+        *(
+            Column(title.replace(".", ".\n"), overflow="fold", min_width=LEAST_NAME)
+            for title in names
+        ),
         Column(status, min_width=7),
         *(
             Column(f"{title}\n{unit}" if unit else title, justify="right", no_wrap=True)
@@ -44,8 +48,8 @@ def rich_table(names: list[str], figures: list[tuple[str, str]], status: str = "
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table and an empty line.
 
-    A terminal too narrow for all figures gets those that fit, and is told of the others. A file or a pipe has no width
-    and gets each row in one line.
+    A terminal too narrow for all figures gets those that fit, and is told of the others. A file or
+    a pipe has no width and gets each row in one line.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -61,7 +65,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console.print(table)
     if left_out:
         console.print(
-            f"no room here for {', '.join(left_out)}: widen the terminal, or see the report", style="dim"
+            f"no room here for {', '.join(left_out)}: widen the terminal, or see the report",
+            style="dim",
         )
     console.print()
 

@@ -14,11 +14,13 @@ from minivllm.report.html import Conclusion
 from minivllm.report.ranking import NO_INTERVAL, by_latency, by_throughput, range_text
 from minivllm.report.studies.precision import headline as quality
 
-ALIKE = 1.01  # weights that differ by less are those of one precision: engines count buffers differently
+# weights that differ by less are those of one precision: engines count buffers differently
+ALIKE = 1.01
 
 
 def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Conclusion:
-    """Which cell leads, against baseline and the last, memory, failures, and how far to trust it."""
+    """Which cell leads, against baseline and the last, memory, failures, and how far to trust
+    it."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if not done and (words := quality(cells)):
         return Conclusion(words[0], _failures(cells))
@@ -46,32 +48,38 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
         return Conclusion(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += factors.sentences(cells) + _memory(done) + quality(cells)
-    lines += _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
+    lines += (
+        _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
+    )
     lines += busy(cells) + _trust(done)
     return Conclusion(headline, lines)
 
 
 def remarks(cells: list[Cell]) -> list[str]:
-    """What is worth knowing besides who is fastest: memory, quality, failures, and a busy machine."""
+    """What is worth knowing besides who is fastest: memory, quality, failures, and a busy
+    machine."""
     weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
     return weighed + quality(cells) + _failures(cells) + incomplete(cells) + busy(cells)
 
 
 def incomplete(cells: list[Cell]) -> list[str]:
-    """Which cells have a throughput in some of their good blocks only, so that means are over those."""
+    """Which cells have a throughput in some of their good blocks only, so that means are over
+    those."""
     lacking = [
         (cell, len(cell.timed) - stat.n)
         for cell in cells
         if (stat := cell.stat(THROUGHPUT)) and stat.n < len(cell.timed)
     ]
     return [
-        f"{cell.mention}: no throughput in {missing} of {count(len(cell.timed), 'block')}; means are over the others."
+        f"{cell.mention}: no throughput in {missing} of {count(len(cell.timed), 'block')}; means "
+        "are over the others."
         for cell, missing in lacking
     ]
 
 
 def busy(cells: list[Cell]) -> list[str]:
-    """That other processes used the machine while cells were measured, if so: they are slower for it."""
+    """That other processes used the machine while cells were measured, if so: they are slower for
+    it."""
     timed = [cell for cell in cells if cell.stat(THROUGHPUT)]
     met = [cell for cell in timed if cell.busy]
     if not met:
@@ -79,33 +87,44 @@ def busy(cells: list[Cell]) -> list[str]:
     named = listing([cell.mention for cell in met], 4) + (" was" if len(met) == 1 else " were")
     every = "this was" if len(timed) == 1 else "every cell was"
     threads = [
-        cell.first("provenance.threads") for cell in met if cell.first("provenance.device.kind") == "cpu"
+        cell.first("provenance.threads")
+        for cell in met
+        if cell.first("provenance.device.kind") == "cpu"
     ]
     most = max((int(number) for number in threads if number), default=1)
-    # Threads spin where they wait for one another: one whose core is taken holds the others up at every product.
-    remedy = f", many times where its {most} threads wait for one that has no core: runtime.threads={most - 1} leaves one"
+    # Threads spin where they wait for one another: one whose core is taken holds the others up at
+    # every product.
+    remedy = (
+        f", many times where its {most} threads wait for one that has no core: "
+        f"runtime.threads={most - 1} leaves one"
+    )
     return [
-        f"Other processes used the machine while {every if len(met) == len(timed) else named} measured: "
-        f"figures may be worse for it{remedy * (most > 1)}."
+        f"Other processes used the machine while {every if len(met) == len(timed) else named} "
+        f"measured: figures may be worse for it{remedy * (most > 1)}."
     ]
 
 
 def _memory(done: list[Cell]) -> list[str]:
-    weighed = [(cell, cell.mean("memory.weights"), cell.mean("memory.weights_16bit")) for cell in done]
+    weighed = [
+        (cell, cell.mean("memory.weights"), cell.mean("memory.weights_16bit")) for cell in done
+    ]
     known = [(cell, weights, full) for cell, weights, full in weighed if weights and full]
-    if all(ALIKE * weights > full for _, weights, full in known):  # they are those of the checkpoint
+    # they are those of the checkpoint
+    if all(ALIKE * weights > full for _, weights, full in known):
         return []
     _, weights, full = min(known, key=lambda item: item[1])
     others = [cell.mention for cell, w, _ in known if w > ALIKE * weights]
     text = (
-        f"{sig(weights / 1e9)} GB, {sig(100 * weights / full)} % of their 16-bit size ({sig(full / 1e9)} GB)"
+        f"{sig(weights / 1e9)} GB, {sig(100 * weights / full)} % of their 16-bit size "
+        f"({sig(full / 1e9)} GB)"
     )
     if not others:
         return [f"Weights: {text}."] if len(known) == len(done) else []
     sharers = [cell.mention for cell, w, _ in known if w <= ALIKE * weights]
     most = len(sharers) > 3 and len(others) < len(sharers)
     return [
-        f"Smallest weights: {text}, in {'all but ' + listing(others, 3) if most else listing(sharers, 3)}."
+        f"Smallest weights: {text}, in "
+        f"{'all but ' + listing(others, 3) if most else listing(sharers, 3)}."
     ]
 
 
@@ -139,8 +158,8 @@ def _trust(done: list[Cell]) -> list[str]:
             else "It was"
         )
         lines.append(
-            f"{who} measured once, so there is no interval: differences of a few per cent may be noise. "
-            "measure.repeats=3 measures three blocks."
+            f"{who} measured once, so there is no interval: differences of a few per cent may be "
+            "noise. measure.repeats=3 measures three blocks."
         )
     elif len(measured) == len(done) == 1 and (stat := done[0].stat(THROUGHPUT)):
         lines.append(f"Over {stat.n} blocks {range_text(stat)} tokens/s; {NO_INTERVAL}.")

@@ -20,7 +20,9 @@ def make_folder(out_dir: Path) -> None:
         with tempfile.TemporaryFile(dir=out_dir):
             pass
     except OSError as error:
-        raise BadInput(f"reports_dir={out_dir.parent}: {out_dir} cannot be written to ({error})") from None
+        raise BadInput(
+            f"reports_dir={out_dir.parent}: {out_dir} cannot be written to ({error})"
+        ) from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -37,7 +39,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_or_remove(path: Path, data: bytes) -> None:
-    """Write a file of a report, or remove that of an earlier one where there is nothing to write."""
+    """Write a file of a report, or remove that of an earlier one where there is nothing to
+    write."""
     if data:
         write_bytes(path, data)
     else:

@@ -69,7 +69,12 @@ def split_thinking(pieces: Iterable[str], thinking: bool = False) -> Iterator[tu
                 held, thinking = held[position + len(tag) :], not thinking
                 continue
             keep = next(
-                (n for n in range(min(len(tag) - 1, len(held)), 0, -1) if tag.startswith(held[-n:])), 0
+                (
+                    n
+                    for n in range(min(len(tag) - 1, len(held)), 0, -1)
+                    if tag.startswith(held[-n:])
+                ),
+                0,
             )
             if len(held) > keep:
                 yield thinking, held[: len(held) - keep]
@@ -94,7 +99,8 @@ def stream_answer(
         prompt: text or token ids.
         params: how to decode.
         show: called with (is it thought?, text) as it comes.
-        thinking: whether the answer begins inside a thinking block; None shows all text as it is, tags too.
+        thinking: whether the answer begins inside a thinking block; None shows all text as it is,
+            tags too.
         echo: text to show before the answer, once the prompt is known to be served.
 
     Raises:
@@ -118,7 +124,9 @@ def stream_answer(
     said: list[str] = []
     try:
         plain = ((False, text) for text in texts(pieces))
-        for is_thought, text in plain if thinking is None else split_thinking(texts(pieces), thinking):
+        for is_thought, text in (
+            plain if thinking is None else split_thinking(texts(pieces), thinking)
+        ):
             if not is_thought:
                 said.append(text)
             show(is_thought, text)

@@ -17,7 +17,12 @@ from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, refuse_unwritable
-from minivllm.experiments.preflight import check, refuse_absent_hardware, refuse_sweep_settings, tracked
+from minivllm.experiments.preflight import (
+    check,
+    refuse_absent_hardware,
+    refuse_sweep_settings,
+    tracked,
+)
 from minivllm.platform import files
 from minivllm.platform.untrusted import MAX_TEXT, read_json
 from minivllm.redaction import learn
@@ -49,13 +54,14 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _go_to(folder: str) -> None:
-    """Be where the sweep was started: a launcher may start its jobs elsewhere, and paths may be relative."""
+    """Be where the sweep was started: a launcher may start its jobs elsewhere, and paths may be
+    relative."""
     try:
         os.chdir(folder)
     except OSError as error:
         raise BadInput(
-            f"{socket.gethostname()} has no folder {folder} ({error.strerror}): jobs need the folder that the"
-            " sweep was started in, and its runs_dir, under the same path"
+            f"{socket.gethostname()} has no folder {folder} ({error.strerror}): jobs need the "
+            "folder that the sweep was started in, and its runs_dir, under the same path"
         ) from None
 
 
@@ -69,7 +75,9 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
         jobs = [[Measurement.from_dict(item) for item in items] for items in entries]
         measurements = jobs[job]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInput(f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})") from error
+        raise BadInput(
+            f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})"
+        ) from error
     before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
     for measurement in measurements:
         learn(measurement.config)
@@ -95,7 +103,9 @@ def _run_lone(config: dict[str, Any]) -> int:
         return _measure_into(root, name, config, fingerprint)
 
 
-def _measurements(root: Path, name: str, config: dict[str, Any], fingerprint: str) -> list[Measurement]:
+def _measurements(
+    root: Path, name: str, config: dict[str, Any], fingerprint: str
+) -> list[Measurement]:
     return identity.expand(config, name, identity.cell_name(config), root, fingerprint)
 
 

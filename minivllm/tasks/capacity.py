@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.capacity import UNITS, Capacity, Probe, search
-from minivllm.analysis.capacity_runs import arrivals_s, criterion_of, fits, met, objectives, rate_knob
+from minivllm.analysis.capacity_runs import (
+    arrivals_s,
+    criterion_of,
+    fits,
+    met,
+    objectives,
+    rate_knob,
+)
 from minivllm.analysis.format import sig
 from minivllm.bench.display import Display
 from minivllm.bench.records import identity, storage
@@ -21,7 +28,12 @@ from minivllm.bench.supervisor import Supervisor
 from minivllm.config.compose import OPTIONS, build
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, refuse_unwritable
-from minivllm.experiments.preflight import check, refuse_absent_hardware, refuse_sweep_settings, tracked
+from minivllm.experiments.preflight import (
+    check,
+    refuse_absent_hardware,
+    refuse_sweep_settings,
+    tracked,
+)
 from minivllm.experiments.preview import progress
 from minivllm.experiments.schedule import recorded_status, standing
 
@@ -32,12 +44,13 @@ DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does 
 def run(config: dict[str, Any]) -> int:
     """Search, measuring each rate as task=bench would, and print what was found.
 
-    The engine is loaded once for all rates, unless measure.isolation=run.
-    Every measurement is a record; those of a search with the same definition are found again, so that the
-    same command resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
+    The engine is loaded once for all rates, unless measure.isolation=run. Every measurement is a
+    record; those of a search with the same definition are found again, so that the same command
+    resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
 
     Args:
-        config: the resolved configuration; with sweep.dry_run=true the search is described and nothing measured.
+        config: the resolved configuration; with sweep.dry_run=true the search is described and
+            nothing measured.
 
     Returns:
         0 if a rate was found that holds, else 1; 0 of a dry run.
@@ -64,7 +77,9 @@ def run(config: dict[str, Any]) -> int:
         try:
             with Display() as display, Supervisor(tracked(display, config)) as supervisor:
                 searching.supervisor = supervisor
-                found = search(searching.measure, criterion_of(config), start, least, searching.tell)
+                found = search(
+                    searching.measure, criterion_of(config), start, least, searching.tell
+                )
         except _Failed as failure:
             print(f"error: the search ended at {failure}", file=sys.stderr)
             return 1
@@ -83,7 +98,8 @@ def _check(config: dict[str, Any]) -> str:
     knob = rate_knob(config["arrival"])
     if knob is None:
         raise BadInput(
-            "task=capacity searches for a rate: use arrival=poisson, gamma, constant, or replay of a trace"
+            "task=capacity searches for a rate: use arrival=poisson, gamma, constant, or replay "
+            "of a trace"
         )
     if not objectives(config["measure"].get("slo") or {}):
         raise BadInput("task=capacity needs an objective, e.g. measure.slo.ttft_ms=500")
@@ -95,9 +111,9 @@ def _check(config: dict[str, Any]) -> str:
     requests = getattr(workload, "num_requests", None)
     if requests is not None and requests * criterion.max_blocks < criterion.least_requests:
         raise BadInput(
-            f"task.attainment={criterion.attainment:g} takes at least {criterion.least_requests} requests to be "
-            f"known with {100 * criterion.confidence:g} % confidence: raise workload.num_requests={requests} "
-            f"or task.max_blocks={criterion.max_blocks}"
+            f"task.attainment={criterion.attainment:g} takes at least {criterion.least_requests} "
+            f"requests to be known with {100 * criterion.confidence:g} % confidence: raise "
+            f"workload.num_requests={requests} or task.max_blocks={criterion.max_blocks}"
         )
     return knob
 
@@ -126,7 +142,8 @@ class _Search:
         cell = identity.cell_id(without, fingerprint)
         self.name: str = config.get("name") or f"capacity-{cell}"
         self.measurements: list[Measurement] = []
-        self.latencies: dict[float, dict[str, Any]] = {}  # of each rate: percentiles of its first block
+        # of each rate: percentiles of its first block
+        self.latencies: dict[float, dict[str, Any]] = {}
         self.supervisor: Supervisor
 
     def measure(self, rate: float, block: int) -> Sequence[bool]:
@@ -136,14 +153,17 @@ class _Search:
         if not self._stands(measurement):
             if not fits(measurement.config):
                 raise _Failed(
-                    f"{measurement.arm}: its requests take {arrivals_s(measurement.config):.0f} s of arrivals and measure.timeout_s is "
-                    f"{measurement.config['measure']['timeout_s']:g}: raise that, or lower workload.num_requests"
+                    f"{measurement.arm}: its requests take {arrivals_s(measurement.config):.0f} "
+                    "s of arrivals and measure.timeout_s is "
+                    f"{measurement.config['measure']['timeout_s']:g}: raise that, or lower "
+                    "workload.num_requests"
                 )
             print(f"trying {measurement.arm}{self.duration(rate)}", flush=True)
             outcome = self.supervisor.measure(measurement)
             if outcome.status not in DONE:
                 raise _Failed(
-                    f"{measurement.arm}: {outcome.status}: {outcome.message} (see {measurement.path})"
+                    f"{measurement.arm}: {outcome.status}: {outcome.message} (see "
+                    f"{measurement.path})"
                 )
         return self._met(rate, measurement)
 
@@ -155,13 +175,16 @@ class _Search:
         return self._met(rate, measurement)
 
     def _stands(self, measurement: Measurement) -> bool:
-        """Whether the record says something about its rate: one that timed out not if there is more time now."""
+        """Whether the record says something about its rate: one that timed out not if there is more
+        time now."""
         if (status := recorded_status(measurement)) not in DONE:
             return False
         record = read_record(measurement.path / storage.RECORD)
         if status == "ok":
             return met(measurement.path, record) is not None
-        had, has = (c["measure"]["timeout_s"] or math.inf for c in (record["config"], measurement.config))
+        had, has = (
+            c["measure"]["timeout_s"] or math.inf for c in (record["config"], measurement.config)
+        )
         return bool(had >= has) and fits(record["config"])
 
     def _measurement(self, rate: float, block: int) -> Measurement:
@@ -187,7 +210,8 @@ class _Search:
         return seen
 
     def duration(self, rate: float) -> str:
-        """How long it takes until the last request has come, where that can be told and is not soon."""
+        """How long it takes until the last request has come, where that can be told and is not
+        soon."""
         seconds = arrivals_s({**self.config, "arrival": {self.knob: rate}}) or 0.0
         return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
@@ -208,22 +232,27 @@ class _Search:
         criterion = criterion_of(self.config)
         low, high = probe.interval(criterion.confidence)
         print(
-            f"{probe.rate:g} {UNITS[self.knob]}: {100 * probe.share:.1f} % of {probe.num_requests} requests meet "
-            f"their objectives ({100 * low:.1f} to {100 * high:.1f} %): {probe.verdict(criterion)}",
+            f"{probe.rate:g} {UNITS[self.knob]}: {100 * probe.share:.1f} % of "
+            f"{probe.num_requests} requests meet their objectives ({100 * low:.1f} to "
+            f"{100 * high:.1f} %): {probe.verdict(criterion)}",
             flush=True,
         )
 
 
 def _preview(searching: _Search, start: float, least: float) -> None:
-    """Say how the search goes, what of it is recorded, and what is measured next; nothing is written."""
+    """Say how the search goes, what of it is recorded, and what is measured next; nothing is
+    written."""
     criterion, unit = criterion_of(searching.config), UNITS[searching.knob]
     limits = objectives(searching.config["measure"]["slo"])
     print(
-        f"search {searching.name}: the highest arrival.{searching.knob} at which {100 * criterion.attainment:g} % of the"
-        f" requests meet {', '.join(f'{name} <= {limit:g}' for name, limit in limits.items())},"
-        f" with {100 * criterion.confidence:g} % confidence\n"
-        f"first {start:g} {unit}, doubled while it holds, halved while it does not, down to {least:.3g}{searching.duration(least)}\n"
-        f"then between the two, about {criterion.bisections} more until they are {100 * criterion.tolerance:g} % apart"
+        f"search {searching.name}: the highest arrival.{searching.knob} at which "
+        f"{100 * criterion.attainment:g} % of the requests meet "
+        f"{', '.join(f'{name} <= {limit:g}' for name, limit in limits.items())}, with "
+        f"{100 * criterion.confidence:g} % confidence\n"
+        f"first {start:g} {unit}, doubled while it holds, halved while it does not, down to "
+        f"{least:.3g}{searching.duration(least)}\n"
+        f"then between the two, about {criterion.bisections} more until they are "
+        f"{100 * criterion.tolerance:g} % apart"
     )
     most = criterion.max_rates * criterion.max_blocks
     blocks = " to ".join(map(str, sorted({criterion.min_blocks, criterion.max_blocks})))

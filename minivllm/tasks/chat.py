@@ -76,7 +76,9 @@ class Chat:
         try:
             if command in actions:
                 actions[command](rest.strip())
-            elif re.fullmatch("/[a-z]+", line.strip()) or (command.startswith("/") and not self.is_base):
+            elif re.fullmatch("/[a-z]+", line.strip()) or (
+                command.startswith("/") and not self.is_base
+            ):
                 near = get_close_matches(command, [*actions, "/exit", "/quit"], n=1)
                 meant = f"; did you mean {near[0]}?" if near else ""
                 self.note(f"unknown command {command}{meant} (/help lists the commands)")
@@ -147,7 +149,10 @@ class Chat:
         check_streamable(params)
         self.params = params
         defaults = type(self.params)()
-        shown = [f"max_tokens={self.params.max_tokens}", f"temperature={self.params.temperature}"] + [
+        shown = [
+            f"max_tokens={self.params.max_tokens}",
+            f"temperature={self.params.temperature}",
+        ] + [
             f"{name}={getattr(self.params, name)}"
             for name in sorted(known - {"max_tokens", "temperature"})
             if getattr(self.params, name) != getattr(defaults, name)
@@ -162,8 +167,9 @@ class Chat:
         seconds = sum(answer.finished_s for answer in self.answers)
         cache = self.llm.engine.cache.pool
         self.note(
-            f"{count(len(self.answers), 'answer')}, {count(tokens, 'token')} in {seconds:.1f} s of generating; KV cache of "
-            f"{cache.num_usable} blocks, {cache.num_used} in use; weights {self.llm.engine.loaded.weight_bytes / 1e6:.0f} MB"
+            f"{count(len(self.answers), 'answer')}, {count(tokens, 'token')} in {seconds:.1f} s "
+            f"of generating; KV cache of {cache.num_usable} blocks, {cache.num_used} in use; "
+            f"weights {self.llm.engine.loaded.weight_bytes / 1e6:.0f} MB"
         )
 
 
@@ -174,8 +180,8 @@ def run(config: dict[str, Any]) -> int:
         Exit code 0.
 
     Raises:
-        BadInput: the model has random weights or no tokenizer, or cannot be loaded, or `decoding` asks for several
-            completions, or for one that is known at its end only.
+        BadInput: the model has random weights or no tokenizer, or cannot be loaded, or `decoding`
+            asks for several completions, or for one that is known at its end only.
     """
     if config["model"].get("weights") == "random":
         raise BadInput("model.weights=random has nothing to say: chat needs trained weights")
@@ -209,7 +215,8 @@ def run(config: dict[str, Any]) -> int:
         name = config["choices"].get("model") or config["model"].get("path")
         if chat.is_base:
             note(
-                f"{name} is a base model without a chat template: it completes what you type. /help lists commands."
+                f"{name} is a base model without a chat template: it completes what you type. "
+                "/help lists commands."
             )
         else:
             note(f"Talking to {name}. /help lists commands.")

@@ -24,7 +24,9 @@ def run(config: dict[str, Any]) -> int:
     task, given = config["task"], str(config["model"].get("path") or "")
     path = place(given, f"model.path={given}")
     if str(path) in (".", "embedded") or not path.exists():
-        raise BadInput(f"model.path={given}: give the folder, or the file, with the pickled weights")
+        raise BadInput(
+            f"model.path={given}: give the folder, or the file, with the pickled weights"
+        )
     output = place(task["output"], f"task.output={task['output']}")
     count = convert(path, output, task["timeout_s"], task["memory_gb"], print)
     print(f"{count} tensors in {output}: model=hf model.path={output}")

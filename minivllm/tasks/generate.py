@@ -1,4 +1,5 @@
-"""task=generate: complete one prompt, or standard input; streamed, where there is one completion that can be."""
+"""task=generate: complete one prompt, or standard input; streamed, where there is one completion
+that can be."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def run(config: dict[str, Any]) -> int:
         except UnicodeError as error:
             raise BadInput(f"standard input is not valid UTF-8 ({error}): pipe text in") from None
     if not prompt:
-        raise BadInput("the prompt is empty: give task.prompt='...', or pipe text into standard input")
+        raise BadInput(
+            "the prompt is empty: give task.prompt='...', or pipe text into standard input"
+        )
 
     from minivllm.llm import LLM  # imports torch, so only now
     from minivllm.tasks.answer import stream_answer

@@ -31,15 +31,15 @@ def run(config: dict[str, Any]) -> int:
     """Time the kernels that the device has on the shapes of `model`; a record, a table and a plot.
 
     Args:
-        config: the resolved configuration; uses `model` (the shapes alone), `task`, `runtime`, `runs_dir`,
-            `reports_dir` and `name`.
+        config: the resolved configuration; uses `model` (the shapes alone), `task`, `runtime`,
+            `runs_dir`, `reports_dir` and `name`.
 
     Returns:
         0, or 1 if an output was not the reference's or a case failed.
 
     Raises:
-        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks for none, or
-            `reports_dir` cannot be written to.
+        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks
+            for none, or `reports_dir` cannot be written to.
     """
     from rich.console import Console
 
@@ -54,7 +54,9 @@ def run(config: dict[str, Any]) -> int:
     root, task = Path(config.get("runs_dir") or "runs"), config["task"]
 
     def waiting(holder: str) -> None:
-        console.print(f"waiting: another run has the device{holder and f': {holder}'}", markup=False)
+        console.print(
+            f"waiting: another run has the device{holder and f': {holder}'}", markup=False
+        )
 
     with device_lock(config, waiting), run_folder(root, config.get("name")) as name:
         setting, synchronise = _setting(config)
@@ -82,7 +84,10 @@ def run(config: dict[str, Any]) -> int:
                     setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise
                 ):
                     rows.append(row)
-                    done = f"{count(len(rows), 'case')} done, the last: {row['kernel']} {row.get('part', '')}"
+                    done = (
+                        f"{count(len(rows), 'case')} done, the last: {row['kernel']} "
+                        f"{row.get('part', '')}"
+                    )
                     status.update(done)  # which only a terminal shows
                     if not console.is_terminal and row["kernel"] != kernel:
                         print(done, flush=True)
@@ -92,7 +97,8 @@ def run(config: dict[str, Any]) -> int:
                 record["interrupted"] = True
                 if rows:
                     print(
-                        f"record so far: {place}; task=report 'runs=[{name}]' makes its table and plot",
+                        f"record so far: {place}; task=report 'runs=[{name}]' makes its table "
+                        "and plot",
                         file=sys.stderr,
                     )
                 raise
@@ -116,7 +122,8 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
     from minivllm.models.config import ModelConfig
     from minivllm.models.load.source import resolve
 
-    _, source = resolve(config["model"], allow_random=True)  # before torch: a mistake is told at once
+    # before torch: a mistake is told at once
+    _, source = resolve(config["model"], allow_random=True)
     model = ModelConfig.from_dict(source.config)
 
     import torch
@@ -136,8 +143,8 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
     if not triton:
         if device.type != "cpu" or runtime["cpu_kernels"] == "off":
             raise BadInput(
-                "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto and triton, a CPU "
-                "runtime.cpu_kernels=auto"
+                "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto "
+                "and triton, a CPU runtime.cpu_kernels=auto"
             )
         library.choose("on", device)  # says why they cannot be had
     if device.type == "cuda":

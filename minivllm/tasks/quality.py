@@ -8,10 +8,11 @@ from minivllm.tasks import bench
 
 
 def run(config: dict[str, Any]) -> int:
-    """Make a record whose `quality` is filled and whose metrics are empty; a table and a report, as of bench.
+    """Make a record whose `quality` is filled and whose metrics are empty; a table and a report, as
+    of bench.
 
-    Everything around it is the benchmark's: the worker and its timeout, records and their identities, sweeps
-    that resume. The session sees by the task that there is no load to measure.
+    Everything around it is the benchmark's: the worker and its timeout, records and their
+    identities, sweeps that resume. The session sees by the task that there is no load to measure.
 
     Args:
         config: the resolved configuration; of its settings `quality` says what to measure.

@@ -21,15 +21,15 @@ def run(config: dict[str, Any]) -> int:
     """Build the report of `runs` and print its path; a run of task=kernels has one of its own.
 
     Args:
-        config: the resolved configuration; uses `runs` (folders, archives or globs, also relative to `runs_dir`),
-            `runs_dir`, `reports_dir`, `report` and `name`.
+        config: the resolved configuration; uses `runs` (folders, archives or globs, also relative
+            to `runs_dir`), `runs_dir`, `reports_dir`, `report` and `name`.
 
     Returns:
         0.
 
     Raises:
-        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it, or `reports_dir` cannot be
-            written to, or `name` is given to several reports.
+        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it, or
+            `reports_dir` cannot be written to, or `name` is given to several reports.
     """
     folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
     reports_dir, name = Path(config.get("reports_dir") or "reports"), config.get("name")
@@ -62,7 +62,8 @@ def run(config: dict[str, Any]) -> int:
 
 
 def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
-    """Folders and archives that the patterns name, each once; a pattern is tried as it is, then below `runs_dir`."""
+    """Folders and archives that the patterns name, each once; a pattern is tried as it is, then
+    below `runs_dir`."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns:
         raise BadInput(
@@ -81,8 +82,8 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
 
 
 def _matches(folder: Path, pattern: str) -> list[Path]:
-    """Folders and archives of a name, or of a pattern, in `folder` that hold records, so that `*` means runs and not
-    whatever else lies there."""
+    """Folders and archives of a name, or of a pattern, in `folder` that hold records, so that `*`
+    means runs and not whatever else lies there."""
     if _holds_records(folder / pattern):
         return [folder / pattern]
     names = glob.glob(str(Path(glob.escape(str(folder))) / pattern))
@@ -91,7 +92,8 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 def _holds_records(folder: Path) -> bool:
     return archive.is_archive(folder) or any(
-        next(folder.glob(name), None) for name in (KERNELS, *(d + RECORD for d in ("", "*/", "*/*/")))
+        next(folder.glob(name), None)
+        for name in (KERNELS, *(d + RECORD for d in ("", "*/", "*/*/")))
     )
 
 

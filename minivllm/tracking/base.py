@@ -1,4 +1,5 @@
-"""Telling others of what is recorded. The records are the result; a tracker is a copy for a dashboard."""
+"""Telling others of what is recorded. The records are the result; a tracker is a copy for a
+dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Tracker:
 
 
 class SafeTracker(Tracker):
-    """What another tracker does, except that its failures are warnings: a measurement does not fail by them.
+    """What another tracker does, except that its failures are warnings: a measurement does not fail
+    by them.
 
     Args:
         config: the resolved configuration.
@@ -57,7 +59,10 @@ def _attempt(what: Callable[[], None]) -> str:
         what()
     except Exception as error:
         reason = first_line(error)
-        warning = f"warning: not tracked: {type(error).__name__}: {reason}; the record is complete without"
+        warning = (
+            f"warning: not tracked: {type(error).__name__}: {reason}; the record is complete "
+            "without"
+        )
         print(warning, file=sys.stderr, flush=True)
         return warning
     return ""

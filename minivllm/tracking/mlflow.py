@@ -1,4 +1,5 @@
-"""tracker=mlflow: an MLflow run for each record, with its configuration, its numbers and its files."""
+"""tracker=mlflow: an MLflow run for each record, with its configuration, its numbers and its
+files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class MLflowTracker(Tracker):
         BadInput: MLflow is not installed.
     """
 
-    def __init__(self, uri: str | None = None, experiment: str = "minivllm", artifacts: bool = True) -> None:
+    def __init__(
+        self, uri: str | None = None, experiment: str = "minivllm", artifacts: bool = True
+    ) -> None:
         if importlib.util.find_spec("mlflow") is None:
             raise BadInput("tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'")
         self.uri = uri
@@ -64,7 +67,9 @@ class MLflowTracker(Tracker):
         with self._run(directory.name, {name: str(record[name]) for name in TAGS}) as (client, run):
             for first in range(0, len(settings), BATCH):
                 client.log_batch(run, params=settings[first : first + BATCH])
-            client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in numbers.items()])
+            client.log_batch(
+                run, metrics=[Metric(name, value, now, 0) for name, value in numbers.items()]
+            )
             if self.artifacts:
                 for path in (directory / name for name in FILES):
                     if path.exists():
@@ -81,7 +86,8 @@ class MLflowTracker(Tracker):
 
     @contextmanager
     def _run(self, name: str, tags: dict[str, str]) -> Iterator[tuple[Any, str]]:
-        """A new MLflow run: the client, and the run's id there. Where the body fails the run is FAILED."""
+        """A new MLflow run: the client, and the run's id there. Where the body fails the run is
+        FAILED."""
         if self._connected is None:
             for variable, value in ENVIRONMENT.items():
                 os.environ.setdefault(variable, value)

@@ -42,8 +42,11 @@ def test_a_planted_slowdown_is_found_and_attributed(kind: Kind) -> None:
 
 
 def test_every_effect_is_of_one_optimisation_alone() -> None:
-    """Leaving `a` out leaves out what requires it; the arm that it is compared with lacks that as well."""
-    found = by_name(analysed(ablation_rows(Design("leave_one_out", SIX), {"a": 1.5, "b": 2.0})).effects)
+    """Leaving `a` out leaves out what requires it; the arm that it is compared with lacks that as
+    well."""
+    found = by_name(
+        analysed(ablation_rows(Design("leave_one_out", SIX), {"a": 1.5, "b": 2.0})).effects
+    )
     assert (found["a"].arm, found["a"].against) == ("without b+d", "without a+b+d")
     assert (found["b"].arm, found["b"].against) == ("baseline", "without b")
     assert found["a"].ratio == pytest.approx(1.5, rel=0.02)
@@ -95,7 +98,9 @@ def test_blocks_without_a_figure_are_counted_arm_by_arm() -> None:
     gaps = {one.arm: one for one in found.gaps}
     assert gaps["without c"].why == {"no figure": 2, "oom": 1} and gaps["without c"].blocks == 10
     assert gaps["without e"].why == {"negative": 1} and gaps["without f"].why == {"invalid": 1}
-    assert by_name(found.effects)["c"].blocks == 7 and by_name(found.effects)["e"].verdict == "failed"
+    assert (
+        by_name(found.effects)["c"].blocks == 7 and by_name(found.effects)["e"].verdict == "failed"
+    )
     notes = " ".join(found.notes)
     assert "without c: no output_tokens_per_s in 2 of 10 blocks" in notes
     assert "without e: output_tokens_per_s is negative in 1 block" in notes
@@ -108,7 +113,9 @@ def test_an_arm_that_is_still_to_be_measured_has_not_failed() -> None:
     found = analysed(partial)
     assert by_name(found.effects)["c"].verdict == "not measured"
     assert {
-        one.verdict for one in found.interactions if (one.first, one.second) in (("c", "e"), ("c", "f"))
+        one.verdict
+        for one in found.interactions
+        if (one.first, one.second) in (("c", "e"), ("c", "f"))
     } == {"not measured"}
     (pair,) = (one for one in found.interactions if (one.first, one.second) == ("e", "f"))
     assert pair.verdict == "not measured"
@@ -132,7 +139,8 @@ def test_none_says_why_where_the_figures_seem_to_deny_it() -> None:
     assert f"c is none: {within.reason}." in analysed(rows).notes
     few = ablation_rows(Design("add_one_in", SIX), {}, noise=1e-5, blocks=9)
     for row in few:
-        if row["arm"] == "with c":  # of the nine ranks the second is of the other sign: p is 6 / 512
+        # of the nine ranks the second is of the other sign: p is 6 / 512
+        if row["arm"] == "with c":
             row["metrics.output_tokens_per_s"] *= math.exp(
                 0.01 * (row["block"] + 1) * (-1) ** (row["block"] == 1)
             )
@@ -169,7 +177,10 @@ def test_an_arm_with_blocks_of_zero_is_not_judged_by_the_others() -> None:
         if row["arm"] == "with a" and row["block"] % 2:
             row["metrics.output_tokens_per_s"] = 0.0
     found = analysed(rows)
-    assert {name: e.verdict for name, e in by_name(found.effects).items()} == {"a": "failed", "b": "slower"}
+    assert {name: e.verdict for name, e in by_name(found.effects).items()} == {
+        "a": "failed",
+        "b": "slower",
+    }
     assert any("output_tokens_per_s is 0 in 4 blocks" in note for note in found.notes)
 
 
@@ -211,19 +222,26 @@ def test_interactions() -> None:
     assert {pair.verdict for two, pair in pairs.items() if two != ("c", "e")} == {"none"}
     few = analysed(ablation_rows(design, effects, blocks=8, together=together))
     assert {pair.verdict for pair in few.interactions} == {"too few blocks"}
-    assert [note for note in few.notes if "13 interactions needs 10 blocks" in note] == list(few.notes)
+    assert [note for note in few.notes if "13 interactions needs 10 blocks" in note] == list(
+        few.notes
+    )
 
 
 def test_factors_multiply_to_the_total() -> None:
     design = Design("factorial", SIX)
-    rows = ablation_rows(design, {"a": 1.5, "b": 1.2, "e": 0.9}, together={("a", "c"): 1.1, ("c", "e"): 1.3})
+    rows = ablation_rows(
+        design, {"a": 1.5, "b": 1.2, "e": 0.9}, together={("a", "c"): 1.1, ("c", "e"): 1.3}
+    )
     attribution = analysed(rows).attribution
     assert attribution is not None and attribution.blocks == 8
-    assert math.prod(f.ratio for f in attribution.factors) == pytest.approx(attribution.total, rel=1e-9)
+    assert math.prod(f.ratio for f in attribution.factors) == pytest.approx(
+        attribution.total, rel=1e-9
+    )
     assert attribution.total == pytest.approx(1.5 * 1.2 * 0.9 * 1.1 * 1.3, rel=0.03)
     factors = {factor.name: factor.ratio for factor in attribution.factors}
     assert factors["b"] == pytest.approx(1.2, rel=0.02)
-    assert factors["c"] == pytest.approx(math.sqrt(1.1 * 1.3), rel=0.05)  # half of each that it has a part in
+    # half of each that it has a part in
+    assert factors["c"] == pytest.approx(math.sqrt(1.1 * 1.3), rel=0.05)
 
 
 def test_records_of_older_code_are_left_out() -> None:
@@ -238,17 +256,22 @@ def test_records_of_older_code_are_left_out() -> None:
 
 
 def test_arms_that_were_measured_at_other_times_give_no_verdict() -> None:
-    """An arm that failed and was tried again on another day, or one that was added: the drift of a day is no effect."""
+    """An arm that failed and was tried again on another day, or one that was added: the drift of a
+    day is no effect."""
     design = Design("leave_one_out", SIX)
     rows = ablation_rows(design, {"c": 0.5})
     for row in rows:
         if row["arm"] == "without b":
-            row["provenance.started_at"] = row["provenance.started_at"].replace("2025-01-01", "2025-01-02")
+            row["provenance.started_at"] = row["provenance.started_at"].replace(
+                "2025-01-01", "2025-01-02"
+            )
             row["metrics.output_tokens_per_s"] *= 0.8
     found = analysed(rows)
     effects = by_name(found.effects)
     assert effects["b"].verdict == "apart" and effects["c"].verdict == "slower"
-    assert [name for name in SIX if any(note.startswith(f"{name}: one arm") for note in found.notes)] == ["b"]
+    assert [
+        name for name in SIX if any(note.startswith(f"{name}: one arm") for note in found.notes)
+    ] == ["b"]
 
 
 def earlier(rows: list[Row]) -> list[Row]:
@@ -276,11 +299,14 @@ def test_of_a_block_that_was_measured_again_the_newest_counts() -> None:
     new = ablation_rows(design, {"c": 0.9})
     found = analysed(old + new)
     assert found.effects == analysed(new).effects and found.blocks == 8
-    assert any(f"{len(old)} records of other" in note and "measured again" in note for note in found.notes)
+    assert any(
+        f"{len(old)} records of other" in note and "measured again" in note for note in found.notes
+    )
 
 
 def test_the_newest_record_says_what_is_analysed() -> None:
-    """A sweep of the same name with one optimisation more and another metric; the arms that were there are reused."""
+    """A sweep of the same name with one optimisation more and another metric; the arms that were
+    there are reused."""
     few = earlier(ablation_rows(Design("add_one_in", {"c": ()}), {"c": 0.9}, seed=1))
     more = ablation_rows(Design("add_one_in", {"c": (), "e": ()}), {"c": 0.9, "e": 1.2}, seed=1)
     for row in (more := [row for row in more if row["arm"] == "with e"]):
@@ -289,7 +315,9 @@ def test_the_newest_record_says_what_is_analysed() -> None:
     assert found.metric == "ttft_ms.p50"
     verdicts = {name: effect.verdict for name, effect in by_name(found.effects).items()}
     assert (
-        verdicts["c"] == "slower" and set(verdicts) == {"c", "e"} and by_name(found.effects)["e"].blocks == 8
+        verdicts["c"] == "slower"
+        and set(verdicts) == {"c", "e"}
+        and by_name(found.effects)["e"].blocks == 8
     )
 
 

@@ -1,4 +1,5 @@
-"""The search for the highest rate that holds: its statistics, its path, and engines whose capacity is known."""
+"""The search for the highest rate that holds: its statistics, its path, and engines whose capacity
+is known."""
 
 from __future__ import annotations
 
@@ -36,14 +37,18 @@ def evenly(good: int, total: int) -> list[bool]:
     return [(i + 1) * good // total > i * good // total for i in range(total)]
 
 
-@pytest.mark.parametrize(("good", "total"), [(0, 10), (5, 10), (90, 100), (97, 100), (100, 100), (1, 1)])
+@pytest.mark.parametrize(
+    ("good", "total"), [(0, 10), (5, 10), (90, 100), (97, 100), (100, 100), (1, 1)]
+)
 def test_the_interval_is_wilsons_where_requests_are_independent(good: int, total: int) -> None:
     """Its ends are the shares from which what was seen is 1.96 standard errors away."""
     low, high = Probe(1.0, [evenly(good, total)]).interval(0.95)
     seen = good / total
     for end, limit in ((low, 0.0), (high, 1.0)):
         if seen != limit:
-            assert abs(seen - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / total), rel=1e-5)
+            assert abs(seen - end) == pytest.approx(
+                1.959964 * math.sqrt(end * (1 - end) / total), rel=1e-5
+            )
         else:
             assert end == pytest.approx(limit, abs=1e-9)
 
@@ -91,12 +96,15 @@ def stepwise(capacity: float, tried: list[float]) -> Any:
 
 
 @given(st.floats(0.02, 500), st.floats(0.02, 500), st.sampled_from([0.02, 0.05, 0.2]))
-def test_any_capacity_is_enclosed_within_the_tolerance(truth: float, start: float, tolerance: float) -> None:
+def test_any_capacity_is_enclosed_within_the_tolerance(
+    truth: float, start: float, tolerance: float
+) -> None:
     tried: list[float] = []
     found = search(stepwise(truth, tried), Criterion(tolerance=tolerance, max_rates=40), start)
     assert found.holds is not None and found.beyond is not None and found.beyond == found.fails
     assert found.holds.rate <= truth < found.beyond.rate
-    assert found.beyond.rate / found.holds.rate <= max(1 + tolerance, 1.011)  # rates have three digits
+    # rates have three digits
+    assert found.beyond.rate / found.holds.rate <= max(1 + tolerance, 1.011)
     assert len(tried) == len(set(tried)) == len(found.probes)
 
 
@@ -105,8 +113,8 @@ def test_the_path_of_a_search() -> None:
     found = search(stepwise(5.0, tried), Criterion(tolerance=0.1), 1.0)
     assert tried == [1, 2, 4, 8, 5.66, 4.76, 5.19]
     assert found.sentence() == (
-        "capacity: 4.76 requests/s is the highest rate tried that holds, with 90 % of the requests meeting "
-        "their objectives (95 % confidence); 5.19 fails"
+        "capacity: 4.76 requests/s is the highest rate tried that holds, with 90 % of the "
+        "requests meeting their objectives (95 % confidence); 5.19 fails"
     )
     assert [row["verdict"] for row in found.rows()] == ["holds"] * 4 + ["fails"] * 3
     assert found.criterion.bisections == 3 and Criterion(tolerance=2).bisections == 0
@@ -126,8 +134,8 @@ def test_rates_in_doubt_are_measured_again_and_do_not_count() -> None:
     assert asked == [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1), (4, 2)]
     assert found.holds is not None and found.holds.rate == 2 and found.fails is None
     assert found.sentence() == (
-        "capacity: at least 2 requests/s, with 90 % of the requests meeting their objectives (95 % confidence); "
-        "no rate that was tried failed, 4 is undecided"
+        "capacity: at least 2 requests/s, with 90 % of the requests meeting their objectives "
+        "(95 % confidence); no rate that was tried failed, 4 is undecided"
     )
 
 
@@ -136,27 +144,33 @@ def test_a_search_without_an_end_says_so() -> None:
     found = search(stepwise(math.inf, tried), Criterion(max_rates=4), 1.0)
     assert tried == [1, 2, 4, 8]
     assert found.sentence() == (
-        "capacity: at least 8 requests/s, with 90 % of the requests meeting their objectives (95 % confidence); "
-        "no rate that was tried failed"
+        "capacity: at least 8 requests/s, with 90 % of the requests meeting their objectives "
+        "(95 % confidence); no rate that was tried failed"
     )
 
     burst = search(lambda rate, block: [True] * 50, Criterion(max_rates=4), 16.0)
     assert burst.sentence().endswith(
-        "no rate that was tried failed; its 50 requests come within 0.39 s, a burst: raise workload.num_requests"
+        "no rate that was tried failed; its 50 requests come within 0.39 s, a burst: raise "
+        "workload.num_requests"
     )
 
 
 @pytest.mark.parametrize(
     ("min_rate", "most", "rates"),
-    [(0.0, 4, [1, 0.5, 0.25, 0.125]), (0.2, 16, [1, 0.5, 0.25, 0.2]), (1 / 3.0004, 16, [1, 0.5, 0.333]), (1, 16, [1])],
-)  # fmt: skip
+    [
+        (0.0, 4, [1, 0.5, 0.25, 0.125]),
+        (0.2, 16, [1, 0.5, 0.25, 0.2]),
+        (1 / 3.0004, 16, [1, 0.5, 0.333]),
+        (1, 16, [1]),
+    ],
+)
 def test_a_search_that_finds_nothing_ends(min_rate: float, most: int, rates: list[float]) -> None:
     tried: list[float] = []
     found = search(stepwise(0.0, tried), Criterion(max_rates=most), 1.0, min_rate)
     assert tried == rates and found.holds is None
     assert found.sentence() == (
-        f"capacity: no rate tried from {rates[-1]:g} requests/s up holds, with 90 % of the requests meeting their "
-        f"objectives; it is 0 % at {rates[-1]:g} (fails)"
+        f"capacity: no rate tried from {rates[-1]:g} requests/s up holds, with 90 % of the "
+        f"requests meeting their objectives; it is 0 % at {rates[-1]:g} (fails)"
         + "; the search ended at task.max_rates=4"
         * (most == 4)
     )
@@ -164,10 +178,12 @@ def test_a_search_that_finds_nothing_ends(min_rate: float, most: int, rates: lis
 
 def test_what_a_search_in_vain_could_not_decide_is_told() -> None:
     met = {16: 0, 8: 26, 4: 0}
-    found = search(lambda rate, block: evenly(met[int(rate)], 30), Criterion(max_blocks=1, max_rates=3), 16.0)
+    found = search(
+        lambda rate, block: evenly(met[int(rate)], 30), Criterion(max_blocks=1, max_rates=3), 16.0
+    )
     assert found.sentence().endswith(
-        "; it is 0 % at 4 (fails), 86.7 % at 8 (undecided); a lower rate did worse than a higher one; "
-        "the search ended at task.max_rates=3"
+        "; it is 0 % at 4 (fails), 86.7 % at 8 (undecided); a lower rate did worse than a "
+        "higher one; the search ended at task.max_rates=3"
     )
 
 
@@ -175,15 +191,18 @@ def test_what_a_search_in_vain_could_not_decide_is_told() -> None:
 
 
 def test_an_engine_that_serves_four_a_second_is_found_out() -> None:
-    """One request at a time, a quarter of a second each, at equal distances: nobody waits up to a rate of 4.
+    """One request at a time, a quarter of a second each, at equal distances: nobody waits up to a
+    rate of 4.
 
-    Beyond it each waits 1/4 - 1/rate longer than the one before, so that of 200 the first 180 are in time
-    (90 %) while 179 (1/4 - 1/rate) + 1/4 <= 0.5 s: a rate of up to 4.0225.
+    Beyond it each waits 1/4 - 1/rate longer than the one before, so that of 200 the first 180 are
+    in time (90 %) while 179 (1/4 - 1/rate) + 1/4 <= 0.5 s: a rate of up to 4.0225.
     """
 
     def measure(rate: float, block: int) -> list[bool]:
         engine = ScriptedEngine(ScriptedClock(), max_num_seqs=1, step_s=0.25)
-        traces = drive(engine, workload(*[(3, 1)] * 200), Constant(rate), SamplingParams(), engine.clock)
+        traces = drive(
+            engine, workload(*[(3, 1)] * 200), Constant(rate), SamplingParams(), engine.clock
+        )
         return [TTFT().samples(trace)[0] <= 500 for trace in traces]
 
     found = search(measure, Criterion(tolerance=0.01, max_rates=30), 0.7)
@@ -238,7 +257,14 @@ def test_a_simulated_queue_has_the_capacity_that_queueing_theory_says() -> None:
 
 def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
     criterion = Criterion(attainment=0.5, max_blocks=2)
-    task = {"_target_": "minivllm.tasks.capacity.run", "attainment": 0.5, "confidence": 0.95, "tolerance": 0.05, "max_blocks": 2, "max_rates": 16}  # fmt: skip
+    task = {
+        "_target_": "minivllm.tasks.capacity.run",
+        "attainment": 0.5,
+        "confidence": 0.95,
+        "tolerance": 0.05,
+        "max_blocks": 2,
+        "max_rates": 16,
+    }
 
     def record(
         name: str, rate: float, ttfts: list[float], status: str = "ok", seed: int = 0, **parts: Any
@@ -247,7 +273,9 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         traces = drive(
             engine, workload(*[(3, 1)] * len(ttfts)), Constant(1.0), SamplingParams(), engine.clock
         )
-        rows = [{**row, "ttft_ms": ttft} for row, ttft in zip(request_rows(traces), ttfts, strict=True)]
+        rows = [
+            {**row, "ttft_ms": ttft} for row, ttft in zip(request_rows(traces), ttfts, strict=True)
+        ]
         config = {
             "task": task,
             "arrival": {"rate": rate},
@@ -295,7 +323,9 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         )
     )
     write_record(tmp_path / "f", Record("f", "f", "s", "f", 0, "ok", {}), row)
-    assert met(tmp_path / "f", {"status": "ok", "config": {"measure": {"slo": {"ttft_ms": 1e9}}}}) == [False]
+    assert met(
+        tmp_path / "f", {"status": "ok", "config": {"measure": {"slo": {"ttft_ms": 1e9}}}}
+    ) == [False]
 
 
 # ---- the task
@@ -306,9 +336,16 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
         "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
     )  # plots take seconds
     command = (
-        "task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=8",
-        "measure.slo.ttft_ms=60", "task.start_rate=8", "task.tolerance=1", "task.max_blocks=1",
-    )  # fmt: skip
+        "task=capacity",
+        *ROOFLINE,
+        "arrival=poisson",
+        "workload.num_requests=60",
+        "workload.output_len=8",
+        "measure.slo.ttft_ms=60",
+        "task.start_rate=8",
+        "task.tolerance=1",
+        "task.max_blocks=1",
+    )
     done = cli(*command)
     assert done.code == 0, done.err
     (folder,) = (path for path in Path("runs").iterdir() if path.name != "workloads")
@@ -334,8 +371,11 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
 def test_a_rate_that_takes_longer_than_a_measurement_may_is_told(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its timing out would say nothing of the engine, and what says nothing is no record to go by."""
-    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
+    """Its timing out would say nothing of the engine, and what says nothing is no record to go
+    by."""
+    monkeypatch.setattr(
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
+    )
     command = (
         *(
             "task=capacity",
@@ -374,9 +414,17 @@ def test_a_timeout_counts_only_where_all_requests_could_come() -> None:
 def test_a_search_in_vain_says_how_far_it_was_and_what_ended_it(
     cli: Any, monkeypatch: pytest.MonkeyPatch, most: int, advice: str
 ) -> None:
-    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
+    monkeypatch.setattr(
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
+    )
     done = cli(
-        *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
+        *(
+            "task=capacity",
+            *ROOFLINE,
+            "arrival=poisson",
+            "workload.num_requests=60",
+            "workload.output_len=2",
+        ),
         *("measure.slo.ttft_ms=0.01", "task.start_rate=8", "task.min_rate=4", "task.max_blocks=1"),
         f"task.max_rates={most}",
     )
@@ -390,24 +438,36 @@ def test_a_search_in_vain_says_how_far_it_was_and_what_ended_it(
 def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
+    monkeypatch.setattr(
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
+    )
     command = (
-        *("task=capacity", *ROOFLINE, "arrival=poisson", "workload.num_requests=60", "workload.output_len=2"),
+        *(
+            "task=capacity",
+            *ROOFLINE,
+            "arrival=poisson",
+            "workload.num_requests=60",
+            "workload.output_len=2",
+        ),
         *("measure.slo.ttft_ms=60000", "task.start_rate=8", "task.max_blocks=1", "name=mine"),
     )
     dry = cli(*command, "sweep.dry_run=true")
     assert dry.code == 0 and not Path("runs").exists() and not Path("reports").exists(), dry.err
     assert (
-        "search mine: the highest arrival.rate at which 90 % of the requests meet ttft_ms <= 60000" in dry.out
+        "search mine: the highest arrival.rate at which 90 % of the requests meet ttft_ms <= "
+        "60000" in dry.out
     )
     assert (
-        "first 8 requests/s, doubled while it holds, halved while it does not, down to 1: 60 s of" in dry.out
+        "first 8 requests/s, doubled while it holds, halved while it does not, down to 1: 60 s "
+        "of" in dry.out
     )
     assert (
-        "about 4 more until they are 5 % apart\nat most 16 rates and 16 measurements (1 a rate)\n" in dry.out
+        "about 4 more until they are 5 % apart\n"
+        "at most 16 rates and 16 measurements (1 a rate)\n" in dry.out
     )
     assert dry.out.endswith(
-        "0 measurements recorded: how long one takes is unknown; next: arrival.rate=8: 8 s of arrivals\n"
+        "0 measurements recorded: how long one takes is unknown; next: arrival.rate=8: 8 s of "
+        "arrivals\n"
     )
     assert cli(*command, "task.max_rates=2").code == 0
     (folder, *_) = Path("runs/mine").glob("*-*/")
@@ -415,9 +475,15 @@ def test_a_dry_run_follows_the_search_as_far_as_it_is_recorded(
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
     dry = cli(*command, "sweep.dry_run=true")
     assert dry.code == 0 and "16 requests/s: 100.0 % of 60 requests meet" in dry.out, dry.err
-    assert "2 measurements recorded, about " in dry.out and "each; next: arrival.rate=32: 2 s of" in dry.out
+    assert (
+        "2 measurements recorded, about " in dry.out
+        and "each; next: arrival.rate=32: 2 s of" in dry.out
+    )
     dry = cli(*command, "task.max_rates=2", "sweep.dry_run=true")
-    assert "each; nothing is left to measure\n" in dry.out and "capacity: at least 16 requests/s" in dry.out
+    assert (
+        "each; nothing is left to measure\n" in dry.out
+        and "capacity: at least 16 requests/s" in dry.out
+    )
     assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
 
 
@@ -433,8 +499,14 @@ def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir)
-    plug_in("engine", "faulty", f"_target_: tests.bench.faulty.FaultyEngine\nstate: {tmp_path / 'state'}\n")
+    monkeypatch.setattr(
+        "minivllm.report.page.write_report", lambda inputs, out_dir, studies: out_dir
+    )
+    plug_in(
+        "engine",
+        "faulty",
+        f"_target_: tests.bench.faulty.FaultyEngine\nstate: {tmp_path / 'state'}\n",
+    )
     done = cli(
         *(
             f"--config-dir={user_dir / 'conf'}",
@@ -468,8 +540,14 @@ def test_the_engine_is_loaded_once_for_all_rates_and_blocks(
 def test_two_processes_do_not_make_one_search(cli: Any) -> None:
     Path("runs/mine").mkdir(parents=True)
     with filelock.FileLock("runs/mine/.lock"):
-        done = cli("task=capacity", *ROOFLINE, "arrival=poisson", "measure.slo.ttft_ms=60", "name=mine",
-                   "workload.num_requests=60")  # fmt: skip
+        done = cli(
+            "task=capacity",
+            *ROOFLINE,
+            "arrival=poisson",
+            "measure.slo.ttft_ms=60",
+            "name=mine",
+            "workload.num_requests=60",
+        )
     assert (done.code, done.err) == (
         2,
         "error: search mine is running in another process; wait, or give name=...\n",
@@ -486,8 +564,14 @@ def test_two_processes_do_not_make_one_search(cli: Any) -> None:
         ),
         (("arrival=poisson",), "task=capacity needs an objective, e.g. measure.slo.ttft_ms=500"),
         (
-            ("arrival=poisson", "measure.slo.ttft_ms=1", "task.attainment=0.99", "workload.num_requests=100"),
-            "task.attainment=0.99 takes at least 381 requests to be known with 95 % confidence: raise workload.num_requests=100",
+            (
+                "arrival=poisson",
+                "measure.slo.ttft_ms=1",
+                "task.attainment=0.99",
+                "workload.num_requests=100",
+            ),
+            "task.attainment=0.99 takes at least 381 requests to be known with 95 % confidence: "
+            "raise workload.num_requests=100",
         ),
         (
             ("arrival=poisson", "measure.slo.ttft_ms=1", "task.attainment=1"),
@@ -499,6 +583,8 @@ def test_two_processes_do_not_make_one_search(cli: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_searched_is_said_at_once(cli: Any, overrides: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_searched_is_said_at_once(
+    cli: Any, overrides: tuple[str, ...], message: str
+) -> None:
     done = cli("task=capacity", *overrides)
     assert done.code == 2 and message in done.err and not Path("runs").exists()

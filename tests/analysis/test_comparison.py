@@ -60,7 +60,9 @@ def quiet(rows: list[Row]) -> list[Row]:
 def test_a_slowdown_is_a_regression() -> None:
     found = compared(quiet(run_rows()), quiet(run_rows(0.9, day=2)))
     verdicts = {cell.label: cell.verdict for cell in found.cells}
-    assert list(verdicts.values()).count("slower") == 1 and list(verdicts.values()).count("none") == 2
+    assert (
+        list(verdicts.values()).count("slower") == 1 and list(verdicts.values()).count("none") == 2
+    )
     (slow,) = (cell for cell in found.cells if cell.verdict == "slower")
     assert slow.cell_id == "a" and slow.method == "two samples"
     assert slow.low is not None and slow.high is not None and slow.low <= 0.9 <= slow.high
@@ -100,10 +102,14 @@ def test_no_difference_and_a_gain_are_no_regression() -> None:
     same = compared(quiet(run_rows()), quiet(run_rows(day=2)))
     assert {cell.verdict for cell in same.cells} == {"none"} and same.exit_code == 0
     assert same.conclusion.startswith(
-        "No regression of output_tokens_per_s beyond 2 % was found in 3 of 3 shared cells; the intervals exclude a loss of"
+        "No regression of output_tokens_per_s beyond 2 % was found in 3 of 3 shared cells; the "
+        "intervals exclude a loss of"
     )
     gain = compared(quiet(run_rows()), quiet(run_rows(1.2, day=2)))
-    assert sorted(cell.verdict for cell in gain.cells) == ["faster", "none", "none"] and gain.exit_code == 0
+    assert (
+        sorted(cell.verdict for cell in gain.cells) == ["faster", "none", "none"]
+        and gain.exit_code == 0
+    )
 
 
 def test_a_change_below_the_threshold_is_none_however_certain() -> None:
@@ -159,7 +165,8 @@ def test_blocks_without_any_output_are_not_passed_over() -> None:
     assert "it is 0 in 3 blocks" in lost.reason and found.exit_code == 1
     turned = compared(after, before)
     assert [cell.reason for cell in turned.cells if cell.verdict == "not comparable"] == [
-        "the first run has no output_tokens_per_s of it (it is 0 in 3 blocks, and nothing can be divided by that)"
+        "the first run has no output_tokens_per_s of it (it is 0 in 3 blocks, and nothing can "
+        "be divided by that)"
     ]
 
 
@@ -239,13 +246,17 @@ def test_other_devices_are_not_comparable() -> None:
 
 def test_too_few_blocks_are_not_comparable() -> None:
     found = compared(run_rows(blocks=1), run_rows(0.5, blocks=1, day=2))
-    assert found.exit_code == 3 and "too few for a verdict: use measure.repeats=5 in both" in found.conclusion
+    assert (
+        found.exit_code == 3
+        and "too few for a verdict: use measure.repeats=5 in both" in found.conclusion
+    )
     assert found.cells[0].ratio is not None  # shown, but not judged
 
 
 @pytest.mark.parametrize("counts", [(3, 6), (2, 12), (6, 3)])
 def test_uneven_blocks_without_an_interval_pass_nothing(counts: tuple[int, int]) -> None:
-    """They are enough for a verdict, but one that finds nothing has no interval that excludes a loss."""
+    """They are enough for a verdict, but one that finds nothing has no interval that excludes a
+    loss."""
     before, after = (
         [row for row in quiet(run_rows(factor, blocks=n, day=day)) if row["cell_id"] == "a"]
         for factor, n, day in ((1.0, counts[0], 1), (0.75, counts[1], 2))
@@ -349,7 +360,10 @@ def test_means_are_those_of_every_table() -> None:
 def test_none_says_why_where_the_p_value_seems_to_deny_it() -> None:
     found = compared(quiet(run_rows()), quiet(run_rows(0.97, day=2)), threshold=0.05)
     (small,) = (cell for cell in found.cells if cell.p_holm is not None and cell.p_holm <= 0.05)
-    assert (small.verdict, small.reason) == ("none", "found, but of no more than task.threshold, 5 %")
+    assert (small.verdict, small.reason) == (
+        "none",
+        "found, but of no more than task.threshold, 5 %",
+    )
 
 
 def test_blocks_without_a_figure_are_told() -> None:
@@ -359,7 +373,8 @@ def test_blocks_without_a_figure_are_told() -> None:
             row["metrics.output_tokens_per_s"] = (None, math.nan, math.inf)[row["block"]]
     (note,) = compared(before, after).notes
     assert (
-        "3 of 8 blocks of the second run have no output_tokens_per_s (3 no figure) and are left out" in note
+        "3 of 8 blocks of the second run have no output_tokens_per_s (3 no figure) and are left "
+        "out" in note
     )
 
 

@@ -21,9 +21,11 @@ def designs(draw: st.DrawFn, most: int = 5) -> Design:
     """Any design over a few optimisations, each of which may require earlier ones."""
     names = "abcdefg"[: draw(st.integers(1, most))]
     requires = {
-        name: tuple(draw(st.sets(st.sampled_from(names[:i])))) if i else () for i, name in enumerate(names)
+        name: tuple(draw(st.sets(st.sampled_from(names[:i])))) if i else ()
+        for i, name in enumerate(names)
     }
-    order = draw(st.permutations(list(names)))  # a requirement may be named later than what requires it
+    # a requirement may be named later than what requires it
+    order = draw(st.permutations(list(names)))
     return Design(draw(st.sampled_from(KINDS)), {name: requires[name] for name in order})
 
 
@@ -72,7 +74,9 @@ def test_shapley_weights_are_those_of_the_orders_of_switching_on(design: Design)
 
 
 @given(designs(), st.integers(0, 2**31), st.integers(0, 50))
-def test_a_block_holds_every_arm_once_in_an_order_of_its_own(design: Design, seed: int, block: int) -> None:
+def test_a_block_holds_every_arm_once_in_an_order_of_its_own(
+    design: Design, seed: int, block: int
+) -> None:
     names = [design.label(chosen) for chosen in design.arms]
     order = shuffled(names, seed, block)
     assert sorted(order) == sorted(names)
@@ -90,7 +94,8 @@ def test_orders_differ_from_block_to_block_and_seed_to_seed() -> None:
 def test_two_arms_of_every_kind() -> None:
     requires = {"paging": (), "prefix": ("paging",), "batching": ()}
     labels = {
-        kind: [Design(kind, requires).label(arm) for arm in Design(kind, requires).arms] for kind in KINDS
+        kind: [Design(kind, requires).label(arm) for arm in Design(kind, requires).arms]
+        for kind in KINDS
     }
     assert labels["leave_one_out"] == [
         "baseline",
@@ -98,7 +103,12 @@ def test_two_arms_of_every_kind() -> None:
         "without prefix",
         "without batching",
     ]
-    assert labels["add_one_in"] == ["baseline", "with paging", "with paging+prefix", "with batching"]
+    assert labels["add_one_in"] == [
+        "baseline",
+        "with paging",
+        "with paging+prefix",
+        "with batching",
+    ]
     assert labels["pairs"] == [
         *labels["add_one_in"],
         "with paging+batching",

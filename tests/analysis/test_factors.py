@@ -19,7 +19,8 @@ from tests.report.synthetic import make_record, write
 
 BATCHINGS = ("sequential", "continuous")
 ALONE = {"int8": 1.5, "nf4": 1.2, "continuous": 4.0}
-WOBBLE = (0.0, 0.6, -1.0, 0.3, 0.9, -0.7, 0.2, -0.4, 1.0, -0.8)  # of a cell's blocks, each begins elsewhere
+# of a cell's blocks, each begins elsewhere
+WOBBLE = (0.0, 0.6, -1.0, 0.3, 0.9, -0.7, 0.2, -0.4, 1.0, -0.8)
 
 
 def swept(
@@ -30,7 +31,8 @@ def swept(
     alternate: bool = True,
     drift: float = 0.0,
 ) -> list[Row]:
-    """Rows of every quant with either batching; `together` is what continuous batching adds beyond the product."""
+    """Rows of every quant with either batching; `together` is what continuous batching adds beyond
+    the product."""
     rows = []
     places = [(quant, batching) for quant in quants for batching in BATCHINGS]
     for block in range(blocks):
@@ -68,7 +70,10 @@ def test_the_answer_follows_from_the_interval(blocks: int, alternate: bool) -> N
 def test_what_both_give_stands_beside_the_product() -> None:
     text = said(3, {"int8": 0.5}, noise=0.0)
     assert "int8 with continuous gives 3.00× the output tokens/s of the first cell" in text
-    assert "alone they give 1.50× and 4.00×, whose product is 6.00×: 0.500× [0.500, 0.500] of it." in text
+    assert (
+        "alone they give 1.50× and 4.00×, whose product is 6.00×: 0.500× [0.500, 0.500] of it."
+        in text
+    )
 
 
 def test_a_single_block_tells_nothing_apart() -> None:
@@ -95,7 +100,11 @@ def test_one_knob_three_knobs_and_cells_that_lack_have_none() -> None:
     assert sentences(gather(rows[:3])) == []  # no square
     third = [
         row
-        | {"config.cache.block_size": 32, "cell_id": f"{row['cell_id']}-32", "run_id": f"{row['run_id']}-32"}
+        | {
+            "config.cache.block_size": 32,
+            "cell_id": f"{row['cell_id']}-32",
+            "run_id": f"{row['run_id']}-32",
+        }
         for row in rows
     ]
     assert sentences(gather([*rows, *third])) == []
@@ -103,7 +112,8 @@ def test_one_knob_three_knobs_and_cells_that_lack_have_none() -> None:
 
 def test_what_follows_from_a_knob_is_none_of_its_own() -> None:
     rows = [
-        row | {"config.quant.dtype": row["choices.quant"], "attention_backend": row["choices.batching"]}
+        row
+        | {"config.quant.dtype": row["choices.quant"], "attention_backend": row["choices.batching"]}
         for row in swept(3)
     ]
     assert len(sentences(gather(rows))) == 1

@@ -16,9 +16,11 @@ ABLATIONS = 1000
 
 
 def test_false_verdicts_in_a_thousand_ablations() -> None:
-    """An ablation is wrong if any of its six optimisations gets a verdict: after Holm, in at most 5 %.
+    """An ablation is wrong if any of its six optimisations gets a verdict: after Holm, in at most 5
+    %.
 
-    Log-ratios as an ablation has them: leave-one-out arms share the baseline's noise, block by block.
+    Log-ratios as an ablation has them: leave-one-out arms share the baseline's noise, block by
+    block.
     """
     rng = np.random.default_rng(0)
     wrong = 0

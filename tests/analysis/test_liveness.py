@@ -19,7 +19,8 @@ from tests.report.synthetic import make_record, write
 
 
 def judged(folder: Path, knob: str, value: Any, **counters: Any) -> str:
-    """The verdict on a knob where these counters ("group.name") are another's than the baseline's."""
+    """The verdict on a knob where these counters ("group.name") are another's than the
+    baseline's."""
     group, _, name = knob.partition(".")
     base = make_record("int8")
     base.liveness = {
@@ -27,7 +28,10 @@ def judged(folder: Path, knob: str, value: Any, **counters: Any) -> str:
         "decoding": {"tokens_drawn": 4.0},
         "batching": {"forks": 0.0},
     }
-    base.liveness |= {"attention": {"kernel": "cpu", "launches": 3.0}, "quant": {"kernels": "PanelLinear 4"}}
+    base.liveness |= {
+        "attention": {"kernel": "cpu", "launches": 3.0},
+        "quant": {"kernels": "PanelLinear 4"},
+    }
     other = copy.deepcopy(base)
     other.run_id, other.cell_id, other.arm = "other", "other", "other"
     other.config = {**base.config, group: {**base.config.get(group, {}), name: value}}
@@ -44,7 +48,9 @@ def judged(folder: Path, knob: str, value: Any, **counters: Any) -> str:
 def test_a_live_knob_shows_what_moved(tmp_path: Path) -> None:
     base, other = make_record("int8"), make_record("nf4")
     base.liveness = {"quant": {"layers_quantised": 196, "format": "int8", "kernels": "same"}}
-    other.liveness = {"quant": {"layers_quantised": 196, "format": "nf4", "kernels": "same", "more": 1.0}}
+    other.liveness = {
+        "quant": {"layers_quantised": 196, "format": "nf4", "kernels": "same", "more": 1.0}
+    }
     write(tmp_path, [base, other], parquet=False)
     (found,) = liveness(gather(read_rows(tmp_path)[0]))
     assert (found.counters, found.baseline) == ("format nf4, more 1", "format int8")
@@ -75,7 +81,9 @@ def test_the_verdict_on_a_knob(
 
 def test_every_knob_of_the_runtime_is_judged_by_its_own_counters_or_by_none() -> None:
     named = {
-        name.removeprefix("runtime.") for name in DECISIVE.keys() | UNCOUNTED if name.startswith("runtime.")
+        name.removeprefix("runtime.")
+        for name in DECISIVE.keys() | UNCOUNTED
+        if name.startswith("runtime.")
     }
     assert named == {field.name for field in fields(RuntimeOptions)}
     assert not DECISIVE.keys() & UNCOUNTED

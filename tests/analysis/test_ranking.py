@@ -1,4 +1,5 @@
-"""One rule for what is compared: throughput, or latencies where the load's own pace sets the throughput."""
+"""One rule for what is compared: throughput, or latencies where the load's own pace sets the
+throughput."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def served(arrival: dict[str, Any] | str, **figures: float) -> Cell:
     )
 
 
-@pytest.mark.parametrize("name", ["poisson", "gamma", "constant", "ramp", "replay", "one_of_a_users_own"])
+@pytest.mark.parametrize(
+    "name", ["poisson", "gamma", "constant", "ramp", "replay", "one_of_a_users_own"]
+)
 def test_arrivals_by_the_clock_set_the_throughput(name: str) -> None:
     assert keeps_up(served(name)) is True
     assert rank([served(name)]).metrics == LATENCIES
@@ -64,15 +67,18 @@ def test_an_engine_that_is_waited_for_sets_its_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("arrival", "figures", "well"),
     [
-        # Of a Poisson process of 4 a second and seed 0 the last of 100 requests comes after some 25 s.
+        # Of a Poisson process of 4 a second and seed 0 the last of 100 requests comes after some 25
+        # s.
         (POISSON, {"duration_s": 26.0, "e2e_ms__mean": 500.0}, True),
         (POISSON, {"duration_s": 60.0, "e2e_ms__mean": 18_000.0}, False),
-        # A few requests that all come before the first is done: the window is theirs, not the arrivals'.
+        # A few requests that all come before the first is done: the window is theirs, not the
+        # arrivals'.
         (POISSON | {"rate": 400.0}, {"duration_s": 5.0, "e2e_ms__mean": 4800.0}, False),
         # A trace's own times are not in the record; a queue that grew is.
         ("replay", {"duration_s": 3600.0, "queue_ms__mean": 3.0}, True),
         ("replay", {"duration_s": 3600.0, "queue_ms__mean": 900_000.0}, False),
-        ("replay", {"duration_s": 3600.0, "ttft_ms__mean": 900_000.0}, False),  # the engine tells no queue
+        # the engine tells no queue
+        ("replay", {"duration_s": 3600.0, "ttft_ms__mean": 900_000.0}, False),
         ({"rate": 50.0}, {"requests_per_s": 5.0}, False),
         ({"rate": 5.0}, {"requests_per_s": 5.0}, True),
     ],
@@ -96,7 +102,10 @@ def test_users_who_think_longer_than_they_wait_set_the_throughput() -> None:
     for think_s, e2e_ms, well in ((0.5, 100.0, True), (0.5, 900.0, False), (0.0, 100.0, None)):
         found = cell(**talk, config__workload__think_s=think_s, metrics__e2e_ms__mean=e2e_ms)
         assert keeps_up(found) is well
-    assert keeps_up(cell(**{**talk, "config__workload__turns": 1}, config__workload__think_s=0.5)) is None
+    assert (
+        keeps_up(cell(**{**talk, "config__workload__turns": 1}, config__workload__think_s=0.5))
+        is None
+    )
 
 
 def test_of_several_cells_one_that_keeps_up_is_enough() -> None:
@@ -106,8 +115,12 @@ def test_of_several_cells_one_that_keeps_up_is_enough() -> None:
     ranking = rank([well, behind])
     assert ranking.metrics == LATENCIES and len(ranking.behind) == 1 and len(ranking.notes) == 2
     assert rank([well, served("offline")]).metrics == ("output_tokens_per_s",)
-    assert rank([well]).sets("metrics.steady.output_tokens_per_s") and rank([well]).sets("requests_per_s")
-    assert not rank([well]).sets("metrics.goodput_requests_per_s") and not rank([behind]).sets("duration_s")
+    assert rank([well]).sets("metrics.steady.output_tokens_per_s") and rank([well]).sets(
+        "requests_per_s"
+    )
+    assert not rank([well]).sets("metrics.goodput_requests_per_s") and not rank([behind]).sets(
+        "duration_s"
+    )
 
 
 def test_a_search_is_warned_before_it_begins() -> None:
@@ -118,7 +131,8 @@ def test_a_search_is_warned_before_it_begins() -> None:
 
 
 def paced(rows: list[Row], **latencies: Callable[[Row], float]) -> list[Row]:
-    """Rows whose requests came at a rate that was kept up with: one throughput, and these latencies."""
+    """Rows whose requests came at a rate that was kept up with: one throughput, and these
+    latencies."""
     rng = np.random.default_rng(0)
     for one in rows:
         one["choices.arrival"] = "poisson"
@@ -143,7 +157,10 @@ def test_an_ablation_goes_by_latency_where_the_load_sets_the_throughput() -> Non
         one["ablation.named"] = True
     named = analyse(rows)
     assert named is not None and named.metric == "output_tokens_per_s"
-    assert named.effects[0].verdict == "none" and "was asked for, and the load sets it" in named.notes[0]
+    assert (
+        named.effects[0].verdict == "none"
+        and "was asked for, and the load sets it" in named.notes[0]
+    )
 
 
 def test_a_change_that_reads_as_one_is_none_however_certain() -> None:
@@ -157,14 +174,21 @@ def test_compare_looks_at_the_latencies_where_the_load_sets_the_throughput() -> 
     def run(factor: float, day: int) -> list[Row]:
         rows = ablation_rows(ONE, {}, blocks=6, ablation=None)
         for one in rows:
-            one["provenance.started_at"] = one["provenance.started_at"].replace("-01T", f"-{day:02d}T")
+            one["provenance.started_at"] = one["provenance.started_at"].replace(
+                "-01T", f"-{day:02d}T"
+            )
         kept = [one for one in rows if one["arm"] == "baseline"]
-        return paced(kept, e2e_ms=lambda _: 900.0, ttft_ms=lambda _: 20.0 * factor, itl_ms=lambda _: 9.0)
+        return paced(
+            kept, e2e_ms=lambda _: 900.0, ttft_ms=lambda _: 20.0 * factor, itl_ms=lambda _: 9.0
+        )
 
     worse = compare(run(1.0, 1), run(3.0, 2), None, 0.02, 0.25)
     assert worse.exit_code == 1 and {one.metric for one in worse.cells} == {*LATENCIES}
     assert [one.metric for one in worse.cells if one.verdict == "slower"] == ["ttft_ms.p50"]
-    assert worse.conclusion.startswith("Regression of ") and "in 1 of 3 figures of 1: " in worse.conclusion
+    assert (
+        worse.conclusion.startswith("Regression of ")
+        and "in 1 of 3 figures of 1: " in worse.conclusion
+    )
     assert compare(run(1.0, 1), run(1.0, 2), None, 0.02, 0.25).exit_code == 0
     asked = compare(run(1.0, 1), run(3.0, 2), "output_tokens_per_s", 0.02, 0.25)
     assert asked.exit_code == 0 and "was asked for, and the load sets it" in asked.notes[0]
@@ -172,7 +196,9 @@ def test_compare_looks_at_the_latencies_where_the_load_sets_the_throughput() -> 
 
 def test_pages_and_terminal_go_by_the_same_rule(tmp_path: Path) -> None:
     records = [
-        make_record(block=b, index=i, cell_id=f"c{i}", run_id=f"{i}{b}") for i in (0, 1) for b in (0, 1)
+        make_record(block=b, index=i, cell_id=f"c{i}", run_id=f"{i}{b}")
+        for i in (0, 1)
+        for b in (0, 1)
     ]
     for record in records:
         record.config["choices"]["arrival"] = "poisson"

@@ -27,7 +27,8 @@ from tests.scripts import load_script
 
 def test_the_signed_rank_test_counts_sign_patterns() -> None:
     assert sign_flip(np.array([0.1, 0.2, 0.3, 0.4])) == 2 / 16
-    # Of the 16 sums of +-1, +-2, +-3, +-4, ten are at least as far from 0 as 1 + 2 + 3 - 4 = 2, besides those at 0.
+    # Of the 16 sums of +-1, +-2, +-3, +-4, ten are at least as far from 0 as 1 + 2 + 3 - 4 = 2,
+    # besides those at 0.
     far = sum(
         abs(a + b * 2 + c * 3 + d * 4) >= 2
         for a in (1, -1)
@@ -68,7 +69,9 @@ def test_holm_by_hand() -> None:
 
 
 @pytest.mark.parametrize("n", [statistics.FEWEST, 6, 8, 12])
-def test_intervals_contain_the_truth_as_often_as_they_say(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_contain_the_truth_as_often_as_they_say(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 999)
     rng = np.random.default_rng(n)
     inside = 0
@@ -98,7 +101,11 @@ def test_intervals_hold_under_every_kind_of_noise(kind: str) -> None:
     for n in (5, 10, 13, 20):
         _, low, high = centre(draw(np.random.default_rng(n), ROWS, n))
         inside = int(((low <= middle) & (middle <= high)).sum())
-        assert binomtest(inside, ROWS, 1 - ALPHA, alternative="less").pvalue > 1e-3, (kind, n, inside / ROWS)
+        assert binomtest(inside, ROWS, 1 - ALPHA, alternative="less").pvalue > 1e-3, (
+            kind,
+            n,
+            inside / ROWS,
+        )
 
 
 def test_the_documented_rates_are_those_of_the_script() -> None:
@@ -122,7 +129,8 @@ def test_interval_and_test_agree(n: int) -> None:
 
 
 def test_the_interval_by_hand() -> None:
-    """Of six blocks the ends are the least and the greatest; of eight the fourth mean of two from either end."""
+    """Of six blocks the ends are the least and the greatest; of eight the fourth mean of two from
+    either end."""
     x = np.array([0.1, 0.3, 0.2, 0.6, 0.4, 0.5])
     middle, low, high = centre(x)
     assert (middle, low, high) == pytest.approx((0.35, 0.1, 0.6))
@@ -136,7 +144,12 @@ def test_a_spike_moves_the_typical_ratio_by_little_and_is_counted() -> None:
     hit = np.append(x[:-1], math.log(0.2))
     clean, spiked = paired(x), paired(hit)
     assert spiked.ratio == pytest.approx(clean.ratio, rel=0.01)
-    assert spiked.low is not None and spiked.high is not None and spiked.low > 1.08 and spiked.high < 1.12
+    assert (
+        spiked.low is not None
+        and spiked.high is not None
+        and spiked.low > 1.08
+        and spiked.high < 1.12
+    )
     assert mean(hit).ratio < 1.0
     assert (statistics.spikes(x), statistics.spikes(hit)) == (0, 1)
     assert not statistics.withstands_a_spike(11) and statistics.withstands_a_spike(12)
@@ -148,7 +161,9 @@ def test_two_samples_hold_too() -> None:
     for _ in range(400):
         a, b = 0.02 * rng.standard_t(3, 5), math.log(0.9) + 0.02 * rng.standard_t(3, 6)
         found = two_sample(a, b)
-        inside += found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
+        inside += (
+            found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
+        )
     assert binomtest(inside, 400, 1 - ALPHA, alternative="less").pvalue > 1e-3
 
 
@@ -174,10 +189,14 @@ def test_two_samples() -> None:
     assert found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
     assert found.p_value == pytest.approx(2 / math.comb(11, 5))
     alone = two_sample([0.0], [0.1])
-    assert alone.low is None and alone.p_value is None and alone.ratio == pytest.approx(math.exp(0.1))
+    assert (
+        alone.low is None and alone.p_value is None and alone.ratio == pytest.approx(math.exp(0.1))
+    )
 
 
-def test_two_alike_samples_are_told_apart_one_time_in_twenty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_alike_samples_are_told_apart_one_time_in_twenty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 99)
     rng = np.random.default_rng(1)
     wrong = 0
@@ -221,13 +240,16 @@ def test_a_contrast_of_few_blocks_holds_the_truth_as_often_as_it_says(blocked: b
     """Two blocks of six cells, two intervals that are to hold together."""
     rng, held, tries = np.random.default_rng(5), 0, 400
     for _ in range(tries):
-        logs = 0.05 * rng.standard_normal((6, 2)) + (0.3 * rng.standard_normal(2) if blocked else 0.0)
+        logs = 0.05 * rng.standard_normal((6, 2)) + (
+            0.3 * rng.standard_normal(2) if blocked else 0.0
+        )
         found = [
             statistics.contrast(list(logs), signs, 2, blocked=blocked)
             for signs in ((1, -1, 0, -1, 1, 0), (1, 0, -1, -1, 0, 1))
         ]
         held += all(
-            one.low is not None and one.high is not None and one.low <= 1 <= one.high for one in found
+            one.low is not None and one.high is not None and one.low <= 1 <= one.high
+            for one in found
         )
     assert 0.93 < held / tries < 0.99
 

@@ -18,8 +18,11 @@ from minivllm.report.studies.effects import markdown_text
 DESIGN = Design("leave_one_out", {"a": (), "b": ()})
 
 
-def measured(folder: Path, changed: dict[str, int], lossless: list[str], with_ids: bool = True) -> Analysis:
-    """Two blocks of four requests. changed: by arm, how many of them have another token in block 1."""
+def measured(
+    folder: Path, changed: dict[str, int], lossless: list[str], with_ids: bool = True
+) -> Analysis:
+    """Two blocks of four requests. changed: by arm, how many of them have another token in block
+    1."""
     arms = [(DESIGN.label(chosen), chosen) for chosen in DESIGN.arms] + [(AGAIN, DESIGN.baseline)]
     for block in range(2):
         for position, (name, chosen) in enumerate(arms):
@@ -33,7 +36,12 @@ def measured(folder: Path, changed: dict[str, int], lossless: list[str], with_id
                 status="ok",
                 config={"choices": {}, "batching": {f"knob_{n}": n in on for n in DESIGN.names}},
                 ablation=Ablation(
-                    "leave_one_out", "output_tokens_per_s", list(DESIGN.names), {}, on, lossless=lossless
+                    "leave_one_out",
+                    "output_tokens_per_s",
+                    list(DESIGN.names),
+                    {},
+                    on,
+                    lossless=lossless,
                 ),
                 provenance={
                     "code_hash": "c",
@@ -46,7 +54,8 @@ def measured(folder: Path, changed: dict[str, int], lossless: list[str], with_id
             )
             others = changed.get(name, 0) * block
             requests: list[dict[str, Any]] = [
-                {"request_id": f"r{i}", "token_ids": [1, 2, 9 if i < others else 3]} for i in range(4)
+                {"request_id": f"r{i}", "token_ids": [1, 2, 9 if i < others else 3]}
+                for i in range(4)
             ]
             rows = requests if with_ids else [{"request_id": row["request_id"]} for row in requests]
             write_record(folder / record.run_id, record, requests=rows)

@@ -1,4 +1,5 @@
-"""Attention over ragged sequences as flash-attention's kernels define it, in a loop: what they are given is tested by it."""
+"""Attention over ragged sequences as flash-attention's kernels define it, in a loop: what they are
+given is tested by it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def attend(
 
     Args:
         q: [queries, heads, head_dim], sequences one after another.
-        k, v: [keys, kv_heads, head_dim] likewise, or with `table` [pages, page, kv_heads, head_dim].
+        k, v: [keys, kv_heads, head_dim] likewise, or with `table` [pages, page, kv_heads,
+            head_dim].
         query_starts: int32 [sequences + 1].
         key_lens: keys of each sequence.
         scale: of scores.
@@ -52,6 +54,8 @@ def attend(
         distance = torch.arange(count)[None] - own
         left, right = window
         hidden = (distance > right) & (right >= 0) | (distance < -left) & (left >= 0)
-        outs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
+        outs.append(
+            torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+        )
     assert table is not None or at == len(k)
     return torch.cat(outs).to(q.dtype)

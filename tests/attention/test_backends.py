@@ -36,7 +36,11 @@ LENGTHS = (1, 5, 16, 17, 40)
 def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Attention of a whole sequence, [tokens, heads, head_dim], in float64."""
     groups = spec.num_heads // spec.num_kv_heads
-    q, k, v = q.double(), k.double().repeat_interleave(groups, 1), v.double().repeat_interleave(groups, 1)
+    q, k, v = (
+        q.double(),
+        k.double().repeat_interleave(groups, 1),
+        v.double().repeat_interleave(groups, 1),
+    )
     scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
     if spec.soft_cap:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
@@ -58,7 +62,8 @@ def run_in_pieces(
     lengths: Sequence[int] = LENGTHS,
     poison: float = torch.nan,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Feed sequences through the paged cache in random pieces and batches; (output, reference) of each.
+    """Feed sequences through the paged cache in random pieces and batches; (output, reference) of
+    each.
 
     The layer that is looked at is the second; the first is of `other` kind, or the same.
     """
@@ -77,7 +82,9 @@ def run_in_pieces(
         requests.append(
             Request(str(index), [0] * length, SamplingParams(), max_num_tokens=length + 1, seed=0)
         )
-        data.append(tuple(torch.randn(length, h, size).to(dtype) for h in (heads, kv_heads, kv_heads)))
+        data.append(
+            tuple(torch.randn(length, h, size).to(dtype) for h in (heads, kv_heads, kv_heads))
+        )
         outputs.append(torch.full((length, heads, size), torch.nan, dtype=dtype))
     while any(r.num_computed_tokens < r.num_tokens for r in requests):
         parts = []
@@ -92,13 +99,17 @@ def run_in_pieces(
         rng.shuffle(parts)
         batch = runner.prepare(parts)
         q, k, v = (
-            torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]).to(device)
+            torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]).to(
+                device
+            )
             for i in range(3)
         )
         out = backend.forward(1, q, k, v, batch)
         start = 0
         for p in parts:
-            outputs[int(p.request.request_id)][p.start : p.end] = out[start : start + p.num_tokens].cpu()
+            outputs[int(p.request.request_id)][p.start : p.end] = out[
+                start : start + p.num_tokens
+            ].cpu()
             p.request.num_computed_tokens = p.end
             start += p.num_tokens
     return [(out, reference(*qkv, spec)) for out, qkv in zip(outputs, data, strict=True)]
@@ -131,7 +142,11 @@ SPECS = {
     "soft cap": AttentionSpec(4, 2, 16, 0.25, soft_cap=0.5),
     "soft cap and window": AttentionSpec(4, 1, 16, 0.25, window=7, soft_cap=0.5),
 }
-LAYOUTS = {"paged": CacheLayout(4, 40), "block of one": CacheLayout(1, 120), "contiguous": CacheLayout(48, 6)}
+LAYOUTS = {
+    "paged": CacheLayout(4, 40),
+    "block of one": CacheLayout(1, 120),
+    "contiguous": CacheLayout(48, 6),
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -159,7 +174,9 @@ def test_layers_have_windows_of_their_own(
     make: Callable[..., AttentionBackend], spec: str, other: str
 ) -> None:
     for seed in range(3):
-        pairs = run_in_pieces(make, SPECS[spec], LAYOUTS["paged"], torch.float32, seed, SPECS[other])
+        pairs = run_in_pieces(
+            make, SPECS[spec], LAYOUTS["paged"], torch.float32, seed, SPECS[other]
+        )
         for out, expected in pairs:
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -235,17 +252,24 @@ def test_cpu_refuses_what_it_cannot_serve_and_auto_goes_on() -> None:
     with pytest.raises(BadInput, match="no compressed cache"):
         cpu([spec], compressed)
     kernels = library.load()
-    chosen = [select([spec], kv, kernels), select([odd], kv, kernels), select([spec], compressed, kernels)]
+    chosen = [
+        select([spec], kv, kernels),
+        select([odd], kv, kernels),
+        select([spec], compressed, kernels),
+    ]
     assert [backend.name for backend in chosen] == ["cpu", "sdpa", "sdpa"]
 
 
 def test_cpu_gives_a_query_the_same_bits_however_the_prompt_is_cut() -> None:
-    """Pieces and neighbours are other ones with every seed; the sequences' data is made before any is drawn."""
+    """Pieces and neighbours are other ones with every seed; the sequences' data is made before any
+    is drawn."""
     spec = SPECS["grouped"]
 
     def outputs(make: Callable[..., AttentionBackend], block: int) -> list[Tensor]:
         layout = CacheLayout(block, 160 // block)
-        return [out for out, _ in run_in_pieces(make, spec, layout, torch.bfloat16, 0, cut_seed=block)]
+        return [
+            out for out, _ in run_in_pieces(make, spec, layout, torch.bfloat16, 0, cut_seed=block)
+        ]
 
     for some, others in zip(outputs(cpu, 4), outputs(cpu, 16), strict=True):
         assert torch.equal(some, others)

@@ -1,4 +1,5 @@
-"""attention=flash: what each version's function is given, by stand-ins with its signature; tests/gpu has the real ones."""
+"""attention=flash: what each version's function is given, by stand-ins with its signature;
+tests/gpu has the real ones."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ def version_3(
     assert softmax_scale is not None and cache_seqlens.dtype == torch.int32
     assert max_seqlen_q == int(cu_seqlens_q.diff().max())
     lens, window = cache_seqlens.tolist(), seen(causal, window_size)
-    return attend(q, k_cache, v_cache, cu_seqlens_q, lens, softmax_scale, window, softcap, page_table)
+    return attend(
+        q, k_cache, v_cache, cu_seqlens_q, lens, softmax_scale, window, softcap, page_table
+    )
 
 
 def version_4(
@@ -120,7 +123,9 @@ def version_4(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """flash-attn 4, which takes no starts of the keys beside a table, and returns two things."""
-    assert not others and cu_seqlens_k is None and softmax_scale is not None and page_table is not None
+    assert (
+        not others and cu_seqlens_k is None and softmax_scale is not None and page_table is not None
+    )
     assert cu_seqlens_q is not None and seqused_k is not None and seqused_k.dtype == torch.int32
     assert max_seqlen_q == int(cu_seqlens_q.diff().max())
     assert max_seqlen_k == page_table.shape[1] * k.shape[1]
@@ -192,7 +197,9 @@ def test_a_folder_of_that_name_is_no_package(monkeypatch: pytest.MonkeyPatch) ->
     install(monkeypatch, 4)
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     spec = SPECS["grouped"]
-    assert FlashBackend([spec], KVCache([spec], CacheLayout(16, 4), torch.bfloat16, CPU)).version == 4
+    assert (
+        FlashBackend([spec], KVCache([spec], CacheLayout(16, 4), torch.bfloat16, CPU)).version == 4
+    )
 
 
 def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,10 +209,14 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         BadInput, match=r"none is installed: pip install flash-attn .*or use attention=triton"
     ):
         make()
-    with pytest.raises(BadInput, match=r"needs flash-attn-4 on a GPU .* pip install --pre flash-attn-4,"):
+    with pytest.raises(
+        BadInput, match=r"needs flash-attn-4 on a GPU .* pip install --pre flash-attn-4,"
+    ):
         make(4)
     install(monkeypatch, 2)
-    with pytest.raises(BadInput, match=r"a multiple of 256 tokens, not 16; use cache.block_size=256"):
+    with pytest.raises(
+        BadInput, match=r"a multiple of 256 tokens, not 16; use cache.block_size=256"
+    ):
         make()
     monkeypatch.setattr(flash, "check_kernel", lambda *_: (8, 6))
     with pytest.raises(

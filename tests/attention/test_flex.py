@@ -1,4 +1,5 @@
-"""attention=flex beyond the tests of all backends: its table of tiles, whole models, what it refuses."""
+"""attention=flex beyond the tests of all backends: its table of tiles, whole models, what it
+refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def batch_of(backend: FlexBackend, query_lens: list[int], seq_lens: list[int]) -
         )
     for size in range(layout.block_size, max(seq_lens) + layout.block_size, layout.block_size):
         for request in requests:
-            assert manager.grow(request.cache, request.num_computed_tokens, min(size, request.num_tokens))
+            assert manager.grow(
+                request.cache, request.num_computed_tokens, min(size, request.num_tokens)
+            )
     parts = [
         ScheduledRequest(request, length - count, count)
         for request, length, count in zip(requests, seq_lens, query_lens, strict=True)
@@ -48,7 +51,9 @@ def batch_of(backend: FlexBackend, query_lens: list[int], seq_lens: list[int]) -
 
 @pytest.mark.parametrize("block_size", [16, 48, 512])
 @pytest.mark.parametrize("window", [None, 1, 40])
-def test_a_tile_of_queries_looks_at_what_one_of_them_sees(block_size: int, window: int | None) -> None:
+def test_a_tile_of_queries_looks_at_what_one_of_them_sees(
+    block_size: int, window: int | None
+) -> None:
     """The table that the compiled kernel goes by, against the mask tried on every pair."""
     spec = AttentionSpec(4, 2, 16, 0.25, window=window)
     kv = KVCache([spec], CacheLayout(block_size, 2 + 1500 // block_size + 6), torch.float32, CPU)
@@ -91,11 +96,17 @@ def test_tokens_are_those_of_eager(family: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, family)
     prompts = [list(range(3, 30)), [9, 8, 7], list(range(3, 25))]
     params = SamplingParams(max_tokens=3, ignore_eos=True)
-    overrides = ["batching.max_num_batched_tokens=16", "cache.block_size=8", "cache.prefix_caching=true"]
+    overrides = [
+        "batching.max_num_batched_tokens=16",
+        "cache.block_size=8",
+        "cache.prefix_caching=true",
+    ]
     overrides += ["model.max_model_len=64", "cache.num_blocks=30"]
     tokens, logits = [], []
     for attention in ("eager", "flex"):
-        with LLM(str(tmp_path), device="cpu", quant="fp32", attention=attention, overrides=overrides) as llm:
+        with LLM(
+            str(tmp_path), device="cpu", quant="fp32", attention=attention, overrides=overrides
+        ) as llm:
             assert llm.engine.runner.attention.name == attention
             tokens.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
             logits.append(llm.logits(prompts[0]))
@@ -104,7 +115,8 @@ def test_tokens_are_those_of_eager(family: str, tmp_path: Path) -> None:
 
 
 def test_evicted_blocks_are_not_seen(tmp_path: Path) -> None:
-    """A request's tokens lie further to the front of its blocks than of its text once some are dropped."""
+    """A request's tokens lie further to the front of its blocks than of its text once some are
+    dropped."""
     make_checkpoint(tmp_path, "llama")
     knobs = [
         "cache.eviction=streaming",
@@ -114,16 +126,21 @@ def test_evicted_blocks_are_not_seen(tmp_path: Path) -> None:
     ]
     tokens = []
     for attention in ("eager", "flex"):
-        with LLM(str(tmp_path), device="cpu", quant="fp32", attention=attention, overrides=knobs) as llm:
+        with LLM(
+            str(tmp_path), device="cpu", quant="fp32", attention=attention, overrides=knobs
+        ) as llm:
             params = SamplingParams(max_tokens=12, ignore_eos=True)
-            tokens.append([o.outputs[0].token_ids for o in llm.generate([list(range(3, 30)), [5]], params)])
+            tokens.append(
+                [o.outputs[0].token_ids for o in llm.generate([list(range(3, 30)), [5]], params)]
+            )
     assert tokens[0] == tokens[1]
 
 
 def test_it_is_compiled_on_a_gpu_or_where_asked_for() -> None:
     kv = KVCache([SPECS["grouped"]], CacheLayout(16, 4), torch.float32, CPU)
     assert [
-        FlexBackend([SPECS["grouped"]], kv, compile=given).compiled for given in ("auto", False, True)
+        FlexBackend([SPECS["grouped"]], kv, compile=given).compiled
+        for given in ("auto", False, True)
     ] == [
         False,
         False,
@@ -151,5 +168,7 @@ def test_what_it_cannot_read_is_refused() -> None:
     spec = SPECS["grouped"]
     with pytest.raises(BadInput, match=r"multiple of 16 tokens, not 24; use cache.block_size=16"):
         FlexBackend([spec], KVCache([spec], CacheLayout(24, 4), torch.float32, CPU), compile=True)
-    with pytest.raises(BadInput, match=r"no compressed cache; use attention=sdpa or cache\.kv_dtype=auto"):
+    with pytest.raises(
+        BadInput, match=r"no compressed cache; use attention=sdpa or cache\.kv_dtype=auto"
+    ):
         FlexBackend([spec], KVCache([spec], CacheLayout(16, 4), torch.float32, CPU, "int8"))

@@ -1,4 +1,5 @@
-"""attention=torch_varlen: what the kernel is given, by a stand-in for it; tests/gpu has the kernel itself."""
+"""attention=torch_varlen: what the kernel is given, by a stand-in for it; tests/gpu has the kernel
+itself."""
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(BadInput, match="needs an NVIDIA GPU; use attention=auto or attention=sdpa"):
         TorchVarlenBackend([spec], kv)
     monkeypatch.setattr(torch_varlen, "check_kernel", lambda *_: (9, 0))
-    with pytest.raises(BadInput, match="cannot apply this model's soft cap on scores; use attention=triton"):
+    with pytest.raises(
+        BadInput, match="cannot apply this model's soft cap on scores; use attention=triton"
+    ):
         TorchVarlenBackend([SPECS["soft cap"]], kv)
 
 

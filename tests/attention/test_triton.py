@@ -42,7 +42,9 @@ backend = partial(TritonBackend, split_size=64)
 
 @pytest.mark.parametrize("name", ["grouped", "one kv head, odd size", "soft cap and window"])
 def test_ragged_batches_match_the_reference(name: str) -> None:
-    pairs = run_in_pieces(backend, SPECS[name], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 5, 21))
+    pairs = run_in_pieces(
+        backend, SPECS[name], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 5, 21)
+    )
     for out, expected in pairs:
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -50,13 +52,17 @@ def test_ragged_batches_match_the_reference(name: str) -> None:
 def test_tiles_go_to_the_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.tensor() copies from memory that is not pinned, for which a GPU is waited."""
     monkeypatch.setattr(torch, "tensor", None)
-    pairs = run_in_pieces(backend, SPECS["grouped"], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 21))
+    pairs = run_in_pieces(
+        backend, SPECS["grouped"], LAYOUT, torch.float32, 1, device=DEVICE, lengths=(1, 21)
+    )
     assert pairs
 
 
 def test_layers_of_other_shapes_have_tiles_of_their_own() -> None:
     spec, other = SPECS["grouped"], SPECS["one kv head, odd size"]
-    pairs = run_in_pieces(backend, spec, LAYOUT, torch.float32, 2, other, device=DEVICE, lengths=(3, 21))
+    pairs = run_in_pieces(
+        backend, spec, LAYOUT, torch.float32, 2, other, device=DEVICE, lengths=(3, 21)
+    )
     for out, expected in pairs:
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -64,7 +70,8 @@ def test_layers_of_other_shapes_have_tiles_of_their_own() -> None:
 def in_cuts(
     attention: AttentionBackend, qkv: tuple[Tensor, ...], cuts: Sequence[int], beside: int = 0
 ) -> Tensor:
-    """One sequence through the backend's cache, so many tokens at a time, on the CPU; `beside` as many of another's."""
+    """One sequence through the backend's cache, so many tokens at a time, on the CPU; `beside` as
+    many of another's."""
     kv = attention.kv
     for part in kv.parts[0]:  # poisoned: what is read must have been written
         part[1:] = torch.nan if part.is_floating_point() else -1
@@ -86,9 +93,13 @@ def in_cuts(
         if beside:
             manager.grow(other.cache, other.num_computed_tokens, (step + 1) * beside)
             parts.insert(0, ScheduledRequest(other, step * beside, beside))
-            q, k, v = (torch.cat((torch.randn_like(x[:1]).expand(beside, -1, -1), x)) for x in (q, k, v))
+            q, k, v = (
+                torch.cat((torch.randn_like(x[:1]).expand(beside, -1, -1), x)) for x in (q, k, v)
+            )
         batch = runner.prepare(parts)
-        outs.append(attention.forward(0, q.to(device), k.to(device), v.to(device), batch).cpu()[beside:])
+        outs.append(
+            attention.forward(0, q.to(device), k.to(device), v.to(device), batch).cpu()[beside:]
+        )
         start += count
     return torch.cat(outs)
 
@@ -103,7 +114,9 @@ def sequence(spec: AttentionSpec, length: int, dtype: torch.dtype) -> tuple[Tens
 def test_pieces_of_the_keys_are_put_together(name: str, size: int | None) -> None:
     spec = SPECS[name]
     layout = CacheLayout(160, 3) if name == "window" else LAYOUT
-    attention = TritonBackend([spec], KVCache([spec], layout, torch.float32, DEVICE), split_size=size)
+    attention = TritonBackend(
+        [spec], KVCache([spec], layout, torch.float32, DEVICE), split_size=size
+    )
     qkv = sequence(spec, sum(CUTS), torch.float32)
     torch.testing.assert_close(
         in_cuts(attention, qkv, CUTS).double(), reference(*qkv, spec), atol=2e-6, rtol=1e-5
@@ -112,12 +125,17 @@ def test_pieces_of_the_keys_are_put_together(name: str, size: int | None) -> Non
 
 
 @pytest.mark.parametrize("name", ["grouped", "window"])
-def test_more_pieces_than_are_put_together_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And pieces without keys, since the step's longest request is another, or the window begins behind them."""
+def test_more_pieces_than_are_put_together_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And pieces without keys, since the step's longest request is another, or the window begins
+    behind them."""
     monkeypatch.setattr(paged, "PIECES", 2)
     layout = CacheLayout(32, 14)
     lengths = (150, 3, 70)
-    pairs = run_in_pieces(backend, SPECS[name], layout, torch.float32, 1, device=DEVICE, lengths=lengths)
+    pairs = run_in_pieces(
+        backend, SPECS[name], layout, torch.float32, 1, device=DEVICE, lengths=lengths
+    )
     for out, expected in pairs:
         torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -144,7 +162,8 @@ def test_pieces_are_shorter_where_whole_ones_would_not_fill_a_gpu(
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_small_values_and_weights_are_not_lost_in_float16(kv_dtype: str) -> None:
-    """A weight times a scale would be less than float16 has, where one key takes most of the weight."""
+    """A weight times a scale would be less than float16 has, where one key takes most of the
+    weight."""
     spec = AttentionSpec(1, 1, 16, 1.0)
     kv = KVCache([spec], CacheLayout(32, 10), torch.float16, DEVICE, kv_dtype)
     attention = TritonBackend([spec], kv)
@@ -154,7 +173,9 @@ def test_small_values_and_weights_are_not_lost_in_float16(kv_dtype: str) -> None
     v[1:] = 0.02
     out = in_cuts(attention, (q, k, v), (length - 1, 1))[-1, 0].float()
     share = (length - 1) * math.exp(-9.0)
-    torch.testing.assert_close(out, torch.full((16,), 0.02 * share / (1 + share)), rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        out, torch.full((16,), 0.02 * share / (1 + share)), rtol=0.05, atol=0
+    )
 
 
 def test_tiles_with_the_most_keys_begin_first() -> None:
@@ -195,7 +216,8 @@ def test_error_is_at_most_twice_that_of_eager(dtype: torch.dtype, kv_dtype: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"), [("grouped", "auto"), ("one kv head, odd size", "int8"), ("window", "auto")]
+    ("name", "kv_dtype"),
+    [("grouped", "auto"), ("one kv head, odd size", "int8"), ("window", "auto")],
 )
 def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut_and_beside_others(
     name: str, kv_dtype: str
@@ -274,12 +296,17 @@ def test_norm_rotation_and_write_in_one(
     q = write.rotate_and_write(qk, v, heads, *on_device[1:], given, kv, 0, slots)
     keys, values = (part.flatten(0, 1)[slots].cpu() for part in kv.parts[0])
     alone = write.rotate(qk, *on_device[1:], given)
-    # Rounded at the same places; sums of squares may differ in their last bit, and with it what is rounded.
-    close = {"atol": 2e-6, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.008}
+    # Rounded at the same places; sums of squares may differ in their last bit, and with it what is
+    # rounded.
+    close = (
+        {"atol": 2e-6, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.008}
+    )
     torch.testing.assert_close(torch.cat((q.cpu(), keys), 1), wanted, **close)
     torch.testing.assert_close(alone.cpu(), wanted, **close)
     assert torch.equal(values, v.cpu())
-    assert sum(int(part.isfinite().sum()) for part in kv.parts[0]) == 2 * tokens * kv_heads * head_dim
+    assert (
+        sum(int(part.isfinite().sum()) for part in kv.parts[0]) == 2 * tokens * kv_heads * head_dim
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -297,7 +324,9 @@ def test_tokens_are_those_of_eager(family: str, tmp_path: Path) -> None:
     ]
     tokens = []
     for attention, device in (("eager", "cpu"), ("triton", DEVICE.type)):
-        with LLM(str(tmp_path), device=device, quant="fp32", attention=attention, overrides=overrides) as llm:
+        with LLM(
+            str(tmp_path), device=device, quant="fp32", attention=attention, overrides=overrides
+        ) as llm:
             assert llm.engine.runner.attention.name == attention
             tokens.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
     assert tokens[0] == tokens[1]
@@ -315,12 +344,20 @@ def test_batch_determinism_gives_a_request_the_same_bits_in_any_batch(tmp_path: 
         knobs = [*common, *overrides]
         with LLM(str(tmp_path), device=DEVICE.type, attention="triton", overrides=knobs) as llm:
             chosen = llm.engine.runner.attention
-            assert isinstance(chosen, TritonBackend) and chosen.invariant and chosen.split_size is None
+            assert (
+                isinstance(chosen, TritonBackend) and chosen.invariant and chosen.split_size is None
+            )
             found = [llm.generate([prompts[i] for i in order], params) for order in orders]
-        return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for outs in found for out in outs]
+        return [
+            (out.outputs[0].token_ids, out.outputs[0].logprobs) for outs in found for out in outs
+        ]
 
     alone = ask([], [[0], [1]])
-    knobs = ["batching.max_num_batched_tokens=66", "cache.prefix_caching=true", "cache.block_size=8"]
+    knobs = [
+        "batching.max_num_batched_tokens=66",
+        "cache.prefix_caching=true",
+        "cache.block_size=8",
+    ]
     assert ask(knobs, [[1, 0], [0]]) == [alone[1], alone[0], alone[0]]
 
 

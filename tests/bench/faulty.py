@@ -1,4 +1,5 @@
-"""A fake engine without torch that answers at once, or goes wrong in a chosen way: for testing the processes."""
+"""A fake engine without torch that answers at once, or goes wrong in a chosen way: for testing the
+processes."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class FaultyEngine:
         fault: None, or what goes wrong: "refuse_build", "raise_build", "raise", "kill", "segfault",
             "hang", "allocate", "memory_error", "exit", "refuse_request", "raise_once" (only where
             the file `state` is missing), "empty" (no tokens), "profile_raise", "profile_kill",
-            "profile_hang" (these only once it is profiled), "paragraph" (an error of several lines),
-            "native" (writes `token` past Python's streams, also when it closes).
+            "profile_hang" (these only once it is profiled), "paragraph" (an error of several
+            lines), "native" (writes `token` past Python's streams, also when it closes).
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
         token: a secret.

@@ -39,10 +39,11 @@ class _Running:
 
 @dataclass
 class ScriptedEngine:
-    """Each step takes `step_s`, starts waiting requests while there is room, and serves every running one.
+    """Each step takes `step_s`, starts waiting requests while there is room, and serves every
+    running one.
 
-    A request gets one token a step, or what its entry in `bursts` says for its successive steps (0 for
-    none), until it has `max_tokens`. Token ids count up from 0.
+    A request gets one token a step, or what its entry in `bursts` says for its successive steps (0
+    for none), until it has `max_tokens`. Token ids count up from 0.
     """
 
     clock: ScriptedClock
@@ -55,7 +56,9 @@ class ScriptedEngine:
     says_start: bool = True
 
     def __post_init__(self) -> None:
-        self.info = EngineInfo("scripted", "random", "none", 100, 1000, (0,), self.max_num_seqs, load_s=0.0)
+        self.info = EngineInfo(
+            "scripted", "random", "none", 100, 1000, (0,), self.max_num_seqs, load_s=0.0
+        )
         self.waiting: deque[_Running] = deque()
         self.running: list[_Running] = []
         self.submitted: dict[str, tuple[list[int], SamplingParams]] = {}
@@ -68,7 +71,9 @@ class ScriptedEngine:
         assert request_id not in self.submitted
         self.submitted[request_id] = (prompt_token_ids, params)
         count = self.eos_after.get(request_id, params.max_tokens or 0)
-        self.waiting.append(_Running(request_id, 0.0, count, deque(self.bursts.get(request_id, []))))
+        self.waiting.append(
+            _Running(request_id, 0.0, count, deque(self.bursts.get(request_id, [])))
+        )
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         assert timeout_s is None or timeout_s > 0

@@ -21,7 +21,9 @@ def completed(folder: Path, **figures: Any) -> dict[str, Any]:
     for name, value in figures.items():
         setattr(record.metrics, name, value)
     storage.hand_over(folder, record)
-    rows = [{"t_s": t, "phase": "measuring", "rss": 1, "cpu_fastest_mhz": 900.0} for t in (1.5, 2.5)]
+    rows = [
+        {"t_s": t, "phase": "measuring", "rss": 1, "cpu_fastest_mhz": 900.0} for t in (1.5, 2.5)
+    ]
     status, message = complete(measurement, {"clocks": {"cpu_max_mhz": 3000.0}}, rows, (1.0, 3.0))
     written: dict[str, Any] = json.loads((folder / storage.RECORD).read_text())
     assert (written["status"], "; ".join(written["validity"]["reasons"])) == (status, message)
@@ -29,7 +31,9 @@ def completed(folder: Path, **figures: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_a_metric_that_is_no_measurement_makes_its_record_invalid(tmp_path: Path, value: float) -> None:
+def test_a_metric_that_is_no_measurement_makes_its_record_invalid(
+    tmp_path: Path, value: float
+) -> None:
     written = completed(tmp_path / "r", requests_per_s=value, output_tokens_per_s=3.0)
     assert written["status"] == "invalid" and written["error"]["type"] == "Invalid"
     assert written["validity"]["reasons"] == [
@@ -43,5 +47,6 @@ def test_a_record_has_the_digests_of_its_tables_and_a_slow_clock_is_noted(tmp_pa
     assert written["status"] == "ok" and list(written["digests"]) == [storage.TELEMETRY]
     assert written["digests"] == storage.digests(tmp_path / "r")
     assert written["validity"]["notes"] == [
-        "the CPU's fastest core ran at 900 MHz at most, 30 % of its own maximum of 3000 MHz, for the whole window"
+        "the CPU's fastest core ran at 900 MHz at most, 30 % of its own maximum of 3000 MHz, "
+        "for the whole window"
     ]

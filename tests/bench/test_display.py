@@ -55,7 +55,9 @@ def test_an_arm_of_a_sweep_is_named() -> None:
     """Cells that differ in a knob which is in no name would read alike."""
     console = Console(file=io.StringIO(), width=100)
     with Display(console=console) as display:
-        display.update(event("loading") | {"measurement": replace(MEASUREMENT, arm="cache.block_size=32")})
+        display.update(
+            event("loading") | {"measurement": replace(MEASUREMENT, arm="cache.block_size=32")}
+        )
         display.update(event("warmup") | {"measurement": replace(MEASUREMENT, arm="tiny-bf16")})
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "[1/2] tiny-bf16 (cache.block_size=32) loading",
@@ -72,7 +74,9 @@ def test_on_a_terminal_loading_has_a_percentage(monkeypatch: pytest.MonkeyPatch)
         for one in EVENTS[:-1]:
             display.update(one)
             task = display._progress.tasks[0]
-            seen.append((task.description.removeprefix("[1/2] tiny-bf16 "), task.completed, task.total))
+            seen.append(
+                (task.description.removeprefix("[1/2] tiny-bf16 "), task.completed, task.total)
+            )
     assert seen == [
         ("loading", 0.0, None),
         ("loading 45 %", pytest.approx(45 / 99), 1.0),

@@ -26,7 +26,9 @@ class Schedule(Arrival):
 
 def test_offline_submits_everything_in_order() -> None:
     engine = ScriptedEngine(ScriptedClock(7.0), max_num_seqs=2)
-    traces = drive(engine, workload((3, 2), (4, 1), (5, 3)), Offline(), SamplingParams(), engine.clock)
+    traces = drive(
+        engine, workload((3, 2), (4, 1), (5, 3)), Offline(), SamplingParams(), engine.clock
+    )
     assert list(engine.submitted) == ["a", "b", "c"]
     assert [trace.scheduled_s for trace in traces] == [7, 7, 7]
     assert [trace.started_s for trace in traces] == [7, 7, 8]
@@ -54,7 +56,9 @@ def test_requests_carry_the_workloads_lengths_and_seeds_of_their_own() -> None:
 
 def test_an_idle_driver_sleeps_until_the_next_arrival() -> None:
     engine = ScriptedEngine(ScriptedClock())
-    traces = drive(engine, workload((1, 1), (1, 1)), Schedule([0.0, 5.0]), SamplingParams(), engine.clock)
+    traces = drive(
+        engine, workload((1, 1), (1, 1)), Schedule([0.0, 5.0]), SamplingParams(), engine.clock
+    )
     assert engine.clock.slept == 4  # the first request took 1 s
     assert engine.polls == 2
     assert [trace.token_times for trace in traces] == [[1], [6]]
@@ -72,7 +76,11 @@ def test_a_closed_loop_keeps_to_its_concurrency(concurrency: int, seen: int) -> 
 def test_refused_and_aborted_requests_are_traced_and_free_their_slots() -> None:
     engine = ScriptedEngine(ScriptedClock(), refuse={"a", "c"}, abort={"b"})
     traces = drive(
-        engine, workload((1, 5), (1, 5), (1, 5), (1, 5)), Concurrency(1), SamplingParams(), engine.clock
+        engine,
+        workload((1, 5), (1, 5), (1, 5), (1, 5)),
+        Concurrency(1),
+        SamplingParams(),
+        engine.clock,
     )
     assert [trace.status for trace in traces] == ["refused", "aborted", "refused", "ok"]
     assert [trace.scheduled_s for trace in traces] == [0, 0, 2, 2]
@@ -94,12 +102,16 @@ def test_an_answer_for_a_stranger_is_an_error() -> None:
 def test_progress_is_told_seldom_and_at_the_end() -> None:
     engine = ScriptedEngine(ScriptedClock(), step_s=0.0625)
     told: list[Progress] = []
-    drive(engine, workload((1, 16), (1, 16)), Offline(), SamplingParams(), engine.clock, told.append)
+    drive(
+        engine, workload((1, 16), (1, 16)), Offline(), SamplingParams(), engine.clock, told.append
+    )
     assert len(told) == 5  # every fourth step of 1 s, and at the end
     assert told[-1] == Progress(done=2, total=2, output_tokens=32, elapsed_s=1.0)
 
 
-@pytest.mark.parametrize("times", [[0.0], [1.0, 0.5], [-1.0, 0.0], [0.0, float("nan")], [0.0, float("inf")]])
+@pytest.mark.parametrize(
+    "times", [[0.0], [1.0, 0.5], [-1.0, 0.0], [0.0, float("nan")], [0.0, float("inf")]]
+)
 def test_a_wrong_schedule_is_refused(times: list[float]) -> None:
     engine = ScriptedEngine(ScriptedClock())
     with pytest.raises(BadInput, match="2 ascending times"):
@@ -116,10 +128,14 @@ def test_several_completions_a_request_are_refused() -> None:
     ("arrival", "seqs", "batch"),
     [(Offline(), 64, 6), (Offline(), 4, 4), (Concurrency(2), 4, 2), (Poisson(), 3, 3)],
 )
-def test_warm_up_runs_one_batch_of_the_measured_size(arrival: Arrival, seqs: int, batch: int) -> None:
+def test_warm_up_runs_one_batch_of_the_measured_size(
+    arrival: Arrival, seqs: int, batch: int
+) -> None:
     engine = ScriptedEngine(ScriptedClock(), max_num_seqs=seqs)
     work = workload(*[(5, 100)] * 6)
-    took = warm_up(engine, work, arrival, SamplingParams(min_tokens=50, max_tokens=None), engine.clock)
+    took = warm_up(
+        engine, work, arrival, SamplingParams(min_tokens=50, max_tokens=None), engine.clock
+    )
     assert full_batch(seqs, arrival, 6) == batch
     assert engine.largest_batch == len(engine.submitted) == batch
     assert {params.max_tokens for _, params in engine.submitted.values()} == {8}
@@ -129,7 +145,10 @@ def test_warm_up_runs_one_batch_of_the_measured_size(arrival: Arrival, seqs: int
 def test_warm_up_of_a_set_number() -> None:
     engine = ScriptedEngine(ScriptedClock())
     work = workload((5, 3), (5, 100))
-    assert warm_up(engine, work, Concurrency(2), SamplingParams(), engine.clock, num_requests=0) is None
+    assert (
+        warm_up(engine, work, Concurrency(2), SamplingParams(), engine.clock, num_requests=0)
+        is None
+    )
     assert not engine.submitted
     warm_up(engine, work, Concurrency(2), SamplingParams(), engine.clock, num_requests=5)
     assert len(engine.submitted) == 5  # the workload's two, over and over
@@ -139,7 +158,9 @@ def test_warm_up_of_a_set_number() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12),
-    st.sampled_from([Offline(), Concurrency(1), Concurrency(3), Poisson(0.1), Poisson(1.0), Poisson(30.0)]),
+    st.sampled_from(
+        [Offline(), Concurrency(1), Concurrency(3), Poisson(0.1), Poisson(1.0), Poisson(30.0)]
+    ),
     st.integers(1, 5),
     st.floats(0.01, 4.0),
     st.integers(0, 5),

@@ -15,11 +15,15 @@ def test_it_measures_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     script = load_script("harness_overhead")
     compose, per_call = script.compose, script.per_call
     monkeypatch.setattr(
-        script, "compose", lambda overrides: compose([*overrides, "workload.output_len=4", "quant=fp32"])
+        script,
+        "compose",
+        lambda overrides: compose([*overrides, "workload.output_len=4", "quant=fp32"]),
     )
     monkeypatch.setattr(script, "per_call", lambda action: per_call(action, repetitions=10))
     monkeypatch.setattr(
-        sys, "argv", ["harness_overhead.py", "--pairs", "2", "--output", str(tmp_path / "made.json")]
+        sys,
+        "argv",
+        ["harness_overhead.py", "--pairs", "2", "--output", str(tmp_path / "made.json")],
     )
     script.main()
     made = json.loads((tmp_path / "made.json").read_text())

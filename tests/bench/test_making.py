@@ -17,8 +17,9 @@ from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 TINY = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"
 TEMPLATE = (
-    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
-    "<{{ message.role }}>{{ message.content }}{% endfor %}{{ date_string }}{% if add_generation_prompt %}<a>{% endif %}"
+    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no "
+    "robots') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ date_string "
+    "}}{% if add_generation_prompt %}<a>{% endif %}"
 )
 
 
@@ -32,7 +33,9 @@ def tokenizer() -> Tokenizer:
 def test_messages_are_written_by_the_models_template(tokenizer: Tokenizer) -> None:
     render = chat_renderer(SimpleNamespace(tokenizer=tokenizer))
     assert render is not None
-    text, token_ids = render([{"role": "developer", "content": "short"}, {"role": "user", "content": "hi"}])
+    text, token_ids = render(
+        [{"role": "developer", "content": "short"}, {"role": "user", "content": "hi"}]
+    )
     assert text == f"<system>short<user>hi{DATE}<a>"
     assert list(token_ids) == tokenizer.encode(text, add_special_tokens=False)
     with pytest.raises(BadInput, match="no robots"):

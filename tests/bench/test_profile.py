@@ -62,7 +62,8 @@ def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> Non
     session.profile(measurement)
     events = events_of(measurement.path)
     ranges = ranges_of(events)
-    assert [event["name"] for event in ranges] == PHASES * len(result.steps)  # one full batch: the whole load
+    # one full batch: the whole load
+    assert [event["name"] for event in ranges] == PHASES * len(result.steps)
     for event, after in itertools.pairwise(ranges):
         assert event["ts"] + event["dur"] <= after["ts"] + 1  # one after the other; microseconds
     forward = [event for event in ranges if event["name"] == "forward"]
@@ -72,7 +73,8 @@ def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> Non
     )
     table = (measurement.path / storage.OPERATIONS).read_text()
     assert (
-        f"{len(result.steps)} steps of 3 requests (1 of them computed prompt tokens, 5 only decoded)" in table
+        f"{len(result.steps)} steps of 3 requests (1 of them computed prompt tokens, 5 only "
+        "decoded)" in table
     )
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) == profile.LONGEST and not any(f"`{name}`" in table for name in PHASES)
@@ -83,14 +85,16 @@ def test_a_trace_has_the_phases_and_the_operations_within(tmp_path: Path) -> Non
     session.close()
 
 
-def test_a_trace_ends_after_a_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_ends_after_a_number_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profile, "PROFILED_STEPS", 4)
     session, measurement = session_of(tmp_path, "workload.output_len=20")
     session.measure(measurement)
     session.profile(measurement)
-    assert Counter(event["name"] for event in ranges_of(events_of(measurement.path))) == dict.fromkeys(
-        PHASES, 4
-    )
+    assert Counter(
+        event["name"] for event in ranges_of(events_of(measurement.path))
+    ) == dict.fromkeys(PHASES, 4)
     assert not session.engine.engine.has_unfinished  # type: ignore[attr-defined]
     session.profile(measurement)  # nothing is left of the requests
     session.close()
@@ -98,7 +102,9 @@ def test_a_trace_ends_after_a_number_of_steps(tmp_path: Path, monkeypatch: pytes
 
 def test_a_trace_that_prompts_fill_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "PROFILED_STEPS", 2)
-    session, measurement = session_of(tmp_path, "workload.output_len=3", "batching.max_num_batched_tokens=8")
+    session, measurement = session_of(
+        tmp_path, "workload.output_len=3", "batching.max_num_batched_tokens=8"
+    )
     session.measure(measurement)
     session.profile(measurement)
     table = (measurement.path / storage.OPERATIONS).read_text()
@@ -157,8 +163,11 @@ def test_the_engine_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
-def test_each_step_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: str) -> None:
-    """As `idle.py` takes the steps of a trace to be; kernels that are made up stand in for a device's."""
+def test_each_step_is_prepared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: str
+) -> None:
+    """As `idle.py` takes the steps of a trace to be; kernels that are made up stand in for a
+    device's."""
     seen: list[Any] = []
 
     def with_kernels(events: Any, steps: Any) -> Any:
@@ -175,7 +184,9 @@ def test_each_step_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return idle.idleness([*events, *launches, *kernels], steps)
 
     monkeypatch.setattr(profile, "idleness", with_kernels)
-    session, measurement = session_of(tmp_path, "workload.output_len=6", f"runtime.overlap={overlap}")
+    session, measurement = session_of(
+        tmp_path, "workload.output_len=6", f"runtime.overlap={overlap}"
+    )
     result = session.measure(measurement)
     session.profile(measurement)
     assert len(seen) == len(result.steps) == 6
@@ -228,7 +239,9 @@ def test_a_replayed_graph_is_the_forward_phase() -> None:
     assert [event.name for event in seen.events() if event.is_user_annotation] == PHASES
 
 
-def average(key: str, cpu_us: float, device_us: float, device: Any, annotation: bool = False) -> Any:
+def average(
+    key: str, cpu_us: float, device_us: float, device: Any, annotation: bool = False
+) -> Any:
     return SimpleNamespace(
         key=key,
         count=2,
@@ -247,13 +260,16 @@ def test_the_table_of_a_gpu_is_of_its_kernels() -> None:
         average("gemm<a|b>", 0.0, 750.0, DeviceType.CUDA),
         average("x" * 300, 0.0, 250.0, DeviceType.CUDA),
     ]
-    lines = [line for line in profile.operations(averages, "1 step", True).splitlines() if "`" in line][1:]
+    lines = [
+        line for line in profile.operations(averages, "1 step", True).splitlines() if "`" in line
+    ][1:]
     assert lines == [
         "| `gemm<a\\|b>` | 2 | 0.75 | 75.0% |",
         f"| `{'x' * profile.NAME_LENGTH}` | 2 | 0.25 | 25.0% |",
     ]
     on_cpu = profile.operations(averages, "1 step", False)
-    assert "| `aten::mm` | 2 | 9.00 | 64.3% |" in on_cpu and "gemm" not in on_cpu  # Python's time counts
+    # Python's time counts
+    assert "| `aten::mm` | 2 | 9.00 | 64.3% |" in on_cpu and "gemm" not in on_cpu
     assert profile.operations([], "0 steps", True).endswith("--: |\n")
 
 
@@ -277,14 +293,18 @@ def make_engine(config: dict[str, Any], progress: Any = None, phases: bool = Tru
 
 
 @pytest.mark.parametrize("phases", [True, False])
-def test_an_engine_that_a_function_makes_is_judged_once_it_is_there(tmp_path: Path, phases: bool) -> None:
+def test_an_engine_that_a_function_makes_is_judged_once_it_is_there(
+    tmp_path: Path, phases: bool
+) -> None:
     session, measurement = session_of(tmp_path, "workload.output_len=3")
     measurement.config["engine"] = {"_target_": f"{__name__}.make_engine", "phases": phases}
     session.measure(measurement)
     if phases:
         session.profile(measurement)
     else:
-        with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine=faulty"):
+        with pytest.raises(
+            BadInput, match=r"runtime.profile=true is not honoured by engine=faulty"
+        ):
             session.profile(measurement)
     assert (measurement.path / storage.TRACE).exists() == phases
     session.close()

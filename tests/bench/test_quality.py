@@ -21,7 +21,8 @@ CANDIDATE = np.array([[0.25, 0.5, 0.25], [0.125, 0.75, 0.125], [0.5, 0.25, 0.25]
 
 
 class Markov(ScriptedEngine):
-    """Logits that depend on the last token alone, off by a constant as real ones are; greedy tokens count up."""
+    """Logits that depend on the last token alone, off by a constant as real ones are; greedy tokens
+    count up."""
 
     def __init__(self, chain: np.ndarray, wrong_from: int | None = None) -> None:
         super().__init__(ScriptedClock())
@@ -37,14 +38,21 @@ class Markov(ScriptedEngine):
             return token if self.wrong_from is None or token < self.wrong_from else token + 50
 
         return [
-            EngineOutput(o.request_id, tuple(map(changed, o.token_ids)), o.finish_reason, o.started_s)
+            EngineOutput(
+                o.request_id, tuple(map(changed, o.token_ids)), o.finish_reason, o.started_s
+            )
             for o in super().poll(timeout_s)
         ]
 
 
-def make_reference(folder: Path, token_ids: list[int], window: int, stride: int, **changes: Any) -> Reference:
-    """The reference of REFERENCE over some tokens; the first `kl_tokens` distributions are stored."""
-    predicted = [p for _, first, end in spans(len(token_ids), window, stride) for p in range(first, end)]
+def make_reference(
+    folder: Path, token_ids: list[int], window: int, stride: int, **changes: Any
+) -> Reference:
+    """The reference of REFERENCE over some tokens; the first `kl_tokens` distributions are
+    stored."""
+    predicted = [
+        p for _, first, end in spans(len(token_ids), window, stride) for p in range(first, end)
+    ]
     before = [token_ids[p - 1] for p in predicted]
     fields: dict[str, Any] = {
         "id": "r",
@@ -61,7 +69,10 @@ def make_reference(folder: Path, token_ids: list[int], window: int, stride: int,
         "folder": folder,
         **changes,
     }
-    np.save(folder / quality.LOG_PROBS, np.log(REFERENCE[before]).astype(np.float16)[: fields["kl_tokens"]])
+    np.save(
+        folder / quality.LOG_PROBS,
+        np.log(REFERENCE[before]).astype(np.float16)[: fields["kl_tokens"]],
+    )
     return Reference(**fields)
 
 
@@ -81,7 +92,9 @@ def test_windows_by_hand() -> None:
 
 @pytest.mark.parametrize("count", [2, 7, 31, 32, 33])
 @pytest.mark.parametrize(("window", "stride"), [(8, 1), (8, 3), (8, 7), (8, 8), (64, 32)])
-def test_every_token_is_predicted_once_and_with_its_context(count: int, window: int, stride: int) -> None:
+def test_every_token_is_predicted_once_and_with_its_context(
+    count: int, window: int, stride: int
+) -> None:
     predicted: list[int] = []
     for begin, first, end in spans(count, window, stride):
         assert end - begin <= window
@@ -90,7 +103,9 @@ def test_every_token_is_predicted_once_and_with_its_context(count: int, window: 
     lost = set(range(1, count)) - set(predicted)
     assert predicted == sorted(set(predicted))
     # Only where windows do not overlap has a token nothing before it.
-    assert not lost or (stride == window and lost == {p for p in range(1, count) if p % stride == 0})
+    assert not lost or (
+        stride == window and lost == {p for p in range(1, count) if p % stride == 0}
+    )
 
 
 def test_the_engine_never_gives_more_than_a_window(tmp_path: Path) -> None:
@@ -110,7 +125,8 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     nats = -(math.log(0.5) + math.log(0.125) + math.log(0.25) + math.log(0.5)) / 4
     assert got.perplexity == pytest.approx(math.exp(nats), rel=1e-6)
     assert got.bits_per_byte == pytest.approx(nats / math.log(2) * 5 / 10, rel=1e-6)
-    # After 0: 0.5 ln 2 + 0.25 ln 0.5 + 0 = 0.25 ln 2; after 1 nothing; after 2 as after 0: three of four.
+    # After 0: 0.5 ln 2 + 0.25 ln 0.5 + 0 = 0.25 ln 2; after 1 nothing; after 2 as after 0: three of
+    # four.
     assert got.kl_mean == pytest.approx(3 / 4 * 0.25 * math.log(2), rel=1e-3)  # stored in 16 bits
     assert got.top1_agreement == 0.25  # after 1 alone
     assert (got.prefix_mean, got.prefix_min, got.prefix_of, got.prompts) == (2.0, 2, 4, 2)

@@ -1,4 +1,5 @@
-"""Quality within a session: engines that give no logits, logits that are not finite, and whether speed notices."""
+"""Quality within a session: engines that give no logits, logits that are not finite, and whether
+speed notices."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_an_engine_without_logits_is_measured_and_says_so(tmp_path: Path) -> Non
 
 def test_quality_alone_needs_logits(tmp_path: Path) -> None:
     config = {**make_config(), "task": {"_target_": identity.QUALITY_TASK}}
-    with pytest.raises(BadInput, match="task=quality needs logits, which engine=faulty does not give"):
+    with pytest.raises(
+        BadInput, match="task=quality needs logits, which engine=faulty does not give"
+    ):
         supervisor.run(plan(tmp_path, config), lone=True)
 
 
@@ -59,7 +62,9 @@ def test_logits_that_are_not_finite_make_the_record_invalid(tmp_path: Path) -> N
     record = make_record()
     with np.errstate(all="ignore"):
         found = make_reference(tmp_path, [0, 1, 2] * 30, 16, 8)
-        Judge(lambda event, **details: None).fill(record, Markov(np.full_like(REFERENCE, np.nan)), found)
+        Judge(lambda event, **details: None).fill(
+            record, Markov(np.full_like(REFERENCE, np.nan)), found
+        )
     assert not record.validity.ok and "not finite" in record.validity.reasons[0]
 
 
@@ -79,5 +84,9 @@ def test_a_window_that_does_not_fit_is_refused_early(tmp_path: Path) -> None:
 
 
 def test_a_text_of_ones_own_is_recorded_by_its_name() -> None:
-    assert make_record(quality={"text": "/home/me/text.txt"}).config["quality"] == {"text": "text.txt"}
-    assert make_record(quality={"text": "mine/text.txt"}).config["quality"] == {"text": "mine/text.txt"}
+    assert make_record(quality={"text": "/home/me/text.txt"}).config["quality"] == {
+        "text": "text.txt"
+    }
+    assert make_record(quality={"text": "mine/text.txt"}).config["quality"] == {
+        "text": "mine/text.txt"
+    }

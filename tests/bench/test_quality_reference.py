@@ -1,4 +1,5 @@
-"""The stored reference: shared, addressed by its content, whole or absent; and quality through the whole harness."""
+"""The stored reference: shared, addressed by its content, whole or absent; and quality through the
+whole harness."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ SMALL = [
     *("quality.prompts=2", "quality.prompt_len=16", "quality.output_len=8"),
 ]
 QUICK = [
-    *("measure.roofline=false", "workload.num_requests=2", "workload.input_len=8", "workload.output_len=4"),
+    *(
+        "measure.roofline=false",
+        "workload.num_requests=2",
+        "workload.input_len=8",
+        "workload.output_len=4",
+    ),
     *("measure.telemetry_interval_s=0.05",),
 ]
 Cli = Callable[..., Any]
@@ -59,9 +65,13 @@ def test_perplexity_is_transformers_own(tmp_path: Path, window: int, stride: int
     """The strided loop of transformers' "Perplexity of fixed-length models", over its own model."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = make_config("quality.max_tokens=1000", f"quality.window={window}", f"quality.stride={stride}")
+    config = make_config(
+        "quality.max_tokens=1000", f"quality.window={window}", f"quality.stride={stride}"
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(EMBEDDED / "tokenizer.json"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(EMBEDDED / "tokenizer.json")
+    )
     text = (EMBEDDED / "heldout.txt").read_text(encoding="utf-8")
     ids = torch.tensor([tokenizer(text)["input_ids"][:1000]])
     nll, count, seen = 0.0, 0, 0
@@ -127,7 +137,13 @@ def test_what_is_stored(tmp_path: Path) -> None:
 
 def test_the_address_is_of_the_content(tmp_path: Path) -> None:
     base = quality_reference.reference_id(make_config())
-    for same in ("quant=nf4", "batching=sequential", "workload=chat", "measure.seed=3", "runtime.threads=1"):
+    for same in (
+        "quant=nf4",
+        "batching=sequential",
+        "workload=chat",
+        "measure.seed=3",
+        "runtime.threads=1",
+    ):
         assert quality_reference.reference_id(make_config(same)) == base, same
     for other in (
         "quality.window=64",
@@ -144,9 +160,12 @@ def test_the_address_is_of_the_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "knob"), [("cache", "block_size"), ("attention", "_target_"), ("batching", "chunked_prefill")]
+    ("group", "knob"),
+    [("cache", "block_size"), ("attention", "_target_"), ("batching", "chunked_prefill")],
 )
-def test_other_defaults_are_another_reference(group: str, knob: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_defaults_are_another_reference(
+    group: str, knob: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is computed with the default options, which lie in conf/ and not in the code."""
     config = make_config()
     base = quality_reference.reference_id(config)
@@ -176,7 +195,9 @@ def test_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "minivllm.bench.quality_reference", str(job), str(os.getpid())]
     child = subprocess.Popen(command, cwd=ROOT)
     deadline = time.monotonic() + 120
-    while not any(folder.glob(".logprobs*")) and child.poll() is None and time.monotonic() < deadline:
+    while (
+        not any(folder.glob(".logprobs*")) and child.poll() is None and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
@@ -185,7 +206,10 @@ def test_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
         make_config(), tmp_path
     )  # another one: it clears up what nobody is at work on
     assert stored(tmp_path) == [found.folder]
-    assert sorted(path.name for path in found.folder.iterdir()) == [LOG_PROBS, quality_reference.REFERENCE]
+    assert sorted(path.name for path in found.folder.iterdir()) == [
+        LOG_PROBS,
+        quality_reference.REFERENCE,
+    ]
 
 
 def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +227,15 @@ def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.M
     text, logs = (kept / quality_reference.REFERENCE).read_text(), (kept / LOG_PROBS).read_bytes()
     content = json.loads(text)
     damage: list[tuple[str, bytes]] = [
-        *((quality_reference.REFERENCE, half.encode()) for half in ("", text[: len(text) // 2], "[]", "{}")),
+        *(
+            (quality_reference.REFERENCE, half.encode())
+            for half in ("", text[: len(text) // 2], "[]", "{}")
+        ),
         (quality_reference.REFERENCE, json.dumps({**content, "top1": "words"}).encode()),
-        (quality_reference.REFERENCE, json.dumps({**content, "top1": content["top1"][:-1]}).encode()),
+        (
+            quality_reference.REFERENCE,
+            json.dumps({**content, "top1": content["top1"][:-1]}).encode(),
+        ),
         *((LOG_PROBS, half) for half in (b"", logs[: len(logs) // 2], logs[:100])),
     ]
     for times, (name, half) in enumerate(damage, 1):
@@ -215,7 +245,9 @@ def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.M
     assert quality_reference.ensure(make_config(), tmp_path) == found and len(made) == len(damage)
 
 
-def test_an_interrupt_or_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_or_a_full_disk_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for error in (KeyboardInterrupt(), OSError(28, "No space left on device")):
 
         def fail(*args: Any, error: BaseException = error) -> Any:
@@ -227,7 +259,9 @@ def test_an_interrupt_or_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch:
         assert not any((tmp_path / "id").iterdir())
 
 
-def test_what_goes_wrong_apart_is_told_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_apart_is_told_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "short.txt").write_text("x = 1")
     with pytest.raises(BadInput, match=r"the text of quality\.text has \d tokens"):
         quality_reference.ensure(make_config(f"quality.text={tmp_path / 'short.txt'}"), tmp_path)
@@ -235,7 +269,9 @@ def test_what_goes_wrong_apart_is_told_here(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(BadInput, match=r"odd\.txt:1: not UTF-8"):
         quality_reference.ensure(make_config(f"quality.text={tmp_path / 'odd.txt'}"), tmp_path)
     monkeypatch.setattr(quality_reference.sys, "executable", shutil.which("false"))
-    with pytest.raises(RuntimeError, match=r"quality\.reference=fp32 could not be computed: .* exit code 1"):
+    with pytest.raises(
+        RuntimeError, match=r"quality\.reference=fp32 could not be computed: .* exit code 1"
+    ):
         quality_reference.ensure(make_config(), tmp_path)
     assert not stored(tmp_path) or not any(
         (path / quality_reference.REFERENCE).exists() for path in stored(tmp_path)
@@ -268,7 +304,8 @@ def test_the_task_measures_quality_alone_and_sweeps(cli: Cli) -> None:
     assert "KL to fp32" in Path("reports/s/index.html").read_text()
     again = cli("task=quality", *sweep)
     assert again.code == 0 and "2 of 2 recorded already, skipped" in again.out
-    # Speed measured later into the same folder: records of their own, the same cells, so one row of the report.
+    # Speed measured later into the same folder: records of their own, the same cells, so one row of
+    # the report.
     both = cli(*sweep)
     assert both.code == 0 and "skipped" not in both.out
     found = read_records("runs/s")
@@ -299,7 +336,9 @@ def test_random_weights_are_refused_with_one_line(cli: Cli, command: str) -> Non
         ("quality.strde=3", "did you mean stride?"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_loaded(cli: Cli, override: str, words: str) -> None:
+def test_wrong_settings_are_refused_before_anything_is_loaded(
+    cli: Cli, override: str, words: str
+) -> None:
     done = cli("task=quality", *SMALL, override)
     assert done.code == 2 and words in done.err and not Path("runs").exists()
 

@@ -50,7 +50,9 @@ def test_limits_that_a_run_has_passed_are_measured_again(
 def test_where_steps_overlap_a_note_says_how_shares_of_the_limits_are_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overlap: bool
 ) -> None:
-    monkeypatch.setattr(session, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), []))
+    monkeypatch.setattr(
+        session, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), [])
+    )
     config = compose(
         [
             "workload.num_requests=2",
@@ -68,7 +70,8 @@ def test_where_steps_overlap_a_note_says_how_shares_of_the_limits_are_found(
     assert record.validity.ok
     assert record.roofline.mbu is not None and record.roofline.decode_s is not None
     assert 0 < record.roofline.decode_s < (record.metrics.duration_s or 0)
-    assert (record.roofline.mfu is None) is overlap  # of the one step with prompts no other is behind
+    # of the one step with prompts no other is behind
+    assert (record.roofline.mfu is None) is overlap
     assert any("steps overlapped" in note for note in record.validity.notes) is overlap
 
 

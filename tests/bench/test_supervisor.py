@@ -34,7 +34,8 @@ FAULTY = "tests.bench.faulty.FaultyEngine"
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
-    # A lock folder of the test's own, so that a benchmark running beside does not hold the tests up.
+    # A lock folder of the test's own, so that a benchmark running beside does not hold the tests
+    # up.
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
 
@@ -205,7 +206,9 @@ def test_a_hanging_worker_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outcomes = supervisor.run([broken, good])
     assert [outcome.status for outcome in outcomes] == ["timeout", "ok"]
     record = record_of(broken)
-    assert record["error"]["type"] == "TimeoutError" and "timeout_s=60.5" in record["error"]["message"]
+    assert (
+        record["error"]["type"] == "TimeoutError" and "timeout_s=60.5" in record["error"]["message"]
+    )
     assert "hanging" in record["error"]["log_tail"]
 
 
@@ -219,7 +222,9 @@ def test_too_much_memory_is_oom(tmp_path: Path) -> None:
     assert (measurement.path / storage.TELEMETRY).exists()
 
 
-def test_a_kernel_oom_kill_is_told_from_a_plain_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_oom_kill_is_told_from_a_plain_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = iter([3, 4])
     monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(counts))
     (measurement,) = plan(tmp_path, make_config("kill"))
@@ -248,20 +253,26 @@ def test_repeats_share_a_worker(tmp_path: Path) -> None:
     assert len({record["workload_hash"] for record in records}) == 1
     # Only the first block was cold.
     assert [record["cold"]["first_batch_s"] is None for record in records] == [False, True, True]
-    assert all((m.path / storage.LOG).exists() and (m.path / storage.CONFIG).exists() for m in measurements)
+    assert all(
+        (m.path / storage.LOG).exists() and (m.path / storage.CONFIG).exists() for m in measurements
+    )
 
 
 def test_what_an_engine_reads_of_measure_once_gets_a_worker_of_its_own(tmp_path: Path) -> None:
-    """A cell with a cold prefix cache must not be measured by an engine that was told to keep it."""
+    """A cell with a cold prefix cache must not be measured by an engine that was told to keep
+    it."""
     state, warm = tmp_path / "state", {"prefix_cache": "warm"}
-    configs = [make_config(engine={"state": str(state)}, measure=measure) for measure in ({}, warm, warm)]
+    configs = [
+        make_config(engine={"state": str(state)}, measure=measure) for measure in ({}, warm, warm)
+    ]
     outcomes = supervisor.run(plan(tmp_path, *configs))
     assert [outcome.status for outcome in outcomes] == ["ok"] * 3
     assert len(set(state.read_text().split())) == 2
 
 
 def test_rates_and_seeds_share_a_worker_that_is_told_of_them_one_by_one(tmp_path: Path) -> None:
-    """What comes next may depend on what was measured: the first record is there before the second is asked for."""
+    """What comes next may depend on what was measured: the first record is there before the second
+    is asked for."""
     state = tmp_path / "state"
     poisson = "minivllm.bench.workloads.arrivals.Poisson"
     first, second = (
@@ -276,7 +287,9 @@ def test_rates_and_seeds_share_a_worker_that_is_told_of_them_one_by_one(tmp_path
         for rate, seed in ((1000.0, 0), (2000.0, 1))
     )
     totals: list[Any] = []
-    with supervisor.Supervisor(lambda event: totals.append((event["position"], event["total"]))) as making:
+    with supervisor.Supervisor(
+        lambda event: totals.append((event["position"], event["total"]))
+    ) as making:
         assert making.measure(first).status == "ok" and record_of(first)["provenance"]["seed"] == 0
         assert making.measure(second).status == "ok"
     assert len(state.read_text().split()) == 1 and set(totals) == {(1, None), (2, None)}
@@ -309,7 +322,9 @@ def test_after_a_crash_the_rest_of_the_batch_gets_a_new_worker(tmp_path: Path) -
 
 def test_a_workload_that_does_not_fit_leaves_the_engine_usable(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    configs = [make_config(engine={"state": str(state)}, workload={"input_len": n}) for n in (8, 500, 9)]
+    configs = [
+        make_config(engine={"state": str(state)}, workload={"input_len": n}) for n in (8, 500, 9)
+    ]
     outcomes = supervisor.run(plan(tmp_path, *configs))
     assert [outcome.status for outcome in outcomes] == ["ok", "invalid", "ok"]
     assert "context" in outcomes[1].message
@@ -324,8 +339,12 @@ def test_bad_input_of_a_lone_run_leaves_nothing(tmp_path: Path, fault: str) -> N
     assert not (tmp_path / "runs").exists()
 
 
-def test_full_disk_is_this_cells_failure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third = plan(tmp_path, *(make_config(workload={"output_len": n}) for n in (5, 6, 7)))
+def test_full_disk_is_this_cells_failure_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = plan(
+        tmp_path, *(make_config(workload={"output_len": n}) for n in (5, 6, 7))
+    )
     write = files._write
 
     def full(path: Path, text: str) -> None:
@@ -359,7 +378,9 @@ def test_what_is_profiled_has_a_worker_of_its_own(tmp_path: Path) -> None:
 
     state = tmp_path / "state"
     config = make_config(
-        engine={"state": str(state)}, runtime={"profile": True}, measure={"repeats": 2, "timeout_s": 600}
+        engine={"state": str(state)},
+        runtime={"profile": True},
+        measure={"repeats": 2, "timeout_s": 600},
     )
     events: list[str] = []
     measurements = plan(tmp_path, config)
@@ -393,14 +414,22 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "profiling" and fault == "profile_hang":
-            for name in (f".{storage.TRACE}.half.tmp", storage.TRACE, storage.OPERATIONS, storage.IDLE):
+            for name in (
+                f".{storage.TRACE}.half.tmp",
+                storage.TRACE,
+                storage.OPERATIONS,
+                storage.IDLE,
+            ):
                 (broken.path / name).write_text("torn")
             (broken.path / f".{storage.TRACE}.beside").mkdir()
             (broken.path / f".{storage.TRACE}.beside" / "trace.json").write_text("torn")
             making._began_s -= 1000  # its time is over
 
     with supervisor.Supervisor(hear) as making:
-        assert [making.measure(measurement).status for measurement in (broken, good)] == ["ok", "ok"]
+        assert [making.measure(measurement).status for measurement in (broken, good)] == [
+            "ok",
+            "ok",
+        ]
     record = record_of(broken)
     assert record["status"] == "ok" and record["error"] is None and record["validity"]["ok"]
     (note,) = (note for note in record["validity"]["notes"] if "runtime.profile" in note)
@@ -413,7 +442,9 @@ def test_a_trace_that_fails_is_a_note_in_the_record(tmp_path: Path, fault: str, 
 
 
 def test_ctrl_c_while_profiling_keeps_the_measurement(tmp_path: Path) -> None:
-    measurements = plan(tmp_path, make_config("profile_hang", runtime={"profile": True}), make_config())
+    measurements = plan(
+        tmp_path, make_config("profile_hang", runtime={"profile": True}), make_config()
+    )
     events: list[tuple[str, str | None]] = []
     pids: list[int] = []
 
@@ -469,9 +500,10 @@ def test_a_worker_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps(measurement.to_dict()))
     code = (
-        "import json, sys; from minivllm.bench import supervisor; from minivllm.bench.records.measurement import Measurement;"
-        f"import tempfile; tempfile.gettempdir = lambda: {str(tmp_path)!r};"
-        f"supervisor.run([Measurement.from_dict(json.load(open({str(job)!r})))])"
+        "import json, sys; from minivllm.bench import supervisor; from "
+        "minivllm.bench.records.measurement import Measurement;import tempfile; "
+        "tempfile.gettempdir = lambda: "
+        f"{str(tmp_path)!r};supervisor.run([Measurement.from_dict(json.load(open({str(job)!r})))])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     log = measurement.path / storage.LOG
@@ -518,5 +550,8 @@ def test_two_supervisors_take_turns_on_a_device(tmp_path: Path) -> None:
 
 
 def test_the_parent_never_imports_torch() -> None:
-    code = "import sys, minivllm.bench.supervisor, minivllm.tasks.bench; assert 'torch' not in sys.modules; assert 'pandas' not in sys.modules"
+    code = (
+        "import sys, minivllm.bench.supervisor, minivllm.tasks.bench; assert 'torch' not in "
+        "sys.modules; assert 'pandas' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

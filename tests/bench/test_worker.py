@@ -33,7 +33,10 @@ def chained() -> Exception:
         (BadInput("no"), "invalid"),
         (MemoryError(), "oom"),
         (OutOfMemoryError("x"), "oom"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "oom",
+        ),
         (RuntimeError("CUDA error: out of memory"), "oom"),
         (chained(), "oom"),
         (RuntimeError("shapes do not match"), "error"),
@@ -78,6 +81,9 @@ def test_breakdown_is_the_mean_of_what_is_known() -> None:
 
 
 def test_waste_is_the_mean_share() -> None:
-    steps = [{"kv_slots_wasted": 1, "kv_slots_allocated": 4}, {"kv_slots_wasted": 3, "kv_slots_allocated": 4}]
+    steps = [
+        {"kv_slots_wasted": 1, "kv_slots_allocated": 4},
+        {"kv_slots_wasted": 3, "kv_slots_allocated": 4},
+    ]
     assert kv_waste([*steps, {"kv_slots_wasted": 0, "kv_slots_allocated": 0}]) == 0.5
     assert kv_waste([{}]) is None

@@ -1,4 +1,5 @@
-"""Keys and values in 8 bits: how far off they are, and that they are the same however they came to be."""
+"""Keys and values in 8 bits: how far off they are, and that they are the same however they came to
+be."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serving(folder: Path, *overrides: str, **groups: str) -> LLM:
     common = ["model.max_model_len=64", "decoding.max_tokens=9", "decoding.ignore_eos=true"]
-    return LLM(str(folder), quant="fp32", overrides=[*common, "runtime.device=cpu", *overrides], **groups)
+    return LLM(
+        str(folder), quant="fp32", overrides=[*common, "runtime.device=cpu", *overrides], **groups
+    )
 
 
 def tokens(llm: LLM) -> list[list[list[int]]]:
@@ -52,7 +55,11 @@ def test_errors_stay_within_their_bounds(dtype: torch.dtype) -> None:
         bits, scale = compress(x, kv_dtype)
         assert (bits.dtype, bits.shape, scale.shape) == (torch.int8, x.shape, x.shape[:-1])
         error = (expand(bits, scale, kv_dtype, torch.float32) - x.float()).abs()
-        bound = largest / 254 if kv_dtype == "int8" else (x.float().abs() / 16).maximum(largest / 448 / 1024)
+        bound = (
+            largest / 254
+            if kv_dtype == "int8"
+            else (x.float().abs() / 16).maximum(largest / 448 / 1024)
+        )
         assert (error <= bound * slack).all()
         assert error.max() > 0
         assert expand(bits, scale, kv_dtype, dtype).dtype == dtype
@@ -84,15 +91,26 @@ def test_the_pool_shrinks_by_what_is_saved(checkpoint: Path) -> None:
             assert kv.num_bytes == 11 * 16 * kv.bytes_per_token
             sizes[kv_dtype] = kv.bytes_per_token
     elements, heads = 3 * 2 * 2 * 16, 3 * 2 * 2  # layers, keys and values, heads, width
-    assert sizes == {"auto": 4 * elements, "int8": elements + 4 * heads, "fp8": elements + 4 * heads}
+    assert sizes == {
+        "auto": 4 * elements,
+        "int8": elements + 4 * heads,
+        "fp8": elements + 4 * heads,
+    }
     spec = AttentionSpec(8, 8, 128, 1.0)
-    assert bytes_per_token([spec], torch.bfloat16, "int8") / bytes_per_token([spec], torch.bfloat16) < 0.52
+    assert (
+        bytes_per_token([spec], torch.bfloat16, "int8") / bytes_per_token([spec], torch.bfloat16)
+        < 0.52
+    )
 
 
-def test_the_same_memory_holds_more_blocks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_memory_holds_more_blocks(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("minivllm.engine.engine.free_memory", lambda device: 2_000_000)
     for kv_dtype in ("auto", "int8", "fp8"):
-        with serving(checkpoint, f"cache.kv_dtype={kv_dtype}", "batching.max_num_seqs=100000") as llm:
+        with serving(
+            checkpoint, f"cache.kv_dtype={kv_dtype}", "batching.max_num_seqs=100000"
+        ) as llm:
             block = 16 * llm.engine.kv.bytes_per_token
             assert llm.engine.cache.pool.num_usable == 1_000_000 // block
 
@@ -126,7 +144,11 @@ def test_tokens_do_not_depend_on_how_they_are_served(
 ) -> None:
     decoding = [item for item in served if item.startswith("decoding")]
     with serving(
-        checkpoint, "batching=sequential", "attention=eager", *decoding, f"cache.kv_dtype={kv_dtype}"
+        checkpoint,
+        "batching=sequential",
+        "attention=eager",
+        *decoding,
+        f"cache.kv_dtype={kv_dtype}",
     ) as llm:
         expected = tokens(llm)
     with serving(checkpoint, *served, f"cache.kv_dtype={kv_dtype}") as llm:
@@ -161,8 +183,12 @@ def test_greedy_tokens_differ_only_at_near_ties(kv_dtype: str, checkpoint: Path)
     with serving(checkpoint, f"cache.kv_dtype={kv_dtype}") as llm:
         found = [out[0] for out in tokens(llm)]
         compressed = [llm.logits(p + out) for p, out in zip(PROMPTS, expected, strict=True)]
-    for prompt, mine, theirs, exact, near in zip(PROMPTS, found, expected, logits, compressed, strict=True):
-        first = next((i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None)
+    for prompt, mine, theirs, exact, near in zip(
+        PROMPTS, found, expected, logits, compressed, strict=True
+    ):
+        first = next(
+            (i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None
+        )
         if first is not None:
             at = len(prompt) + first - 1
             gap = exact[at, theirs[first]] - exact[at, mine[first]]

@@ -20,17 +20,32 @@ from minivllm.errors import BadInput
 
 CONF = compose.conf_dir()
 OPTION_FILES = sorted(
-    (path.parent.name, path.stem) for group in compose.GROUPS for path in (CONF / group).glob("*.yaml")
+    (path.parent.name, path.stem)
+    for group in compose.GROUPS
+    for path in (CONF / group).glob("*.yaml")
 )
 # What SamplingParams takes from Python alone.
 FROM_PYTHON = {"token_mask"}
 # What minivllm passes when it builds an option, beside its knobs.
-RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "device", "config", "progress", "moe", "kernels", "invariant"}
+RUNTIME_ARGUMENTS = {
+    "specs",
+    "kv",
+    "quant",
+    "device",
+    "config",
+    "progress",
+    "moe",
+    "kernels",
+    "invariant",
+}
 
 
 def needed(group: str, name: str) -> list[str]:
     """Overrides that choose an option, and give it what it cannot do without."""
-    further = {("model", "hf"): "model.path=somewhere", ("task", "convert"): "task.output=somewhere"}
+    further = {
+        ("model", "hf"): "model.path=somewhere",
+        ("task", "convert"): "task.output=somewhere",
+    }
     return [f"{group}={name}", *([further[group, name]] if (group, name) in further else [])]
 
 
@@ -94,7 +109,9 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
     assert preset["choices"]["task"] == "chat" and preset["choices"]["decoding"] == "sample"
     assert preset["decoding"]["max_tokens"] == 1024
     for order in (1, -1):
-        explicit = compose.compose(["preset=chat", "decoding=greedy", "decoding.max_tokens=7"][::order])
+        explicit = compose.compose(
+            ["preset=chat", "decoding=greedy", "decoding.max_tokens=7"][::order]
+        )
         assert explicit["choices"]["task"] == "chat"
         assert explicit["decoding"]["temperature"] == 0 and explicit["decoding"]["max_tokens"] == 7
 
@@ -102,14 +119,27 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cache.blok_size=3", "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
-        ("+cache.blok_size=3", "cache.blok_size: no such option of cache=paged; did you mean block_size?"),
+        (
+            "cache.blok_size=3",
+            "cache.blok_size: no such option of cache=paged; did you mean block_size?",
+        ),
+        (
+            "+cache.blok_size=3",
+            "cache.blok_size: no such option of cache=paged; did you mean block_size?",
+        ),
         (
             "arrival.rate=3",
-            "arrival.rate: no such option of arrival=offline; arrival=constant, arrival=gamma, arrival=poisson have it",
+            "arrival.rate: no such option of arrival=offline; arrival=constant, arrival=gamma, "
+            "arrival=poisson have it",
         ),
-        ("+measure.slo.ttf=3", "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?"),
-        ("measure.slo.ttf=3", "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?"),
+        (
+            "+measure.slo.ttf=3",
+            "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?",
+        ),
+        (
+            "measure.slo.ttf=3",
+            "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?",
+        ),
         ("quan=nf4", "quan: no such group or setting; did you mean quant?"),
         ("kache.block_size=3", "kache.block_size: no such group or setting; did you mean cache?"),
         ("+nmae=x", "nmae: no such setting; did you mean name?"),
@@ -117,10 +147,14 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("quant=nf5", "quant=nf5: no such option; did you mean nf4? (quant: bf16"),
         (
             "attention=quick",
-            "attention=quick: no such option; choose from auto, cpu, eager, flash, flex, invariant, sdpa, torch_varlen, triton",
+            "attention=quick: no such option; choose from auto, cpu, eager, flash, flex, "
+            "invariant, sdpa, torch_varlen, triton",
         ),
         ("cache.block_size=0", "cache.block_size=0 must be at least 1"),
-        ("cache.offload_gb=1", "cache.offload_gb=1.0 keeps prefixes, so it needs cache.prefix_caching=true"),
+        (
+            "cache.offload_gb=1",
+            "cache.offload_gb=1.0 keeps prefixes, so it needs cache.prefix_caching=true",
+        ),
         ("cache.memory_fraction=1.5", "cache.memory_fraction=1.5 must be at most 1"),
         ("cache.memory_fraction=nan", "cache.memory_fraction=nan must be a number"),
         ("cache.block_size=many", "cache.block_size='many' must be a whole number"),
@@ -128,10 +162,16 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("cache.num_blocks=true", "cache.num_blocks=True must be a whole number or null"),
         ("batching.chunked_prefill=1", "batching.chunked_prefill=1 must be true or false"),
         ("batching.preemption=swapp", "batching.preemption='swapp' must be recompute"),
-        ("decoding.temperature=-1", "decoding.temperature=-1.0 must be 0 (greedy), or 0.001 or more"),
+        (
+            "decoding.temperature=-1",
+            "decoding.temperature=-1.0 must be 0 (greedy), or 0.001 or more",
+        ),
         ("decoding.stop=[[a]]", "must be a list, each text"),
         ("measure.slo=3", "measure.slo=3 must be a group of settings"),
-        ("measure.warmup_requests=some", "measure.warmup_requests='some' must be auto or a whole number"),
+        (
+            "measure.warmup_requests=some",
+            "measure.warmup_requests='some' must be auto or a whole number",
+        ),
         ("runtime.device=gpu", "runtime.device='gpu' must be auto, cpu, cuda or cuda:<number>"),
         ("name=../elsewhere", "name='../elsewhere' must be a plain folder name"),
         ("workload.num_requests=0", "workload.num_requests=0 must be at least 1"),
@@ -145,12 +185,21 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("cache._target_=Paged", "cache._target_='Paged': cache=paged must name its class"),
         ("model.path=${nowhere}", "model.path: Interpolation key 'nowhere' not found"),
         ("model.path=???", "model.path is missing: give it a value"),
-        ("cache.block_size=[1", "'cache.block_size=[1' is no override: write KEY=VALUE; what has special"),
+        (
+            "cache.block_size=[1",
+            "'cache.block_size=[1' is no override: write KEY=VALUE; what has special",
+        ),
         ("foo", "'foo' is no override: write KEY=VALUE; what has special"),
         ("runs=[~/a]", "'runs=[~/a]' is no override: write KEY=VALUE; what has special"),
-        ("cache.block_size=8,16", "cache.block_size=8,16: several values; add -m to sweep over them"),
+        (
+            "cache.block_size=8,16",
+            "cache.block_size=8,16: several values; add -m to sweep over them",
+        ),
         ("cache.block_size=range(8,16)", "several values; add -m to sweep over them"),
-        ("+cache.block_size=8", "cache.block_size exists already: write cache.block_size=... without the +"),
+        (
+            "+cache.block_size=8",
+            "cache.block_size exists already: write cache.block_size=... without the +",
+        ),
         ("hydra.foo=3", "hydra.foo: Hydra has no such setting"),
     ],
 )
@@ -167,18 +216,26 @@ def test_two_mistakes_name_one() -> None:
 
 
 def test_misspelt_knob_is_looked_up_in_the_chosen_option() -> None:
-    with pytest.raises(BadInput, match=r"no such option of cache=contiguous; did you mean num_sequences"):
+    with pytest.raises(
+        BadInput, match=r"no such option of cache=contiguous; did you mean num_sequences"
+    ):
         compose.compose(["cache=contiguous", "cache.num_sequence=3"])
 
 
 def test_values_are_converted_only_where_nothing_is_guessed() -> None:
-    got = compose.compose(["cache.memory_fraction=1", "name=2024", "decoding.stop=END", "runs=[a,b]"])
-    assert got["cache"]["memory_fraction"] == 1.0 and isinstance(got["cache"]["memory_fraction"], float)
+    got = compose.compose(
+        ["cache.memory_fraction=1", "name=2024", "decoding.stop=END", "runs=[a,b]"]
+    )
+    assert got["cache"]["memory_fraction"] == 1.0 and isinstance(
+        got["cache"]["memory_fraction"], float
+    )
     assert got["name"] == "2024"
     assert got["decoding"]["stop"] == ["END"] and got["runs"] == ["a", "b"]
 
 
-def test_a_tilde_is_the_home_folder_where_the_shell_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_folder_where_the_shell_left_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     got = compose.compose(["runs_dir='~/a'", "reports_dir='~/b'"])
     assert (got["runs_dir"], got["reports_dir"]) == ("/home/someone/a", "/home/someone/b")
@@ -193,16 +250,22 @@ def test_required_knob_is_asked_for() -> None:
         compose.compose(["model=hf"])
 
 
-def test_unknown_key_that_a_preset_adds(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> None:
+def test_unknown_key_that_a_preset_adds(
+    user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
     plug_in("preset", "mine", "# @package _global_\ncache:\n  blok_size: 3\n")
-    with pytest.raises(BadInput, match=r"cache\.blok_size: no such option of cache=paged; did you mean"):
+    with pytest.raises(
+        BadInput, match=r"cache\.blok_size: no such option of cache=paged; did you mean"
+    ):
         compose.compose(["preset=mine"], user_dir / "conf")
     plug_in("preset", "mine", "# @package _global_\ncahce:\n  block_size: 3\n")
     with pytest.raises(BadInput, match=r"cahce: no such setting; did you mean cache"):
         compose.compose(["preset=mine"], user_dir / "conf")
 
 
-def test_broken_option_file_is_one_line(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> None:
+def test_broken_option_file_is_one_line(
+    user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
     plug_in("quant", "mine", "_target_: [unclosed\n")
     with pytest.raises(BadInput):
         compose.compose(["quant=mine"], user_dir / "conf")
@@ -217,7 +280,11 @@ def test_missing_config_dir() -> None:
     ("group", "option", "source"),
     [
         ("quant", "bits: 3\n", "class Mine:\n    def __init__(self, bits=4): self.bits = bits\n"),
-        ("workload", "topic: sums\n", "class Mine:\n    def __init__(self, topic): self.topic = topic\n"),
+        (
+            "workload",
+            "topic: sums\n",
+            "class Mine:\n    def __init__(self, topic): self.topic = topic\n",
+        ),
     ],
 )
 def test_a_users_class_plugs_in_with_one_file(
@@ -231,7 +298,8 @@ def test_a_users_class_plugs_in_with_one_file(
     knob, value = next(iter(yaml.safe_load(option).items()))
     assert getattr(built, knob) == value
     with pytest.raises(
-        BadInput, match=f"{knob}x is set, but my_{group}.Mine takes no such argument; did you mean {knob}"
+        BadInput,
+        match=f"{knob}x is set, but my_{group}.Mine takes no such argument; did you mean {knob}",
     ):
         compose.build({"_target_": f"my_{group}.Mine", f"{knob}x": 1})
 
@@ -240,17 +308,24 @@ def test_build_refuses_what_does_not_fit(user_dir: Path) -> None:
     (user_dir / "my_things.py").write_text(
         "import nothing_of_the_kind_is_installed\n",
     )
-    (user_dir / "my_class.py").write_text("class Thing:\n    def __init__(self, size): self.size = size\n")
+    (user_dir / "my_class.py").write_text(
+        "class Thing:\n    def __init__(self, size): self.size = size\n"
+    )
     for node, message in (
         ({"_target_": "no_such_package.Thing"}, "cannot import no_such_package.Thing"),
         ({"_target_": "my_things.Thing"}, "nothing_of_the_kind_is_installed"),
-        ({"_target_": "my_class.Thin", "size": 1}, "my_class has no class Thin; did you mean Thing?"),
+        (
+            {"_target_": "my_class.Thin", "size": 1},
+            "my_class has no class Thin; did you mean Thing?",
+        ),
         ({"_target_": "my_class.Thing"}, "my_class.Thing needs size"),
         ({"_target_": "Thing"}, "must name a class with its package"),
     ):
         with pytest.raises(BadInput, match=message):
             compose.build(node)
-    with pytest.raises(BadInput, match=r"device is passed by minivllm, but my_class.Thing takes no such"):
+    with pytest.raises(
+        BadInput, match=r"device is passed by minivllm, but my_class.Thing takes no such"
+    ):
         compose.build({"_target_": "my_class.Thing", "size": 1}, device="cpu")
     # What is only offered is left out where it is not taken.
     assert compose.build({"_target_": "my_class.Thing"}, {"size": 3, "progress": print}).size == 3

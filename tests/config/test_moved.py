@@ -27,7 +27,9 @@ def test_others_are_as_they_are() -> None:
 
 def test_an_option_file_of_before_is_the_same_cell(tmp_path: Path) -> None:
     (tmp_path / "arrival").mkdir()
-    (tmp_path / "arrival" / "mine.yaml").write_text("_target_: minivllm.bench.arrivals.Poisson\nrate: 4\n")
+    (tmp_path / "arrival" / "mine.yaml").write_text(
+        "_target_: minivllm.bench.arrivals.Poisson\nrate: 4\n"
+    )
     mine = compose(["arrival=mine"], tmp_path)
     assert locate(mine["arrival"]["_target_"]).__name__ == "Poisson"
     assert mine["arrival"]["_target_"] == present("minivllm.bench.arrivals.Poisson")

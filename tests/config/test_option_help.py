@@ -40,7 +40,9 @@ def test_every_option_has_help(cli: Cli) -> None:
             assert done.code == 0 and done.out.startswith(f"{group}={path.stem}"), done.err
 
 
-def test_a_user_s_option_has_help(cli: Cli, user_dir: Any, plug_in: Callable[[str, str, str], None]) -> None:
+def test_a_user_s_option_has_help(
+    cli: Cli, user_dir: Any, plug_in: Callable[[str, str, str], None]
+) -> None:
     plug_in("quant", "mine", "# What it is.\n_target_: my_quant.Mine\nprice: 5$ # costs $NAME\n")
     out = cli(f"--config-dir={user_dir / 'conf'}", "quant=mine", "--help").out
     assert (

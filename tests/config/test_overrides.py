@@ -38,13 +38,22 @@ def test_overrides_without_secrets_stay(text: str) -> None:
         ("engine.extra={api_key: abc def}", "engine.extra={api_key: ***}"),
         ("engine.extra={api_key: abc def, b: [x y]}", "engine.extra={api_key: ***, b: [x\\ y]}"),
         ("engine.extra={auth: {user: abc}}", "engine.extra={auth: {user: ***}}"),
-        ("engine.extra={a: ${oc.env:X}, token: 'a b'}", "engine.extra={a: ${oc.env:X}, token: '***'}"),
+        (
+            "engine.extra={a: ${oc.env:X}, token: 'a b'}",
+            "engine.extra={a: ${oc.env:X}, token: '***'}",
+        ),
         ("engine.url='http://h/v1?sig=abc'", "engine.url='http://h/v1?sig=***'"),
-        ("engine.command='serve --key=abc --auth abc'", "engine.command='serve --key=*** --auth ***'"),
+        (
+            "engine.command='serve --key=abc --auth abc'",
+            "engine.command='serve --key=*** --auth ***'",
+        ),
         ("engine.extra.api_key=abc,def", "engine.extra.api_key=***"),
         ('engine.extra.api_key="abc def', "engine.extra.api_key=***"),
         ("engine.extra.api_key=[abc, def", "engine.extra.api_key=***"),
-        ('engine.extra={headers: {Authorization: "abc def', "engine.extra={headers: {Authorization=***"),
+        (
+            'engine.extra={headers: {Authorization: "abc def',
+            "engine.extra={headers: {Authorization=***",
+        ),
         ("engine.command='serve --api-key \"abc def", "engine.command='serve --api-key=***"),
         ("engine.url=http://h/v1?api_key=abc", "engine.url=http://h/v1?api_key=***"),
     ],
@@ -69,7 +78,12 @@ def test_a_launcher_is_shown_no_secret() -> None:
     assert config.engine.url == "http://me:marker-one@h/v1"
     shown = without_secrets(config)
     assert "marker" not in str(shown)
-    assert shown.engine.url == "http://***@h/v1" and shown.engine.extra == {"api_key": "***", "n": [1]}
+    assert shown.engine.url == "http://***@h/v1" and shown.engine.extra == {
+        "api_key": "***",
+        "n": [1],
+    }
     assert shown.hydra.overrides.task[0] == "engine=openai"
-    assert config.engine.url == "http://me:marker-one@h/v1", "a sweeper composes trials of the other"
+    assert config.engine.url == "http://me:marker-one@h/v1", (
+        "a sweeper composes trials of the other"
+    )
     assert without_secrets(load(["engine=openai"])) == load(["engine=openai"])

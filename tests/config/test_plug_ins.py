@@ -14,7 +14,10 @@ SOURCE = """
 from __future__ import annotations
 
 class Mine:
-    def __init__(self, share: float, many: int | None = None, word: str = "a", odd: list[Strange] | None = None):
+    def __init__(
+        self, share: float, many: int | None = None, word: str = "a",
+        odd: list[Strange] | None = None,
+    ):
         pass
 
 def function(share=1, **rest): ...
@@ -24,15 +27,39 @@ def function(share=1, **rest): ...
 @pytest.mark.parametrize(
     ("module", "option", "message"),
     [
-        (SOURCE, "_target_: my_batching.Mine\nshare: abc", "batching.share='abc' must be a number, says my_batching.Mine"),
-        (SOURCE, "_target_: my_batching.Mine\nshare: 1\nmany: 2.5", "batching.many=2.5 must be a whole number or null"),
-        (SOURCE, "_target_: my_batching.Mine\nshar: 1", "batching.shar: my_batching.Mine takes no such argument; did you mean share?"),
-        (SOURCE, "_target_: my_batching.Min\nshare: 1", "batching: my_batching has no class Min; did you mean Mine?"),
+        (
+            SOURCE,
+            "_target_: my_batching.Mine\nshare: abc",
+            "batching.share='abc' must be a number, says my_batching.Mine",
+        ),
+        (
+            SOURCE,
+            "_target_: my_batching.Mine\nshare: 1\nmany: 2.5",
+            "batching.many=2.5 must be a whole number or null",
+        ),
+        (
+            SOURCE,
+            "_target_: my_batching.Mine\nshar: 1",
+            "batching.shar: my_batching.Mine takes no such argument; did you mean share?",
+        ),
+        (
+            SOURCE,
+            "_target_: my_batching.Min\nshare: 1",
+            "batching: my_batching has no class Min; did you mean Mine?",
+        ),
         (SOURCE, "_target_: my_gone.Mine", "batching: cannot import my_gone.Mine"),
-        ("1 / 0", "_target_: my_batching.Mine", "importing my_batching.Mine raises ZeroDivisionError: division by zero ("),
-        ("import os; os._exit(3)", "_target_: my_batching.Mine", "importing ended the process with exit code 3"),
+        (
+            "1 / 0",
+            "_target_: my_batching.Mine",
+            "importing my_batching.Mine raises ZeroDivisionError: division by zero (",
+        ),
+        (
+            "import os; os._exit(3)",
+            "_target_: my_batching.Mine",
+            "importing ended the process with exit code 3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_class_that_does_not_fit_is_one_line(
     cli: Callable[..., Any],
     user_dir: Path,
@@ -42,7 +69,9 @@ def test_a_class_that_does_not_fit_is_one_line(
     option: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    monkeypatch.setattr(
+        bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started")
+    )
     (user_dir / "my_batching.py").write_text(module)
     plug_in("batching", "mine", option + "\n")
     done = cli(f"--config-dir={user_dir / 'conf'}", "batching=mine")

@@ -1,4 +1,5 @@
-"""An imaginary model and memory: what the scheduler's plans would read and write, checked token by token."""
+"""An imaginary model and memory: what the scheduler's plans would read and write, checked token by
+token."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class SlowDisk:
         self.finished: list[Finished] = []
 
     def work(self, count: int | None = None, broken: bool = False) -> None:
-        """Do the first `count` jobs, or all. Broken: writes leave the record unreadable, reads fail."""
+        """Do the first `count` jobs, or all. Broken: writes leave the record unreadable, reads
+        fail."""
         done, self.jobs = self.jobs[:count], self.jobs[len(self.jobs) if count is None else count :]
         for record, slot, content in done:
             if slot is None:
@@ -72,20 +74,27 @@ def hypotheses(first: Request) -> list[Hypothesis]:
 
 
 class Machine:
-    """Carries plans out on positions and token ids in place of keys and values, and samples (position mod 5); beams
-    by `continuations`."""
+    """Carries plans out on positions and token ids in place of keys and values, and samples
+    (position mod 5); beams by `continuations`."""
 
     def __init__(self, policy: BatchingPolicy, layout: CacheLayout) -> None:
         self.clock = Clock()
         size = layout.block_size
         self.blocks = {block: [(-1, -1)] * size for block in range(layout.num_blocks)}
-        self.host = {slot: [(-1, -1)] * size for slot in range(layout.host_slots + layout.offload_slots)}
+        self.host = {
+            slot: [(-1, -1)] * size for slot in range(layout.host_slots + layout.offload_slots)
+        }
         self.disk = SlowDisk(self.host)
         self.scheduler = Scheduler(policy, CacheManager(layout, self.disk), EventBus(), self.clock)
         self.requests: list[Request] = []
 
     def request(
-        self, prompt: list[int], output: int, n: int = 1, arrival_s: float | None = None, **params: object
+        self,
+        prompt: list[int],
+        output: int,
+        n: int = 1,
+        arrival_s: float | None = None,
+        **params: object,
     ) -> Request:
         """A request and its further samples, not yet added."""
         made = [
@@ -120,7 +129,9 @@ class Machine:
         """Move, write, check what would be read, and sample. The requests that ended."""
         size = self.scheduler.cache.block_size
         pool = self.scheduler.cache.pool
-        self.disk.jobs += [(record, None, list(self.host[slot])) for slot, record in plan.transfers.spills]
+        self.disk.jobs += [
+            (record, None, list(self.host[slot])) for slot, record in plan.transfers.spills
+        ]
         saved = [slot for _, slot in plan.transfers.saves]
         assert len(saved) == len(set(saved)), "a slot is written twice, in no order"
         for block, slot in plan.transfers.saves:
@@ -145,7 +156,9 @@ class Machine:
                 "a request would read another's tokens"
             )
             positions = [position for position, _ in held]
-            assert positions == sorted(set(positions)), "a token would be read twice, or out of order"
+            assert positions == sorted(set(positions)), (
+                "a token would be read twice, or out of order"
+            )
             assert positions[-part.num_tokens :] == list(range(part.start, part.end))
             assert len(positions) == part.end - part.request.cache.num_evicted
         eviction = self.scheduler.cache.layout.eviction
@@ -157,7 +170,9 @@ class Machine:
                 ]
                 for part in plan.scheduled
             ]
-            steps = [(p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in plan.scheduled]
+            steps = [
+                (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in plan.scheduled
+            ]
             self.scheduler.cache.observe(steps, mass)
         done = []
         sampling = [part.request for part in plan.scheduled if part.samples]
@@ -191,7 +206,8 @@ class Machine:
         return held[: part.end - part.request.cache.num_evicted]
 
     def step(self) -> list[Request]:
-        """Plan a step and carry it out; time goes on, to where something can be done if nothing is now."""
+        """Plan a step and carry it out; time goes on, to where something can be done if nothing is
+        now."""
         plan = self.scheduler.plan()
         done = self.carry_out(plan)
         self.disk.work()
@@ -228,9 +244,15 @@ class Machine:
             self.check_tiers()
         known = sorted(r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running))
         unstarted = [r for r in self.requests if r.group is not None and r in r.group.unstarted]
-        pending = [r.request_id for r in unstarted if r.group is not None and r.group.leader.state != "done"]
+        pending = [
+            r.request_id
+            for r in unstarted
+            if r.group is not None and r.group.leader.state != "done"
+        ]
         open_ = sorted(
-            r.request_id for r in self.requests if r.state is not RequestState.DONE and r not in unstarted
+            r.request_id
+            for r in self.requests
+            if r.state is not RequestState.DONE and r not in unstarted
         )
         assert known == open_, (known, open_, pending)
 
@@ -265,6 +287,8 @@ class Machine:
         records = [*tiers.disk, *(node.record for node in read), *tiers._free_records]
         assert sorted(records) == list(range(len(records)))  # type: ignore[type-var]
         assert len(slots) <= most and len(records) <= cache.layout.disk_records
-        busy = {record for record, _, _ in self.disk.jobs} | {done.record for done in self.disk.finished}
+        busy = {record for record, _, _ in self.disk.jobs} | {
+            done.record for done in self.disk.finished
+        }
         for record, node in tiers.disk.items():
             assert record in busy or self.disk.records[record] == content[node]

@@ -39,7 +39,9 @@ def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
 
 
 @given(steps(), st.booleans())
-def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], int], every: bool) -> None:
+def test_every_tensor_is_what_the_step_says(
+    step: tuple[list[ScheduledRequest], int], every: bool
+) -> None:
     parts, size = step
     ints, shape = pack(parts, size, every)
     tensors = shape.unpack(upload(ints, CPU))
@@ -67,7 +69,9 @@ def test_every_tensor_is_what_the_step_says(step: tuple[list[ScheduledRequest], 
         assert row == blocks + [0] * (width - len(blocks))
     indices = ("token_ids", "positions", "slot_mapping", "logit_rows")
     assert all(tensor.dtype == torch.int64 for name, tensor in tensors.items() if name in indices)
-    assert all(tensor.dtype == torch.int32 for name, tensor in tensors.items() if name not in indices)
+    assert all(
+        tensor.dtype == torch.int32 for name, tensor in tensors.items() if name not in indices
+    )
 
 
 @given(st.lists(steps(), min_size=2, max_size=6), st.data())
@@ -86,8 +90,12 @@ def test_tensors_that_are_written_again_hold_the_new_step(
 def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
-    monkeypatch.setattr(inputs, "_on_host", False)  # as on a GPU, whose tensors are no memory of the host
+    inputs, request = (
+        StepInputs(CPU),
+        Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0),
+    )
+    # as on a GPU, whose tensors are no memory of the host
+    monkeypatch.setattr(inputs, "_on_host", False)
     request.cache.block_table.extend([1, 2])
     with torch.inference_mode():
         inputs.put(*pack([ScheduledRequest(request, 0, 1)], 4))
@@ -98,13 +106,18 @@ def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
 
 def test_requests_that_decode_keep_their_tensors() -> None:
     size = 4
-    inputs, request = StepInputs(CPU), Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0)
+    inputs, request = (
+        StepInputs(CPU),
+        Request("0", [5], SamplingParams(), max_num_tokens=199, seed=0),
+    )
     request.cache.block_table.extend(range(1, 50))
     seen = []
     for position in range(150):
         ints, shape = pack([ScheduledRequest(request, position, 1)], size)
         tensors = inputs.put(ints, shape)
-        assert tensors["token_ids"].tolist() == [5 + position] and tensors["positions"].tolist() == [position]
+        assert tensors["token_ids"].tolist() == [5 + position] and tensors[
+            "positions"
+        ].tolist() == [position]
         seen.append(tensors["token_ids"].data_ptr())
         request.token_ids.append(6 + position)
     assert (

@@ -1,4 +1,5 @@
-"""Whatever serves a request, its tokens are the same: every policy, cache and way of decoding, in pairs."""
+"""Whatever serves a request, its tokens are the same: every policy, cache and way of decoding, in
+pairs."""
 
 from __future__ import annotations
 
@@ -73,12 +74,17 @@ def possible(one: Combination) -> bool:
         return False
     if one["chunks"] == "small" and one["cache"] == "none":
         return False
-    if one["decoding"] == "beam" and one["batching"] == "sequential" and one["cache"] == "contiguous":
+    if (
+        one["decoding"] == "beam"
+        and one["batching"] == "sequential"
+        and one["cache"] == "contiguous"
+    ):
         return False  # room for one sequence
     scarce = "few blocks" in one["cache"] or "offload" in one["cache"]
     if one["decoding"] in ("beam", "samples") and one["preemption"] == "reserve" and scarce:
         return False  # several whole outputs do not fit
-    return not (one["decoding"] == "samples" and one["batching"] == "grouped")  # three samples, two sequences
+    # three samples, two sequences
+    return not (one["decoding"] == "samples" and one["batching"] == "grouped")
 
 
 def pairs(one: Combination) -> set[tuple[tuple[str, str], tuple[str, str]]]:
@@ -138,7 +144,9 @@ def references(checkpoint: Path) -> dict[str, list[list[list[int]]]]:
 
 
 @pytest.mark.parametrize(
-    "combination", COMBINATIONS, ids=lambda one: "-".join(value.replace(" ", "_") for value in one.values())
+    "combination",
+    COMBINATIONS,
+    ids=lambda one: "-".join(value.replace(" ", "_") for value in one.values()),
 )
 def test_tokens_are_the_same_whatever_serves_them(
     combination: Combination, checkpoint: Path, references: dict[str, list[list[list[int]]]]

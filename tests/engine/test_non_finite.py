@@ -1,4 +1,5 @@
-"""Logits that are no finite numbers end their own request, by name, whatever computes and chooses; the others go on."""
+"""Logits that are no finite numbers end their own request, by name, whatever computes and chooses;
+the others go on."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
         replace(GREEDY, token_mask=lambda *_: range(3, 20)),
     ],
     ids=lambda params: ", ".join(
-        f"{name}" for name, value in vars(params).items() if value != getattr(SamplingParams(), name)
+        f"{name}"
+        for name, value in vars(params).items()
+        if value != getattr(SamplingParams(), name)
     ),
 )
 def test_only_that_request_ends(llm: LLM, params: SamplingParams) -> None:
@@ -101,10 +104,13 @@ def test_only_that_request_ends(llm: LLM, params: SamplingParams) -> None:
 
 
 def test_it_is_named_and_leaves_nothing_for_others(llm: LLM) -> None:
-    """Its first token is chosen, the next one is not; whoever takes its blocks then meets no NaN."""
+    """Its first token is chosen, the next one is not; whoever takes its blocks then meets no
+    NaN."""
     engine = llm.engine
     broken = replace(GREEDY, logit_bias={BROKEN: 1e30})
-    with pytest.raises(NonFiniteLogits, match=r"request \d+: .* at position 5 are not finite .*quant=fp32"):
+    with pytest.raises(
+        NonFiniteLogits, match=r"request \d+: .* at position 5 are not finite .*quant=fp32"
+    ):
         llm.generate([[20, 21, 22, 23]], broken)
     pieces = llm.stream([20, 21, 22, 23], broken)
     assert next(pieces).token_id == BROKEN
@@ -125,7 +131,13 @@ def test_the_logits_of_a_position_are_refused(llm: LLM) -> None:
 
 def test_a_benchmark_counts_it_as_an_error(folder: Path) -> None:
     config = compose(
-        ["model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu", "runtime.threads=1"]
+        [
+            "model=hf",
+            f"model.path={folder}",
+            "quant=fp32",
+            "runtime.device=cpu",
+            "runtime.threads=1",
+        ]
     )
     engine = MinivllmEngine(config)
     engine.submit("bad", [5, BROKEN], GREEDY)
@@ -135,7 +147,9 @@ def test_a_benchmark_counts_it_as_an_error(folder: Path) -> None:
         outputs += engine.poll()
     bad = [output for output in outputs if output.request_id == "bad"]
     assert [output.finish_reason for output in bad] == ["error"]
-    assert bad[0].error is not None and "request bad" in bad[0].error and "not finite" in bad[0].error
+    assert (
+        bad[0].error is not None and "request bad" in bad[0].error and "not finite" in bad[0].error
+    )
     assert sum(len(output.token_ids) for output in outputs) == 8
     with pytest.raises(RuntimeError, match="not finite"):
         greedy(engine, [[5, BROKEN]], 4)
@@ -165,14 +179,21 @@ def test_rows_without_a_finite_largest_are_flagged(
 ) -> None:
     torch.manual_seed(0)
     logits = torch.randn(8, size)
-    logits[1, 3], logits[2, 3], logits[3], logits[4, 2:] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    logits[1, 3], logits[2, 3], logits[3], logits[4, 2:] = (
+        torch.nan,
+        torch.inf,
+        -torch.inf,
+        -torch.inf,
+    )
     logits[5, size - 1], logits[6, 3] = torch.nan, -torch.inf
     logits = logits.to(dtype)
     flagged = (kernels.argmax(logits) < 0).tolist()
     assert flagged == [False, True, True, True, False, True, False, False]
     for params in (GREEDY, DRAWN, replace(DRAWN, top_k=4), replace(GREEDY, logit_bias={0: 1.0})):
         counters = SamplerCounters()
-        picks = sampler.sample(logits, [request(params) for _ in flagged], counters, kernels=kernels)
+        picks = sampler.sample(
+            logits, [request(params) for _ in flagged], counters, kernels=kernels
+        )
         assert [pick.token_id < 0 for pick in picks.read(counters)] == flagged
 
 
@@ -198,12 +219,16 @@ def test_beams_of_no_number_have_an_error_and_the_others_none() -> None:
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e-3, 1.5])
 @pytest.mark.parametrize("top_k", [0, 3])
-def test_what_is_huge_acts_as_it_says(what: dict[str, object], temperature: float, top_k: int) -> None:
+def test_what_is_huge_acts_as_it_says(
+    what: dict[str, object], temperature: float, top_k: int
+) -> None:
     """Nothing becomes infinite on the way, whatever the order of magnitude; token 7 is forced."""
     logits = torch.tensor([[9.0, -8.0, 7.0, 1.0, -2.0, 3.0, 0.5, 0.0]])
     params = SamplingParams(**{"temperature": temperature, "top_k": top_k, **what})  # type: ignore[arg-type]
     for kernels in (sampler.TORCH, sampler_ops(None, triton=True)):
-        picks = sampler.sample(logits, [request(params)], counters := SamplerCounters(), kernels=kernels)
+        picks = sampler.sample(
+            logits, [request(params)], counters := SamplerCounters(), kernels=kernels
+        )
         assert [pick.token_id for pick in picks.read(counters)] == [7]
 
 

@@ -1,4 +1,5 @@
-"""Steps that are launched before the tokens of the one before are known: the same tokens as one step after another."""
+"""Steps that are launched before the tokens of the one before are known: the same tokens as one
+step after another."""
 
 from __future__ import annotations
 
@@ -25,14 +26,28 @@ CONFIGURATIONS = {
     "prefixes": ["cache.prefix_caching=true", "cache.block_size=4"],
     "few blocks": FEW,
     "few blocks, prefixes": [*FEW, "cache.prefix_caching=true"],
-    "few blocks, chunks, swap": [*FEW, "batching.preemption=swap", "batching.max_num_batched_tokens=6"],
+    "few blocks, chunks, swap": [
+        *FEW,
+        "batching.preemption=swap",
+        "batching.max_num_batched_tokens=6",
+    ],
     "reserve": [*FEW, "cache.num_blocks=26", "batching.preemption=reserve"],
     "contiguous": ["cache=contiguous"],
     "no cache": ["cache=none"],
-    "streaming": ["cache.eviction=streaming", "cache.eviction_budget=16", "cache.block_size=4", "attention=eager"],
-    "heavy hitters": ["cache.eviction=h2o", "cache.eviction_budget=16", "cache.block_size=4", "attention=eager"],
+    "streaming": [
+        "cache.eviction=streaming",
+        "cache.eviction_budget=16",
+        "cache.block_size=4",
+        "attention=eager",
+    ],
+    "heavy hitters": [
+        "cache.eviction=h2o",
+        "cache.eviction_budget=16",
+        "cache.block_size=4",
+        "attention=eager",
+    ],
     "offload": [*FEW, "cache.prefix_caching=true", "cache.offload_gb=1e-4"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +67,10 @@ def engines(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engi
         knobs.append("model.max_model_len=96")
     made = [
         LLM(
-            str(folder), quant="fp32", device="cpu", overrides=[*groups, *knobs, f"runtime.overlap={overlap}"]
+            str(folder),
+            quant="fp32",
+            device="cpu",
+            overrides=[*groups, *knobs, f"runtime.overlap={overlap}"],
         )
         for overlap in ("false", "true")
     ]
@@ -77,7 +95,9 @@ def test_tokens_are_those_of_one_step_after_another(
     assert engines[0].overlap.steps == 0
 
 
-def test_every_configuration_overlaps_and_throws_away_little(engines: tuple[Engine, Engine]) -> None:
+def test_every_configuration_overlaps_and_throws_away_little(
+    engines: tuple[Engine, Engine],
+) -> None:
     prompts = [[(5 * i + j) % 100 + 14 for j in range(3 + i)] for i in range(6)]
     asked = [Asked(prompt, replace(DRAWN, max_tokens=20)) for prompt in prompts]
     one_by_one, overlapping = engines
@@ -98,9 +118,13 @@ def test_a_stop_string_ends_the_output_where_it_did() -> None:
     params = SamplingParams(max_tokens=60, stop=("e ", "n("), ignore_eos=True)
     results = []
     for overlap in ("false", "true"):
-        with LLM("tiny", quant="fp32", device="cpu", overrides=[f"runtime.overlap={overlap}"]) as llm:
+        with LLM(
+            "tiny", quant="fp32", device="cpu", overrides=[f"runtime.overlap={overlap}"]
+        ) as llm:
             [one] = llm.generate("def main():", params)
-            results.append((one.outputs[0].text, one.outputs[0].token_ids, one.outputs[0].finish_reason))
+            results.append(
+                (one.outputs[0].text, one.outputs[0].token_ids, one.outputs[0].finish_reason)
+            )
             streamed = "".join(piece.text for piece in llm.stream("def main():", params))
             assert streamed == one.outputs[0].text
     assert results[0] == results[1]

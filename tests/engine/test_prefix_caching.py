@@ -18,7 +18,12 @@ PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 def serve(caching: bool, prompts: list[list[int]]) -> tuple[list[RequestOutput], list[int], LLM]:
     """Answers to prompts one after another, and the prompt tokens computed for each."""
-    llm = LLM("tiny", quant="fp32", device="cpu", overrides=[f"cache.prefix_caching={str(caching).lower()}"])
+    llm = LLM(
+        "tiny",
+        quant="fp32",
+        device="cpu",
+        overrides=[f"cache.prefix_caching={str(caching).lower()}"],
+    )
     computed: list[int] = []
 
     def listen(event: Event) -> None:
@@ -53,7 +58,8 @@ def test_a_talk_computes_each_turn_once() -> None:
     with llm:
         answer = llm.generate([first], PARAMS)[0].outputs[0].token_ids
         llm.generate([[*first, *answer, 11, 12, 13]], PARAMS)
-        # 64 + 7 tokens of the first turn are computed (its last one never was): four blocks of 16 are full.
+        # 64 + 7 tokens of the first turn are computed (its last one never was): four blocks of 16
+        # are full.
         assert llm.engine.cache.counters.prefix_tokens_reused == 64
 
 

@@ -15,14 +15,22 @@ from minivllm.engine import sampler
 from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import SampledToken, SamplerCounters, adjust, exponential_noise, filter_probs
+from minivllm.engine.sampler import (
+    SampledToken,
+    SamplerCounters,
+    adjust,
+    exponential_noise,
+    filter_probs,
+)
 from minivllm.errors import BadInput
 
 
 def request(
     params: SamplingParams, tokens: list[int] | None = None, prompt: int = 1, seed: int = 0
 ) -> Request:
-    made = Request("r", (tokens or [0])[:prompt], params, max_num_tokens=100, seed=seed, eos_token_ids=(5,))
+    made = Request(
+        "r", (tokens or [0])[:prompt], params, max_num_tokens=100, seed=seed, eos_token_ids=(5,)
+    )
     made.token_ids.extend((tokens or [0])[prompt:])
     return made
 
@@ -65,7 +73,8 @@ def test_noise_is_exponential_and_depends_on_seed_position_and_token() -> None:
 
 @pytest.mark.parametrize("seed", [0, 4266111, 4483634, 2**63 - 1])
 def test_no_seed_draws_the_number_of_each_position(seed: int) -> None:
-    """Where a seed's hash is small (0 for 0, 4258 and 296 for the next), positions and tokens must not cancel out."""
+    """Where a seed's hash is small (0 for 0, 4258 and 296 for the next), positions and tokens must
+    not cancel out."""
     positions = torch.arange(64)
     noise = exponential_noise(torch.full((64,), seed), positions, torch.arange(6144)[None])
     drawn = noise.argmin(dim=1)
@@ -75,7 +84,8 @@ def test_no_seed_draws_the_number_of_each_position(seed: int) -> None:
 
 
 def test_noise_is_never_zero() -> None:
-    """Zero would draw a token that the filters left out: it happened about once in a vocabulary of 2**24."""
+    """Zero would draw a token that the filters left out: it happened about once in a vocabulary of
+    2**24."""
     tokens = torch.arange(150_000)[None]
     smallest = min(
         float(exponential_noise(torch.tensor([seed]), torch.tensor([18]), tokens).min())
@@ -88,7 +98,9 @@ def test_noise_is_never_zero() -> None:
 def test_a_top_k_beyond_the_vocabulary_keeps_all_tokens(top_k: int) -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     for seed in range(20):
-        every, some = (request(SamplingParams(temperature=2.0, top_k=k), seed=seed) for k in (0, top_k))
+        every, some = (
+            request(SamplingParams(temperature=2.0, top_k=k), seed=seed) for k in (0, top_k)
+        )
         assert sample(logits, [every]) == sample(logits, [some])
 
 
@@ -104,20 +116,29 @@ def test_frequencies_follow_the_softmax_at_a_temperature() -> None:
     ("params", "kept"),
     [
         (SamplingParams(temperature=1, top_k=2), {0, 1}),
-        (SamplingParams(temperature=1, top_p=0.7), {0, 1}),  # 0.64 does not reach 0.7, the next one does
+        # 0.64 does not reach 0.7, the next one does
+        (SamplingParams(temperature=1, top_p=0.7), {0, 1}),
         (SamplingParams(temperature=1, top_p=0.6), {0}),
         (SamplingParams(temperature=1, min_p=0.2), {0, 1}),  # 0.24/0.64 is kept, 0.09/0.64 is not
         (SamplingParams(temperature=1, top_k=3, top_p=0.99), {0, 1, 2}),
     ],
 )
-def test_filters_keep_exactly_the_tokens_they_should(params: SamplingParams, kept: set[int]) -> None:
+def test_filters_keep_exactly_the_tokens_they_should(
+    params: SamplingParams, kept: set[int]
+) -> None:
     probs = torch.softmax(torch.tensor([[2.0, 1.0, 0.0, -1.0]]), -1)
-    assert set(filter_probs(probs, columns([request(params)]))[0].nonzero().flatten().tolist()) == kept
-    assert set(draws(torch.tensor([2.0, 1.0, 0.0, -1.0]), params, 500).nonzero().flatten().tolist()) == kept
+    assert (
+        set(filter_probs(probs, columns([request(params)]))[0].nonzero().flatten().tolist()) == kept
+    )
+    assert (
+        set(draws(torch.tensor([2.0, 1.0, 0.0, -1.0]), params, 500).nonzero().flatten().tolist())
+        == kept
+    )
 
 
 def test_filters_add_up_whole_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of floats along a row are what torch refuses on a GPU where only deterministic kernels are wanted."""
+    """Sums of floats along a row are what torch refuses on a GPU where only deterministic kernels
+    are wanted."""
     plain = torch.Tensor.cumsum
 
     def cumsum(self: torch.Tensor, dim: int) -> torch.Tensor:
@@ -125,7 +146,10 @@ def test_filters_add_up_whole_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(self, dim)
 
     monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
-    assert sample(torch.tensor([[2.0, 1.0, 0.0]]), [request(SamplingParams(top_p=0.5))])[0].token_id == 0
+    assert (
+        sample(torch.tensor([[2.0, 1.0, 0.0]]), [request(SamplingParams(top_p=0.5))])[0].token_id
+        == 0
+    )
 
 
 def test_a_row_without_top_p_keeps_what_hardly_ever_comes() -> None:
@@ -175,7 +199,8 @@ def test_penalties_by_hand() -> None:
     logits = torch.tensor([[1.0, 1.1, -1.0, 0.0]])
     greedy = SamplingParams(repetition_penalty=2.0)  # token 1 was seen: 1.1 / 2 falls below 1.0
     assert sample(logits, [request(greedy, [1])])[0].token_id == 0
-    presence = SamplingParams(presence_penalty=0.2)  # only output counts, and token 1 is in the prompt
+    # only output counts, and token 1 is in the prompt
+    presence = SamplingParams(presence_penalty=0.2)
     assert sample(logits, [request(presence, [1])])[0].token_id == 1
     assert sample(logits, [request(presence, [0, 1])])[0].token_id == 0
     frequency = SamplingParams(frequency_penalty=0.06)  # two occurrences: 1.1 - 0.12 < 1.0
@@ -189,7 +214,9 @@ PENALTIES = [
     SamplingParams(logit_bias={3: -2.5, 7: 1.5}),
     SamplingParams(allowed_token_ids=(2, 5, 9)),
     SamplingParams(min_tokens=8),
-    SamplingParams(logit_bias={4: 2.0}, repetition_penalty=1.3, allowed_token_ids=(4, 5, 6), min_tokens=8),
+    SamplingParams(
+        logit_bias={4: 2.0}, repetition_penalty=1.3, allowed_token_ids=(4, 5, 6), min_tokens=8
+    ),
 ]
 
 
@@ -203,12 +230,16 @@ def test_what_changes_logits_is_what_transformers_does(params: SamplingParams) -
     processors: list[theirs.LogitsProcessor] = []
     if params.logit_bias:
         processors.append(
-            theirs.SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias.items()})
+            theirs.SequenceBiasLogitsProcessor(
+                {(token,): bias for token, bias in params.logit_bias.items()}
+            )
         )
     if params.repetition_penalty != 1:
         processors.append(theirs.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.min_tokens:
-        processors.append(theirs.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, 5, "cpu"))
+        processors.append(
+            theirs.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, 5, "cpu")
+        )
     allowed = params.allowed_token_ids
     if allowed is not None:
         processors.append(theirs.PrefixConstrainedLogitsProcessor(lambda *_: list(allowed), 1))
@@ -233,7 +264,9 @@ def test_filters_keep_what_transformers_keeps(
     from transformers.generation import logits_process as theirs
 
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 3
-    expected = theirs.TemperatureLogitsWarper(temperature)(None, logits) if temperature != 1 else logits
+    expected = (
+        theirs.TemperatureLogitsWarper(temperature)(None, logits) if temperature != 1 else logits
+    )
     # In the order in which transformers' generate() applies them.
     if top_k:
         expected = theirs.TopKLogitsWarper(min(top_k, 40))(None, expected)
@@ -243,7 +276,9 @@ def test_filters_keep_what_transformers_keeps(
         expected = theirs.MinPLogitsWarper(min_p)(None, expected)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     probs, token_ids = torch.softmax(logits / temperature, -1).sort(descending=True)
-    ours = torch.zeros_like(logits).scatter(1, token_ids, filter_probs(probs, columns([request(params)])))
+    ours = torch.zeros_like(logits).scatter(
+        1, token_ids, filter_probs(probs, columns([request(params)]))
+    )
     torch.testing.assert_close(ours / ours.sum(), torch.softmax(expected, -1))
 
 
@@ -298,7 +333,9 @@ def test_masks_are_ids_or_whether_each_may_come(mask: Any, token: int) -> None:
 def test_what_is_no_token_id_is_an_error_of_its_request(mask: Any) -> None:
     made = request(SamplingParams(token_mask=lambda prompt, output: mask))
     sample(torch.zeros(1, 4), [made])
-    assert isinstance(made.error, BadInput) and "a mask of token ids holds what is none" in str(made.error)
+    assert isinstance(made.error, BadInput) and "a mask of token ids holds what is none" in str(
+        made.error
+    )
 
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])

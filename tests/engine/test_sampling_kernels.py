@@ -1,4 +1,5 @@
-"""The sampler's Triton kernels: in the interpreter where there is no GPU, on the GPU where there is one."""
+"""The sampler's Triton kernels: in the interpreter where there is no GPU, on the GPU where there is
+one."""
 
 from __future__ import annotations
 
@@ -126,7 +127,9 @@ def test_a_step_is_sampled_as_by_torch_and_draws_are_counted(one_by_one: bool) -
         results, counters = [], [SamplerCounters(), SamplerCounters()]
         for with_kernels, count in zip((sampler.TORCH, kernels), counters, strict=True):
             some = logits[: len(requests)]
-            results.append(sampler.sample(some, requests, count, one_by_one, with_kernels).read(count))
+            results.append(
+                sampler.sample(some, requests, count, one_by_one, with_kernels).read(count)
+            )
         assert results[0] == results[1]
         assert counters[0].drawn_fused == 0 and counters[1].drawn_fused == 3
         assert counters[1].tokens_drawn == counters[0].tokens_drawn == len(requests) - 1
@@ -136,7 +139,9 @@ def test_columns_of_any_number_of_requests() -> None:
     """They are views of one tensor, which begin anywhere."""
     for count in (1, 2, 3, 5):
         params = SamplingParams(temperature=0.9)
-        requests = [Request(str(i), [3] * (i + 1), params, max_num_tokens=9, seed=-i) for i in range(count)]
+        requests = [
+            Request(str(i), [3] * (i + 1), params, max_num_tokens=9, seed=-i) for i in range(count)
+        ]
         packed = torch.from_numpy(pack_sampling(requests, range(count))).to(DEVICE)
         columns, logits = SamplingColumns.unpack(packed), torch.randn(count, 50).to(DEVICE)
         assert torch.equal(sampling.draw(logits, columns), sampler.draw(logits, columns))
@@ -148,9 +153,13 @@ def test_the_record_counts_what_the_kernel_drew(tmp_path: Path) -> None:
     for knob in ("'off'", "triton"):
         runtime = {"device": DEVICE.type, "fused_kernels": knob, "cuda_graphs": "auto"}
         knobs = (f"runtime.{name}={value}" for name, value in runtime.items())
-        engine = MinivllmEngine(compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", *knobs]))
+        engine = MinivllmEngine(
+            compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", *knobs])
+        )
         for i, top_k in enumerate((0, 0, 9)):
-            params = SamplingParams(max_tokens=3, temperature=0.8, top_k=top_k, seed=i, ignore_eos=True)
+            params = SamplingParams(
+                max_tokens=3, temperature=0.8, top_k=top_k, seed=i, ignore_eos=True
+            )
             engine.submit(str(i), [5 + i, 6], params)
             while engine.engine.has_unfinished:
                 tokens.extend(output.token_ids for output in engine.poll())

@@ -98,7 +98,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         deadline_ms=st.sampled_from([None, None, 1.0, 20.0]),
     )
-    def add(self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None) -> None:
+    def add(
+        self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None
+    ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         held = scheduler.cache.footprint(longest)
         if (
@@ -122,7 +124,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         width=st.integers(2, 3),
         deadline_ms=st.sampled_from([None, None, 20.0]),
     )
-    def add_beams(self, prompt: list[int], output: int, width: int, deadline_ms: float | None) -> None:
+    def add_beams(
+        self, prompt: list[int], output: int, width: int, deadline_ms: float | None
+    ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
         held = scheduler.cache.footprint(longest)
@@ -163,9 +167,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         had_work = scheduler.has_unfinished
         plan = scheduler.plan()
         assert plan.num_tokens == sum(part.num_tokens for part in plan.scheduled)
-        assert plan.num_prefill_tokens == sum(part.num_tokens for part in plan.scheduled if part.prefill)
+        assert plan.num_prefill_tokens == sum(
+            part.num_tokens for part in plan.scheduled if part.prefill
+        )
         assert plan.num_tokens <= self.policy.max_num_batched_tokens
-        assert len(plan.scheduled) <= max(self.policy.max_num_seqs, 3 * isinstance(self.policy, Sequential))
+        assert len(plan.scheduled) <= max(
+            self.policy.max_num_seqs, 3 * isinstance(self.policy, Sequential)
+        )
         busy = plan.scheduled or plan.shed or plan.preempted or plan.next_poll_s is not None
         assert bool(busy) == had_work, "work is waiting and nothing is done"
         assert len({part.request.request_id for part in plan.scheduled}) == len(plan.scheduled)
@@ -421,7 +429,9 @@ def test_swapping_computes_nothing_twice() -> None:
 
 
 def test_a_request_that_joined_without_tokens_may_be_swapped_out_again() -> None:
-    machine = make(Static(3, 5, preemption="swap", watermark=0), blocks=6, block_size=2, host_slots=12)
+    machine = make(
+        Static(3, 5, preemption="swap", watermark=0), blocks=6, block_size=2, host_slots=12
+    )
     for _ in range(6):
         machine.add([0] * 4, 7)
     machine.run()
@@ -494,7 +504,9 @@ def test_requests_start_in_order_of_arrival(lengths: list[tuple[int, int]]) -> N
         machine.add([0] * prompt, output)
     machine.run()
     started = [
-        e.request_id for e in events if isinstance(e, StateChanged) and e.state is RequestState.PREFILL
+        e.request_id
+        for e in events
+        if isinstance(e, StateChanged) and e.state is RequestState.PREFILL
     ]
     assert list(dict.fromkeys(started)) == [r.request_id for r in machine.requests]
     assert any(isinstance(e, StepPlanned) for e in events)
@@ -517,7 +529,8 @@ def test_a_bus_says_who_listens_to_what() -> None:
 
 
 def test_each_knob_counts_its_work() -> None:
-    """Counters that the report takes for a knob's sign of life: at rest without it, moving with it."""
+    """Counters that the report takes for a knob's sign of life: at rest without it, moving with
+    it."""
 
     def counted(policy: BatchingPolicy, counter: str, blocks: int = 10) -> int:
         machine = make(policy, blocks)

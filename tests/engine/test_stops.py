@@ -24,11 +24,15 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
-    sizes: dict[str, Any] = dict(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    heads: dict[str, Any] = dict(num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=64)
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=END)).save_pretrained(
-        folder
+    sizes: dict[str, Any] = dict(
+        vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1
     )
+    heads: dict[str, Any] = dict(
+        num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=64
+    )
+    LlamaForCausalLM(
+        LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=END)
+    ).save_pretrained(folder)
     fast = FastTokenizer(models.WordLevel({"<unk>": 0, "yes": YES, "no": NO}, unk_token="<unk>"))
     fast.decoder = decoders.Fuse()
     fast.add_tokens([AddedToken("<end>", special=False), AddedToken("<call>", special=True)])
@@ -40,7 +44,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 def answer(llm: LLM, script: list[int], **params: Any) -> tuple[Any, ...]:
     """Text, reason and stop of an output that is made to be `script`."""
-    chosen = SamplingParams(max_tokens=8, token_mask=lambda prompt, output: [script[len(output)]], **params)
+    chosen = SamplingParams(
+        max_tokens=8, token_mask=lambda prompt, output: [script[len(output)]], **params
+    )
     output = llm.generate([[YES]], chosen)[0].outputs[0]
     return output.text, output.finish_reason, output.stop_reason
 
@@ -51,7 +57,11 @@ def answer(llm: LLM, script: list[int], **params: Any) -> tuple[Any, ...]:
         ([YES, END], {}, ("yes", "stop", None)),
         ([YES, END], {"include_stop_str_in_output": True}, ("yes<end>", "stop", None)),
         ([YES, NO], {"stop_token_ids": [NO]}, ("yes", "stop", NO)),
-        ([YES, NO], {"stop_token_ids": [NO], "include_stop_str_in_output": True}, ("yesno", "stop", NO)),
+        (
+            [YES, NO],
+            {"stop_token_ids": [NO], "include_stop_str_in_output": True},
+            ("yesno", "stop", NO),
+        ),
         ([YES, NO], {"stop": "sn"}, ("ye", "stop", "sn")),
         ([YES, NO], {"stop": "sn", "include_stop_str_in_output": True}, ("yesn", "stop", "sn")),
         ([YES, CALL], {"stop": ["<call>"]}, ("yes", "stop", "<call>")),
@@ -65,7 +75,9 @@ def answer(llm: LLM, script: list[int], **params: Any) -> tuple[Any, ...]:
         ([YES] * 8, {"ignore_eos": True}, ("yes" * 8, "length", None)),
     ],
 )
-def test_stops(llm: LLM, script: list[int], params: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_stops(
+    llm: LLM, script: list[int], params: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     assert answer(llm, script, **params) == expected
 
 

@@ -27,7 +27,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     fast.add_special_tokens(["<end>"])
     folder = tmp_path_factory.mktemp("tokenizer")
     fast.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if think %}!{% endif %}[assistant]"
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if think %}!{% "
+        "endif %}[assistant]"
+    )
     config = {"chat_template": template, "eos_token": {"content": "<end>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer(folder)
@@ -55,7 +58,9 @@ def test_an_unfinished_character_is_shown_only_at_the_end(tokenizer: Tokenizer) 
     text=st.text(alphabet="abé", max_size=30),
     stop=st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
 )
-def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer, text: str, stop: list[str]) -> None:
+def test_text_ends_before_the_first_stop_string(
+    tokenizer: Tokenizer, text: str, stop: list[str]
+) -> None:
     detokenizer = Detokenizer(tokenizer, stop)
     shown, fed = "", ""
     for character in text:
@@ -92,7 +97,9 @@ class Pieces:
     cuts=st.sets(st.integers(1, 60)),
     stop=st.lists(st.text("abé€", min_size=1, max_size=5), min_size=1, max_size=3),
 )
-def test_stop_strings_are_found_however_the_text_is_split(text: str, cuts: set[int], stop: list[str]) -> None:
+def test_stop_strings_are_found_however_the_text_is_split(
+    text: str, cuts: set[int], stop: list[str]
+) -> None:
     whole = text.encode()
     edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
     pieces = [whole[begin:end] for begin, end in itertools.pairwise(edges)]
@@ -122,14 +129,16 @@ def test_chat_templates_are_rendered_as_by_transformers(tokenizer: Tokenizer) ->
 
     messages = [{"role": "user", "content": "é <b> & 'x'"}, {"role": "assistant", "content": "yes"}]
     template = (
-        "{%- for m in messages %}{% if m.role == 'user' %}{{ m | tojson }}{% else %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}\n"
-        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% endif %}"
-        "{{ strftime_now('%Y') if strftime_now is defined }}"
+        "{%- for m in messages %}{% if m.role == 'user' %}{{ m | tojson }}{% else %}{% "
+        "generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}\n"
+        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% "
+        "endif %}{{ strftime_now('%Y') if strftime_now is defined }}"
     )
     chat = Tokenizer.__new__(Tokenizer)
     chat.chat_template, chat.special_tokens = template, {}
-    (theirs,), _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True)
+    (theirs,), _ = render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=True
+    )
     assert chat.chat_text(messages) == theirs
 
 
@@ -167,11 +176,19 @@ def test_a_base_model_says_that_it_cannot_chat(tokenizer: Tokenizer) -> None:
 
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer in the style of Llama 2: leading spaces as a mark, unknown characters as byte tokens."""
+    """A tokenizer in the style of Llama 2: leading spaces as a mark, unknown characters as byte
+    tokens."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁Hello", "▁world", ",", "é"]
-    fast = FastTokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))
+    fast = FastTokenizer(
+        models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True)
+    )
     fast.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     folder = tmp_path_factory.mktemp("sentencepiece")
     fast.save(str(folder / "tokenizer.json"))
@@ -185,7 +202,9 @@ def test_the_space_after_the_prompt_is_kept(sentencepiece: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "é", "😀", "😀😀", "日本語"])
-def test_a_character_of_the_prompt_is_not_begun_in_its_middle(sentencepiece: Tokenizer, before: str) -> None:
+def test_a_character_of_the_prompt_is_not_begun_in_its_middle(
+    sentencepiece: Tokenizer, before: str
+) -> None:
     """Bytes of which some make no character decode to none at all."""
     prompt = [257, *(1 + byte for byte in before.encode())]
     detokenizer = Detokenizer(sentencepiece, prompt_token_ids=prompt)
@@ -227,7 +246,8 @@ def test_one_of_several_templates_is_the_default(tmp_path: Path, tokenizer: Toke
 def test_an_answer_may_begin_inside_a_character(
     kind: str, text: str, data: st.DataObject, request: pytest.FixtureRequest
 ) -> None:
-    """Wherever the prompt is cut, the answer's text is all that follows the prompt's last whole character."""
+    """Wherever the prompt is cut, the answer's text is all that follows the prompt's last whole
+    character."""
     one: Tokenizer = request.getfixturevalue("tokenizer" if kind == "bytes" else "sentencepiece")
     ids = one.encode(text) if kind == "bytes" else [1 + byte for byte in text.encode()]
     cut = data.draw(st.integers(0, len(ids)))
@@ -259,7 +279,9 @@ def test_what_was_told_is_not_told_again(sentencepiece: Tokenizer) -> None:
 
 def test_special_tokens_are_text_only_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
     end = tokenizer.special_id("eos_token")
-    assert end is not None and tokenizer.token_id("<end>") == end and tokenizer.token_id("a") is None
+    assert (
+        end is not None and tokenizer.token_id("<end>") == end and tokenizer.token_id("a") is None
+    )
     ids = [*tokenizer.encode("a"), end]
     for skip, expected in ((True, "a"), (False, "a<end>")):
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)

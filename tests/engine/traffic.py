@@ -30,7 +30,8 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, the step before which it comes, and the number of tokens after which it is aborted, if it is."""
+    """A request, the step before which it comes, and the number of tokens after which it is
+    aborted, if it is."""
 
     prompt: list[int]
     params: SamplingParams
@@ -49,7 +50,8 @@ def check(engine: Engine) -> None:
 
 
 def serve(engine: Engine, asked: list[Asked]) -> list[list[tuple[list[int], str | None]]]:
-    """Tokens and finish reason of each sample of each request, with the cache checked after every step."""
+    """Tokens and finish reason of each sample of each request, with the cache checked after every
+    step."""
     made: list[list[Request]] = [[] for _ in asked]
     got: dict[Request, tuple[list[int], list[str | None]]] = {}
     step = 0
@@ -79,7 +81,10 @@ def serve(engine: Engine, asked: list[Asked]) -> list[list[tuple[list[int], str 
             assert all(token >= 0 for token in request.token_ids), "a placeholder is left over"
     assert engine.cache.pool.num_used == 0
     return [
-        [(got[request][0], got[request][1][-1] if got[request][1] else None) for request in requests]
+        [
+            (got[request][0], got[request][1][-1] if got[request][1] else None)
+            for request in requests
+        ]
         for requests in made
     ]
 
@@ -92,6 +97,10 @@ def traffic(draw: st.DrawFn) -> list[Asked]:
         own = draw(st.lists(st.integers(2, 120), min_size=1, max_size=12))
         prompt = shared[: draw(st.sampled_from([0, 0, 8, 9]))] + own
         params = draw(st.sampled_from(KINDS))
-        aborted = None if params.n + params.beam_width > 2 else draw(st.sampled_from([None, None, 0, 1, 3]))
+        aborted = (
+            None
+            if params.n + params.beam_width > 2
+            else draw(st.sampled_from([None, None, 0, 1, 3]))
+        )
         asked.append(Asked(prompt, params, draw(st.integers(0, 6)), aborted))
     return asked

@@ -1,4 +1,5 @@
-"""The embedded model behind lm-eval's own `hf` and behind this engine, both in float32 on the CPU."""
+"""The embedded model behind lm-eval's own `hf` and behind this engine, both in float32 on the
+CPU."""
 
 from __future__ import annotations
 
@@ -27,10 +28,13 @@ class Pair:
         """The answers of both to the same requests."""
         from lm_eval.api.instance import Instance
 
-        def requests() -> list[Any]:  # of its own for each: lm-eval's models may change what they are given
+        # of its own for each: lm-eval's models may change what they are given
+        def requests() -> list[Any]:
             return [Instance(method, {}, deepcopy(a), i) for i, a in enumerate(args)]
 
-        return tuple(getattr(model, method)(requests(), disable_tqdm=True) for model in (self.hf, self.ours))
+        return tuple(
+            getattr(model, method)(requests(), disable_tqdm=True) for model in (self.hf, self.ours)
+        )
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +71,10 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": number, "content": BOS})
     tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "single": [
+            {"SpecialToken": {"id": BOS, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {BOS: {"id": BOS, "ids": [number], "tokens": [BOS]}},
     }
@@ -75,9 +82,9 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["bos_token"] = BOS
     config["chat_template"] = (
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
-        "[{{ m.role }}]{{ m.content | trim }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ "
+        "raise_exception('no') }}{% endif %}[{{ m.role }}]{{ m.content | trim }}{{ eos_token "
+        "}}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

@@ -18,7 +18,9 @@ END = "<|endoftext|>"
 
 
 def same(hf: list[tuple[float, bool]], ours: list[tuple[float, bool]]) -> None:
-    assert [score for score, _ in ours] == pytest.approx([score for score, _ in hf], rel=0, abs=1e-4)
+    assert [score for score, _ in ours] == pytest.approx(
+        [score for score, _ in hf], rel=0, abs=1e-4
+    )
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in hf]
 
 
@@ -43,8 +45,13 @@ def test_loglikelihood_is_that_of_hf(pair: Pair) -> None:
 
 
 def test_what_does_not_fit_loses_its_beginning_as_with_hf(pair: Pair) -> None:
-    hf, ours = pair.ask("loglikelihood", (HELDOUT[:12000], "def f"), (HELDOUT[:3000], HELDOUT[3000:8000]))
-    same([(score / 1000, greedy) for score, greedy in hf], [(score / 1000, greedy) for score, greedy in ours])
+    hf, ours = pair.ask(
+        "loglikelihood", (HELDOUT[:12000], "def f"), (HELDOUT[:3000], HELDOUT[3000:8000])
+    )
+    same(
+        [(score / 1000, greedy) for score, greedy in hf],
+        [(score / 1000, greedy) for score, greedy in ours],
+    )
 
 
 @pytest.mark.parametrize("short_of", [-1, 0, 1, 2, 3])
@@ -66,7 +73,9 @@ def test_many_requests_come_back_in_order(pair: Pair) -> None:
     )
 
 
-@pytest.mark.parametrize("engine", [{"cache.prefix_caching": True}, {"cache": None}, {"batching": "static"}])
+@pytest.mark.parametrize(
+    "engine", [{"cache.prefix_caching": True}, {"cache": None}, {"batching": "static"}]
+)
 def test_the_engine_s_options_leave_scores_as_they_are(pair: Pair, engine: dict[str, Any]) -> None:
     model = type(pair.ours)(pretrained=str(ASSETS), device="cpu", quant="fp32", **engine)
     tokens = pair.ours.tok_encode(HELDOUT[:1200])
@@ -103,9 +112,13 @@ def test_generated_text_is_that_of_hf(pair: Pair) -> None:
         "generate_until",
         ("def main():\n", {"until": ["\n\n"], "max_gen_toks": 40}),
         ("import ", {"until": ["\n", END], "max_gen_toks": 20}),
-        ("class A", {"until": "ject", "max_new_tokens": 12, "do_sample": False, "temperature": 0.7}),
+        (
+            "class A",
+            {"until": "ject", "max_new_tokens": 12, "do_sample": False, "temperature": 0.7},
+        ),
         ("x = [", {"until": [], "max_gen_toks": 16, "num_beams": 1}),
-        (HELDOUT[:12000], {"until": ["\n\n\n"], "max_gen_toks": 30}),  # the context is cut from the left
+        # the context is cut from the left
+        (HELDOUT[:12000], {"until": ["\n\n\n"], "max_gen_toks": 30}),
         ("for i in range(", {"until": ["("], "max_gen_toks": 12, "repetition_penalty": 1.3}),
     )
     assert ours == hf
@@ -137,7 +150,9 @@ def test_sampling_goes_to_the_engine(pair: Pair) -> None:
         ({"top_p": 2.0}, "top_p"),
     ],
 )
-def test_generation_arguments_are_checked(pair: Pair, options: dict[str, Any], complaint: str) -> None:
+def test_generation_arguments_are_checked(
+    pair: Pair, options: dict[str, Any], complaint: str
+) -> None:
     from lm_eval.api.instance import Instance
 
     with pytest.raises(BadInput, match=complaint):
@@ -168,12 +183,15 @@ def test_a_token_that_begins_texts_is_added_as_hf_adds_it(
     same(hf, ours)
     hf, ours = model.ask("loglikelihood_rolling", (HELDOUT[:200],))
     assert ours == pytest.approx(hf, rel=0, abs=1e-4)
-    for text in ("import", BOS + "def"):  # one by one: of a batch, hf asks only its first text for the token
+    # one by one: of a batch, hf asks only its first text for the token
+    for text in ("import", BOS + "def"):
         hf, ours = model.ask("generate_until", (text, {"max_gen_toks": 8}))
         assert ours == hf
 
 
-def test_a_conversation_is_written_as_hf_writes_it(load: Callable[..., Pair], chat_folder: Path) -> None:
+def test_a_conversation_is_written_as_hf_writes_it(
+    load: Callable[..., Pair], chat_folder: Path
+) -> None:
     model = load(chat_folder)
     user, assistant = {"role": "user", "content": "hi "}, {"role": "assistant", "content": "well, "}
     cases = (([user], True), ([user, assistant], False), ([user, assistant, user], True))
@@ -202,8 +220,15 @@ def test_every_argument_of_the_engine_can_be_given(pair: Pair) -> None:
         {"batch_size": 1, "device": "cpu", "max_batch_size": None},
     )
     config = model.llm.config
-    chosen = {group: config["choices"][group] for group in ("quant", "attention", "batching", "cache")}
-    assert chosen == {"quant": "int8", "attention": "eager", "batching": "sequential", "cache": "paged"}
+    chosen = {
+        group: config["choices"][group] for group in ("quant", "attention", "batching", "cache")
+    }
+    assert chosen == {
+        "quant": "int8",
+        "attention": "eager",
+        "batching": "sequential",
+        "cache": "paged",
+    }
     assert config["cache"]["block_size"] == 32 and config["cache"]["num_blocks"] is None
     assert config["quant"]["skip"] == ["down_proj"] and config["runtime"]["device"] == "cpu"
     assert model.get_model_info()["minivllm"]["quant"] == "int8"

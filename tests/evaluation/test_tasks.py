@@ -29,7 +29,11 @@ CHOICES = [
     {"question": "for i in", "choices": [" while", " range", " class"], "answer": 1},
     {"question": "if x is not", "choices": [" None", " import", " def"], "answer": 0},
     {"question": "def __init__(", "choices": ["other", "self", "cls"], "answer": 0},
-    {"question": "try:\n    f()\nexcept", "choices": [" lambda", " ValueError", " yield"], "answer": 2},
+    {
+        "question": "try:\n    f()\nexcept",
+        "choices": [" lambda", " ValueError", " yield"],
+        "answer": 2,
+    },
 ]
 QUESTIONS = [
     {"question": "import numpy as ", "answer": "np"},
@@ -55,7 +59,11 @@ TASKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
             "output_type": "generate_until",
             "doc_to_text": "{{question}}",
             "doc_to_target": "{{answer}}",
-            "generation_kwargs": {"until": ["\n", ",", ")"], "max_gen_toks": 12, "do_sample": False},
+            "generation_kwargs": {
+                "until": ["\n", ",", ")"],
+                "max_gen_toks": 12,
+                "do_sample": False,
+            },
             "metric_list": [{"metric": "exact_match"}],
         },
     ),
@@ -78,7 +86,12 @@ def tasks(tmp_path: Path) -> Path:
         data = tmp_path / f"{name}.json"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         source = {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "datasets")}
-        common = {"task": name, "dataset_path": "json", "dataset_kwargs": source, "test_split": "test"}
+        common = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": source,
+            "test_split": "test",
+        }
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(common | task))
     return tmp_path
 
@@ -111,7 +124,9 @@ def test_tasks_give_the_results_of_hf(pair: Pair, tasks: Path) -> None:
         for (mine,), (theirs,) in zip(a["resps"], b["resps"], strict=True):
             assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=0, abs=1e-4)
             assert mine[1] == theirs[1]
-    for a, b in zip(ours["samples"]["local_generation"], hf["samples"]["local_generation"], strict=True):
+    for a, b in zip(
+        ours["samples"]["local_generation"], hf["samples"]["local_generation"], strict=True
+    ):
         assert a["resps"] == b["resps"]
 
 
@@ -143,7 +158,10 @@ def test_the_command_line_runs_a_task(pair: Pair, tasks: Path) -> None:
     assert "local_choice" in done.stdout and "minivllm" in done.stdout
     (file,) = (tasks / "out").rglob("results_*.json")
     results = json.loads(file.read_text())
-    assert results["config"]["model"] == "minivllm" and results["config"]["minivllm"]["quant"] == "fp32"
+    assert (
+        results["config"]["model"] == "minivllm"
+        and results["config"]["minivllm"]["quant"] == "fp32"
+    )
     assert 0 < results["results"]["local_choice"]["acc,none"] < 1
 
 
@@ -230,7 +248,9 @@ def test_without_lm_eval_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(runner, "find_spec", lambda name: None)
     assert runner.main() == 2
-    assert capsys.readouterr().err == "error: lm-eval is not installed: pip install 'minivllm[eval]'\n"
+    assert (
+        capsys.readouterr().err == "error: lm-eval is not installed: pip install 'minivllm[eval]'\n"
+    )
 
 
 def test_the_entry_point_names_the_model(pair: Pair) -> None:
@@ -238,5 +258,7 @@ def test_the_entry_point_names_the_model(pair: Pair) -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ((name, value),) = project["entry-points"]["lm_eval.models"].items()
-    assert EntryPoint(name, value, "lm_eval.models").load() is get_model("minivllm") is type(pair.ours)
+    assert (
+        EntryPoint(name, value, "lm_eval.models").load() is get_model("minivllm") is type(pair.ours)
+    )
     assert get_model("hf") is type(pair.hf)  # ours does not stand in the way of lm-eval's own

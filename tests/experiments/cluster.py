@@ -1,4 +1,5 @@
-"""A sweep as a person runs it: a process in a folder of its own, with a fake engine and a log of what it did."""
+"""A sweep as a person runs it: a process in a folder of its own, with a fake engine and a log of
+what it did."""
 
 from __future__ import annotations
 
@@ -24,12 +25,21 @@ SETTINGS = (
 
 
 def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[str]:
-    """Start the sweep in `folder`, which is made; its device lock and other shared files go to `temporary`."""
+    """Start the sweep in `folder`, which is made; its device lock and other shared files go to
+    `temporary`."""
     for group, name, text in (("engine", "logged", ENGINE), ("model", "mine", MODEL)):
         path = folder / "conf" / group / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    command = [sys.executable, str(ROOT / "run.py"), "--config-dir", "conf", "-m", *SETTINGS, *overrides]
+    command = [
+        sys.executable,
+        str(ROOT / "run.py"),
+        "--config-dir",
+        "conf",
+        "-m",
+        *SETTINGS,
+        *overrides,
+    ]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -43,7 +53,9 @@ def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[st
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Every record, by run_id; a torn one fails here."""
-    found = [json.loads(path.read_text()) for path in (folder / "runs" / NAME).glob("*/record.json")]
+    found = [
+        json.loads(path.read_text()) for path in (folder / "runs" / NAME).glob("*/record.json")
+    ]
     assert len({record["run_id"] for record in found}) == len(found)
     return {record["run_id"]: record for record in found}
 

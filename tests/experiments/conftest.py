@@ -7,5 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """statsmodels collects garbage in every correction, which takes the longer the more modules are loaded."""
+    """statsmodels collects garbage in every correction, which takes the longer the more modules are
+    loaded."""
     monkeypatch.setattr("gc.collect", lambda generation=2: 0)

@@ -1,4 +1,5 @@
-"""A fake engine that leaves a line for everything it does, so that a test can count across processes."""
+"""A fake engine that leaves a line for everything it does, so that a test can count across
+processes."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any
 from minivllm.engine.options import SamplingParams
 from tests.bench.faulty import FaultyEngine
 
-LOG = "engine.log"  # relative: wherever a launcher starts its jobs, they must be in the sweep's folder
+# relative: wherever a launcher starts its jobs, they must be in the sweep's folder
+LOG = "engine.log"
 
 
 class LoggedEngine(FaultyEngine):
-    """FaultyEngine without a fault. Writes `build PID`, `measured DELAY REQUESTS` and `close PID` to LOG."""
+    """FaultyEngine without a fault. Writes `build PID`, `measured DELAY REQUESTS` and `close PID`
+    to LOG."""
 
     def __init__(self, config: dict[str, Any], delay_s: float) -> None:
         super().__init__(config, delay_s=delay_s)

@@ -29,7 +29,8 @@ class SleepyEngine(FaultyEngine):
         super().__init__(config)
         self.clock = VirtualClock()
         self.info = EngineInfo(**{**vars(self.info), "clock": self.clock})
-        # The same noise in every run of a test: a right interval leaves the truth out once in twenty.
+        # The same noise in every run of a test: a right interval leaves the truth out once in
+        # twenty.
         rng = np.random.default_rng(sum(1 for _ in Path("runs").rglob("record.json")))
         self.step_s = STEP_S * (1 + sleep) * math.exp(rng.normal(0, NOISE))
 

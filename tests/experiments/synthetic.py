@@ -27,7 +27,8 @@ def ablation_rows(
     idle: Sequence[str] = (),
     **changes: Any,
 ) -> list[Row]:
-    """Rows of every arm and block: throughput is a product of effects, drift of the block, and noise.
+    """Rows of every arm and block: throughput is a product of effects, drift of the block, and
+    noise.
 
     Args:
         design: which arms there are.
@@ -45,8 +46,12 @@ def ablation_rows(
     for block in range(blocks):
         drift = rng.normal(0, 0.1)  # what a block has in common, and pairing takes out
         for position, (name, chosen) in enumerate(arms):
-            logarithm = drift + rng.normal(0, noise) + sum(math.log(effects.get(n, 1.0)) for n in chosen)
-            logarithm += sum(math.log(r) for two, r in (together or {}).items() if set(two) <= chosen)
+            logarithm = (
+                drift + rng.normal(0, noise) + sum(math.log(effects.get(n, 1.0)) for n in chosen)
+            )
+            logarithm += sum(
+                math.log(r) for two, r in (together or {}).items() if set(two) <= chosen
+            )
             speed = SPEED * math.exp(logarithm)
             on = [n for n in design.names if n in chosen]
             record = Record(
@@ -74,7 +79,11 @@ def ablation_rows(
                     itl_ms=Percentiles(p50=1e3 / speed),
                 ),
                 roofline=Roofline(),
-                liveness={"batching": {f"work_{n}": float(n in on and n not in idle) for n in design.names}},
+                liveness={
+                    "batching": {
+                        f"work_{n}": float(n in on and n not in idle) for n in design.names
+                    }
+                },
             )
             for key, value in changes.items():
                 setattr(record, key, value)

@@ -1,4 +1,5 @@
-"""`+ablation=...` from the command line to verdicts: the plan, its order, resuming, adding blocks."""
+"""`+ablation=...` from the command line to verdicts: the plan, its order, resuming, adding
+blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ optimisations:
 
 
 class Bench:
-    """Stands in for minivllm.tasks.bench: `slow` costs 10 %, and every measurement has noise of its own."""
+    """Stands in for minivllm.tasks.bench: `slow` costs 10 %, and every measurement has noise of its
+    own."""
 
     def __init__(self) -> None:
         self.measured: list[Measurement] = []
@@ -51,8 +53,14 @@ class Bench:
             assert m.ablation is not None
             # Not from run_id, which any edit of the package changes.
             rng = np.random.default_rng([m.block, *m.arm.encode()])
-            speed = 100 * math.exp(rng.normal(0, self.noise)) * (0.9 if "slow" in m.ablation["on"] else 1.0)
-            record = m.record("ok", provenance={"host": "here", "code_hash": "c", "device": {"name": "cpu"}})
+            speed = (
+                100
+                * math.exp(rng.normal(0, self.noise))
+                * (0.9 if "slow" in m.ablation["on"] else 1.0)
+            )
+            record = m.record(
+                "ok", provenance={"host": "here", "code_hash": "c", "device": {"name": "cpu"}}
+            )
             record.metrics.output_tokens_per_s = speed
             storage.write_record(m.path, record, config=m.config)
         return 0
@@ -75,7 +83,12 @@ def ablate(cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path) -
     """Run an ablation over three optimisations, with a model that needs no files."""
     plug_in("model", "mine", "_target_: tests.experiments.models.load\npath: nowhere\n")
     plug_in("optimisations", "mine", LIST)
-    given = [f"--config-dir={user_dir / 'conf'}", "model=mine", "optimisations=mine", "sweep.name=mine"]
+    given = [
+        f"--config-dir={user_dir / 'conf'}",
+        "model=mine",
+        "optimisations=mine",
+        "sweep.name=mine",
+    ]
     return lambda *argv: cli(*given, *argv)
 
 
@@ -102,7 +115,10 @@ def test_a_planted_slowdown_is_found_from_the_command_line(ablate: Cli, bench: B
     assert record["ablation"]["on"] == ["slow", "after"] and record["ablation"]["requires"] == {
         "after": ["slow"]
     }
-    assert record["config"]["batching"]["max_num_seqs"] == 4 and record["config"]["cache"]["block_size"] == 16
+    assert (
+        record["config"]["batching"]["max_num_seqs"] == 4
+        and record["config"]["cache"]["block_size"] == 16
+    )
 
 
 def test_blocks_are_shuffled_and_complete(ablate: Cli, bench: Bench) -> None:
@@ -149,15 +165,29 @@ def test_blocks_are_added_until_intervals_are_narrow(ablate: Cli, bench: Bench) 
 
 
 def test_narrow_intervals_are_not_enough_without_a_verdict(ablate: Cli, bench: Bench) -> None:
-    given = ["ablation.only=[slow]", "measure.repeats=3", "measure.target_ci=0.9", "measure.max_repeats=30"]
+    given = [
+        "ablation.only=[slow]",
+        "measure.repeats=3",
+        "measure.target_ci=0.9",
+        "measure.max_repeats=30",
+    ]
     done = ablate("+ablation=leave_one_out", *given)
-    assert "3 blocks: widest interval" in done.out and ": 3 more" in done.out and len(bench.measured) == 3 * 6
+    assert (
+        "3 blocks: widest interval" in done.out
+        and ": 3 more" in done.out
+        and len(bench.measured) == 3 * 6
+    )
     assert "too few blocks" not in {effect.verdict for effect in analysis().effects}
 
 
 def test_repeats_end_at_the_limit(ablate: Cli, bench: Bench) -> None:
     bench.noise = 0.1
-    given = ["ablation.only=[slow]", "measure.repeats=3", "measure.target_ci=0.001", "measure.max_repeats=5"]
+    given = [
+        "ablation.only=[slow]",
+        "measure.repeats=3",
+        "measure.target_ci=0.001",
+        "measure.max_repeats=5",
+    ]
     done = ablate("+ablation=leave_one_out", *given)
     assert "5 blocks" in done.out and "ended at measure.max_repeats=5" in done.out
     assert len(bench.measured) == 3 * 5
@@ -165,7 +195,10 @@ def test_repeats_end_at_the_limit(ablate: Cli, bench: Bench) -> None:
 
 def test_more_repeats_add_to_what_is_there(ablate: Cli, bench: Bench) -> None:
     first = ablate("+ablation=leave_one_out", "ablation.only=[slow]", "measure.repeats=2")
-    assert "a verdict over 1 optimisation needs 6 blocks, and 2 are planned: measure.repeats=6" in first.err
+    assert (
+        "a verdict over 1 optimisation needs 6 blocks, and 2 are planned: measure.repeats=6"
+        in first.err
+    )
     assert {effect.verdict for effect in analysis().effects} == {"too few blocks"}
     done = ablate("+ablation=leave_one_out", "ablation.only=[slow]", "measure.repeats=6")
     assert "6 of 18 recorded already, skipped" in done.out and "planned" not in done.err
@@ -225,7 +258,8 @@ def test_dry_run_shows_what_is_compared(ablate: Cli, bench: Bench) -> None:
     assert done.code == 0 and bench.measured == [] and not Path("runs").exists()
     assert "5 arms, one of them a copy of the baseline, in 9 shuffled blocks" in done.out
     assert (
-        "over 3 optimisations needs 7" in done.out and "until every interval is narrower than 2 %" in done.out
+        "over 3 optimisations needs 7" in done.out
+        and "until every interval is narrower than 2 %" in done.out
     )
     assert "45 of 45 measurements to make in 9 jobs" in done.out
 
@@ -240,7 +274,12 @@ def test_an_arm_that_cannot_be_composed_is_a_failed_effect(
 
 
 def test_what_the_command_says_of_a_key_replaces_the_baseline(ablate: Cli, bench: Bench) -> None:
-    ablate("+ablation=add_one_in", "batching.max_num_seqs=2", "ablation.only=[free]", "measure.repeats=1")
+    ablate(
+        "+ablation=add_one_in",
+        "batching.max_num_seqs=2",
+        "ablation.only=[free]",
+        "measure.repeats=1",
+    )
     sizes = {m.arm: m.config["batching"]["max_num_seqs"] for m in bench.measured}
     assert sizes == {"baseline": 2, "baseline again": 2, "with free": 8}
 
@@ -252,7 +291,11 @@ def test_a_list_has_only_what_can_do_something_on_its_device() -> None:
         for name in ("any_device", "engine", "gpu")
     }
     shared = lists["any_device"]
-    own = {"any_device": [], "engine": ["cpu_kernels"], "gpu": ["fused_kernels", "cuda_graphs", "overlap"]}
+    own = {
+        "any_device": [],
+        "engine": ["cpu_kernels"],
+        "gpu": ["fused_kernels", "cuda_graphs", "overlap"],
+    }
     for name, found in lists.items():
         assert [*found["optimisations"]] == [*shared["optimisations"], *own[name]]
         assert found["optimisations"].items() >= shared["optimisations"].items()
@@ -263,14 +306,22 @@ def test_a_list_has_only_what_can_do_something_on_its_device() -> None:
     assert compose(["+ablation=leave_one_out"])["ablation"] == lists["engine"]
 
 
-def test_mistakes_are_one_line(ablate: Cli, bench: Bench, plug_in: Callable[[str, str, str], None]) -> None:
+def test_mistakes_are_one_line(
+    ablate: Cli, bench: Bench, plug_in: Callable[[str, str, str], None]
+) -> None:
     for argv, message in (
         (["+ablation=leave_one_out", "quant=bf16,int8"], "run one for each value"),
-        (["+ablation=leave_one_out", "ablation.only=[fast]"], "names fast; choose from slow, free, after"),
+        (
+            ["+ablation=leave_one_out", "ablation.only=[fast]"],
+            "names fast; choose from slow, free, after",
+        ),
         (["+ablation=leave_one_out", "ablation.only=[after]"], "after requires slow"),
         (["+ablation=leave_one_out", "measure.isolation=cell"], "measure.isolation=cell"),
         (["+ablation=leave_one_out", "ablation.metric=speed"], "metric=speed: no such figure"),
-        (["+ablation=factorial", "ablation.max_arms=6"], "has 7 arms, 70 measurements in 10 blocks"),
+        (
+            ["+ablation=factorial", "ablation.max_arms=6"],
+            "has 7 arms, 70 measurements in 10 blocks",
+        ),
         (["+ablation=pair"], "did you mean pairs"),
         (["ablation=leave_one_out"], "as in +ablation="),
         (
@@ -279,15 +330,23 @@ def test_mistakes_are_one_line(ablate: Cli, bench: Bench, plug_in: Callable[[str
         ),
     ):
         done = ablate(*argv)
-        assert done.code == 2 and message in done.err and done.err.count("\n") == 1, (argv, done.err)
-    plug_in("optimisations", "mine", LIST.replace("overrides: [cache.block", "override: [cache.block"))
+        assert done.code == 2 and message in done.err and done.err.count("\n") == 1, (
+            argv,
+            done.err,
+        )
+    plug_in(
+        "optimisations", "mine", LIST.replace("overrides: [cache.block", "override: [cache.block")
+    )
     done = ablate("+ablation=leave_one_out")
     assert done.code == 2 and "is wrong at slow" in done.err
     assert not Path("runs").exists() and bench.measured == []
 
 
 def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
-    cli: Cli, plug_in: Callable[[str, str, str], None], user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    plug_in: Callable[[str, str, str], None],
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plug_in("model", "mine", "_target_: tests.experiments.models.load\npath: nowhere\n")
     alone = cli("measure.target_ci=0.05")
@@ -308,7 +367,9 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     monkeypatch.setattr("minivllm.tasks.bench.run", run)
     monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
     command = [f"--config-dir={user_dir / 'conf'}", "model=mine", "cache.block_size=8,16"]
-    done = cli("-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine")
+    done = cli(
+        "-m", *command, "measure.target_ci=0.05", "measure.max_repeats=20", "sweep.name=mine"
+    )
     assert done.code == 0 and ": done" in done.out
     assert 4 <= max(blocks) + 1 <= 20 and sorted(blocks) == sorted([*range(max(blocks) + 1)] * 2)
 
@@ -321,7 +382,8 @@ def test_real_workers_find_the_planted_slowdown_and_the_dead_knob(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Everything but the weights: processes, records, report. Time is virtual, and its noise is planted."""
+    """Everything but the weights: processes, records, report. Time is virtual, and its noise is
+    planted."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("minivllm.report.page.write_report", quick_report)
@@ -329,12 +391,25 @@ def test_real_workers_find_the_planted_slowdown_and_the_dead_knob(
     plug_in(
         "optimisations",
         "mine",
-        "# @package ablation\nbaseline: []\noptimisations:\n"
-        "  nap: {overrides: [engine.sleep=0.1]}\n  idle: {overrides: [cache.prefix_caching=true]}\n",
+        "# @package ablation\n"
+        "baseline: []\n"
+        "optimisations:\n"
+        "  nap: {overrides: [engine.sleep=0.1]}\n"
+        "  idle: {overrides: [cache.prefix_caching=true]}\n",
     )
     done = cli(
-        *(f"--config-dir={user_dir / 'conf'}", "+ablation=add_one_in", "optimisations=mine", "engine=sleepy"),
-        *("sweep.name=mine", "measure.repeats=7", "measure.roofline=false", "workload.num_requests=4"),
+        *(
+            f"--config-dir={user_dir / 'conf'}",
+            "+ablation=add_one_in",
+            "optimisations=mine",
+            "engine=sleepy",
+        ),
+        *(
+            "sweep.name=mine",
+            "measure.repeats=7",
+            "measure.roofline=false",
+            "workload.num_requests=4",
+        ),
         *("runtime.device=cpu", "workload.output_len=16"),
     )
     assert done.code == 0, done.err

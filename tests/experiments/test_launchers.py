@@ -66,17 +66,23 @@ def test_every_launcher_leaves_the_same_records(
 
 
 @pytest.mark.slow
-def test_logs_of_jobs_lie_below_the_runs_folder_that_was_asked_for(temporary: Path, tmp_path: Path) -> None:
+def test_logs_of_jobs_lie_below_the_runs_folder_that_was_asked_for(
+    temporary: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     knobs = ("workload.num_requests=2", "runs_dir=else where", "hydra/launcher=submitit_local")
     process = cluster.start(tmp_path, *knobs, temporary=temporary)
     out, _ = process.communicate()
     assert process.returncode == 0, out
-    assert any((tmp_path / "else where" / ".submitit").iterdir()) and not (tmp_path / "runs").exists()
+    assert (
+        any((tmp_path / "else where" / ".submitit").iterdir()) and not (tmp_path / "runs").exists()
+    )
     assert any((tmp_path / "else where" / cluster.NAME).glob("*/record.json"))
 
 
-def test_a_job_goes_to_the_folder_of_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_goes_to_the_folder_of_its_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     (sweep / "plan.json").write_text(json.dumps({"jobs": [[]]}))
@@ -89,7 +95,12 @@ def test_a_job_goes_to_the_folder_of_its_sweep(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("launcher", "extra"),
-    [("ray", "ray"), ("joblib", "joblib"), ("submitit_slurm", "slurm"), ("submitit_local", "slurm")],
+    [
+        ("ray", "ray"),
+        ("joblib", "joblib"),
+        ("submitit_slurm", "slurm"),
+        ("submitit_local", "slurm"),
+    ],
 )
 def test_a_launcher_that_is_not_installed(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, launcher: str, extra: str
@@ -104,6 +115,8 @@ def test_a_launcher_that_is_not_installed(
     )
     done = cli("-m", "cache.block_size=8,16", f"hydra/launcher={launcher}")
     assert done.code == 2
-    message = f"hydra/launcher={launcher}: its plugin is not installed; pip install 'minivllm[{extra}]'"
+    message = (
+        f"hydra/launcher={launcher}: its plugin is not installed; pip install 'minivllm[{extra}]'"
+    )
     assert done.err == f"error: {message}\n"
     assert not Path("runs").exists()

@@ -1,4 +1,5 @@
-"""Sweeps over tasks without records: launchers are handed no secrets, jobs get them all the same."""
+"""Sweeps over tasks without records: launchers are handed no secrets, jobs get them all the
+same."""
 
 from __future__ import annotations
 

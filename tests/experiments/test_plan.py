@@ -26,7 +26,9 @@ def test_product_names_arms_by_what_varies() -> None:
 
 
 def test_hydras_grammar_is_understood() -> None:
-    sweep = parse("cache.block_size=range(8,17,8)", "+x='a,b'", "~y", "name=choice(p,q)", "z=[1,2],[3]")
+    sweep = parse(
+        "cache.block_size=range(8,17,8)", "+x='a,b'", "~y", "name=choice(p,q)", "z=[1,2],[3]"
+    )
     assert sweep.arms[0].overrides == (
         "cache.block_size=8",
         "+x='a,b'",
@@ -44,7 +46,9 @@ def test_nothing_varies() -> None:
 
 
 def test_a_key_given_twice_counts_as_given_last_and_equal_arms_are_one() -> None:
-    assert [arm.overrides for arm in parse("quant=fp16,nf4", "quant=int8").arms] == [("quant=int8",)]
+    assert [arm.overrides for arm in parse("quant=fp16,nf4", "quant=int8").arms] == [
+        ("quant=int8",)
+    ]
     assert len(parse("quant=fp16,fp16,nf4").arms) == 2
 
 
@@ -61,7 +65,9 @@ def test_settings_of_the_sweep_are_not_part_of_its_arms() -> None:
 
 def test_the_name_does_not_depend_on_how_a_sweep_is_written() -> None:
     usual = parse("model=qwen3", "quant=fp16,nf4", "batching=static,continuous")
-    assert usual.hash() == parse("batching=continuous,static", "quant=nf4,fp16", "model=qwen3").hash()
+    assert (
+        usual.hash() == parse("batching=continuous,static", "quant=nf4,fp16", "model=qwen3").hash()
+    )
     assert (
         usual.hash()
         == parse(

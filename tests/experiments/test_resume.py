@@ -24,11 +24,13 @@ KILLS = 10
 
 
 def kill_sometime(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
-    """Kill the process and all that it started, a few lines of the engine's log from now; False if it was done."""
+    """Kill the process and all that it started, a few lines of the engine's log from now; False if
+    it was done."""
     wanted = len(cluster.log(folder)) + chance.choice([0, 0, 1, 2, 3])
     while len(cluster.log(folder)) < wanted and process.poll() is None:
         time.sleep(0.02)
-    with_luck = chance.uniform(0, 0.3 if wanted else 3)  # anywhere: also while it starts, or writes a record
+    # anywhere: also while it starts, or writes a record
+    with_luck = chance.uniform(0, 0.3 if wanted else 3)
     try:
         process.wait(with_luck)
     except subprocess.TimeoutExpired:
@@ -63,7 +65,9 @@ def test_killed_ten_times_and_nothing_is_lost_torn_or_measured_twice(tmp_path: P
 
     found = cluster.records(killed)
     configs = [record["config"] for record in found.values()]
-    cells = [(config["engine"]["delay_s"], config["workload"]["num_requests"]) for config in configs]
+    cells = [
+        (config["engine"]["delay_s"], config["workload"]["num_requests"]) for config in configs
+    ]
     assert sorted(cells) == list(itertools.product(DELAYS, REQUESTS))
     assert {record["status"] for record in found.values()} == {"ok"}
     assert 0 < len(seen) < CELLS  # some were finished before a kill, some after the last

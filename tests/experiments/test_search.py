@@ -24,10 +24,14 @@ from minivllm.errors import BadInput
 from minivllm.experiments.search import WORST, Search, excess, goal_of, refuse, worth
 
 Cli = Callable[..., Any]
-GOAL = Goal("metrics.output_tokens_per_s", limits={"metrics.ttft_ms.p90": 100.0, "metrics.itl_ms.p90": 20.0})
+GOAL = Goal(
+    "metrics.output_tokens_per_s", limits={"metrics.ttft_ms.p90": 100.0, "metrics.itl_ms.p90": 20.0}
+)
 
 
-def block(speed: float | None, ttft: float = 90.0, itl: float = 10.0, status: str = "ok") -> dict[str, Any]:
+def block(
+    speed: float | None, ttft: float = 90.0, itl: float = 10.0, status: str = "ok"
+) -> dict[str, Any]:
     metrics = {"output_tokens_per_s": speed, "ttft_ms": {"p90": ttft}, "itl_ms": {"p90": itl}}
     return {"status": status, "metrics": metrics}
 
@@ -61,10 +65,19 @@ def goal(objective: str | None, **limits: float) -> Goal:
     [
         ("block", "sweep.objective=block: name a number of the record with its group"),
         (None, "sweep.objective is missing"),
-        ("metrics.output_tokens_per_second", "sweep.objective: .* no metrics.output_tokens_per_second; did"),
+        (
+            "metrics.output_tokens_per_second",
+            "sweep.objective: .* no metrics.output_tokens_per_second; did",
+        ),
         ("quality.perplexitty", "a record has no quality.perplexitty; did you mean perplexity"),
-        ("metrics.ttft_ms", r"is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+"),
-        *((name, f"sweep.objective: {name} is no number") for name in ("metrics.itl_ms", "metrics.steady")),
+        (
+            "metrics.ttft_ms",
+            r"is no number but a group of them; choose one, e.g. metrics.ttft_ms.\w+",
+        ),
+        *(
+            (name, f"sweep.objective: {name} is no number")
+            for name in ("metrics.itl_ms", "metrics.steady")
+        ),
     ],
 )
 def test_a_goal_must_be_a_number_of_the_record(objective: str | None, message: str) -> None:
@@ -74,7 +87,9 @@ def test_a_goal_must_be_a_number_of_the_record(objective: str | None, message: s
 
 def test_limits_must_be_numbers_of_the_record_above_zero() -> None:
     speed = "metrics.output_tokens_per_s"
-    assert goal(speed, **{"metrics.ttft_ms.p90": 1.0}) == Goal(speed, False, {"metrics.ttft_ms.p90": 1.0})
+    assert goal(speed, **{"metrics.ttft_ms.p90": 1.0}) == Goal(
+        speed, False, {"metrics.ttft_ms.p90": 1.0}
+    )
     with pytest.raises(
         BadInput, match=r"sweep.limits: a record has no metrics.tft_ms.p90; did you mean ttft"
     ):
@@ -105,9 +120,14 @@ def test_what_a_record_may_have_is_not_refused(name: str, overrides: list[str]) 
 
 def test_the_limits_are_numbers_of_a_record_too() -> None:
     with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p50 takes task=bench"):
-        refuse(Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}), compose(["task=quality"]))
+        refuse(
+            Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}),
+            compose(["task=quality"]),
+        )
     goal = Goal("metrics.output_tokens_per_s", limits={"metrics.e2e_ms.p95": 100.0})
-    with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p95 takes 20 requests: .*=19"):
+    with pytest.raises(
+        BadInput, match=r"sweep.limits: metrics.e2e_ms.p95 takes 20 requests: .*=19"
+    ):
         refuse(goal, compose(["workload.num_requests=19"]))
 
 
@@ -124,17 +144,22 @@ def optuna(quick: None) -> None:
 
 
 class Trials:
-    """A search whose trials say which batch they want; a stand-in measures them, and the larger the faster."""
+    """A search whose trials say which batch they want; a stand-in measures them, and the larger the
+    faster."""
 
     def __init__(self) -> None:
         self.composed: list[str] = []
         fixed = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1")
-        self.search = Search(Goal("metrics.output_tokens_per_s"), compose(fixed), self.load, self.launch)
+        self.search = Search(
+            Goal("metrics.output_tokens_per_s"), compose(fixed), self.load, self.launch
+        )
         self.search.define(fixed, (), "mine", 4)
         self.fixed = fixed
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        self.composed.append(" ".join(text for text in overrides if text.startswith("batching.max")))
+        self.composed.append(
+            " ".join(text for text in overrides if text.startswith("batching.max"))
+        )
         return config.load(overrides)
 
     def launch(self, jobs: Sequence[Sequence[str]]) -> list[Any]:
@@ -194,7 +219,8 @@ def test_a_trial_is_planned_once(cli: Cli, quick: None, capsys: pytest.CaptureFi
     assert values == [4, 2, 8, 4]
     assert trials.composed == [f"batching.max_num_seqs={size}" for size in (4, 2, 8)]
     told = [line for line in capsys.readouterr().out.splitlines() if ": trial " in line]
-    assert told == [f"search mine: trial {n} of at most 4" for n in (1, 2, 3)]  # the fourth was the first
+    # the fourth was the first
+    assert told == [f"search mine: trial {n} of at most 4" for n in (1, 2, 3)]
 
 
 def test_a_trial_that_sets_nothing_has_the_name_of_a_sweeps_lone_arm(cli: Cli, quick: None) -> None:
@@ -204,7 +230,9 @@ def test_a_trial_that_sets_nothing_has_the_name_of_a_sweeps_lone_arm(cli: Cli, q
 
 
 def test_a_search_without_a_valid_trial_is_bad_input(cli: Cli, quick: None) -> None:
-    with pytest.raises(BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"):
+    with pytest.raises(
+        BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"
+    ):
         Trials().run(0, -1)
 
 
@@ -237,21 +265,29 @@ def test_a_number_that_no_record_will_have_is_refused_before_the_first_trial(
 ) -> None:
     for more in ((), ("sweep.dry_run=true",)):
         done = cli(*TUNE, f"sweep.objective={name}", *more)
-        assert done.code == 2 and done.err.startswith(f"error: sweep.objective: {name} takes {needed}")
+        assert done.code == 2 and done.err.startswith(
+            f"error: sweep.objective: {name} takes {needed}"
+        )
         assert not any(Path().glob("runs/*/*/")) and not Path("reports").exists()
 
 
 @pytest.mark.slow
-def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cli, optuna: None) -> None:
+def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(
+    cli: Cli, optuna: None
+) -> None:
     limits = "sweep.limits={metrics.ttft_ms.p90:2000,metrics.itl_ms.p90:8}"
     done = cli(*TUNE, limits)
     assert done.code == 0, done.err
     records = {record["arm"]: record for record in read_records("runs/mine")}
-    goal = Goal("metrics.output_tokens_per_s", True, {"metrics.ttft_ms.p90": 2000, "metrics.itl_ms.p90": 8})
+    goal = Goal(
+        "metrics.output_tokens_per_s", True, {"metrics.ttft_ms.p90": 2000, "metrics.itl_ms.p90": 8}
+    )
     kept = {arm: worth(goal, [r]) for arm, r in records.items() if not excess(goal, [r])}
     assert f": {len(kept)} of {len(records)} trials kept within these limits." in done.out
     ties = [arm for arm in kept if kept[arm] == max(kept.values())]  # a knob may make no difference
-    (headline,) = (line for line in done.out.splitlines() if line.startswith("Best within the limits"))
+    (headline,) = (
+        line for line in done.out.splitlines() if line.startswith("Best within the limits")
+    )
     figure, _, label = headline.removesuffix(".").partition(": ")
     assert figure.endswith(f"Output {sig(max(kept.values()))} tok/s")
     values = set(label.partition(";")[0].split(" · "))
@@ -263,14 +299,24 @@ def test_the_best_cell_within_the_limits_is_found_and_the_search_resumes(cli: Cl
 
     before = {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")}
     again = cli(*TUNE, limits)
-    assert {path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in Path("runs/mine").glob("*/record.json")
+    } == before
     assert headline in again.out
 
 
 @pytest.mark.slow
-def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(cli: Cli, optuna: None) -> None:
-    done = cli("-m", *TUNE, "cache.block_size=16", "batching.max_num_seqs=8,12", "hydra.sweeper.n_trials=1",
-               "++sweep.limits={metrics.ttft_ms.p90:100000,metrics.itl_ms.p90:1000}")  # fmt: skip
+def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(
+    cli: Cli, optuna: None
+) -> None:
+    done = cli(
+        "-m",
+        *TUNE,
+        "cache.block_size=16",
+        "batching.max_num_seqs=8,12",
+        "hydra.sweeper.n_trials=1",
+        "++sweep.limits={metrics.ttft_ms.p90:100000,metrics.itl_ms.p90:1000}",
+    )
     assert done.code == 0, done.err
     (record,) = read_records("runs/mine")
     knobs = {text.partition("=")[0] for text in record["arm"].split()}
@@ -280,7 +326,9 @@ def test_a_knob_that_is_narrowed_on_the_command_line_names_trials_too(cli: Cli, 
 @pytest.mark.slow
 def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> None:
     done = cli(
-        *TUNE, "++sweep.limits={metrics.e2e_ms.p90:0.001,metrics.ttft_ms.p90:1e9}", "hydra.sweeper.n_trials=1"
+        *TUNE,
+        "++sweep.limits={metrics.e2e_ms.p90:0.001,metrics.ttft_ms.p90:1e9}",
+        "hydra.sweeper.n_trials=1",
     )
     assert done.code == 1 and "No trial is within the limits; the nearest, E2E p90 " in done.out
 
@@ -288,7 +336,9 @@ def test_no_cell_within_the_limits_is_an_exit_code(cli: Cli, optuna: None) -> No
 @pytest.mark.parametrize("more", [(), ("-m", "quant=bf16,int8")])
 def test_a_goal_without_a_search_is_refused(cli: Cli, more: tuple[str, ...]) -> None:
     done = cli(*more, "sweep.objective=metrics.output_tokens_per_s")
-    assert done.code == 2 and done.err == "error: sweep.objective is for a search: add preset=tune\n"
+    assert (
+        done.code == 2 and done.err == "error: sweep.objective is for a search: add preset=tune\n"
+    )
     assert not Path("runs").exists()
 
 
@@ -300,7 +350,10 @@ def test_a_goal_without_a_search_is_refused(cli: Cli, more: tuple[str, ...]) -> 
         ("sweep.objective=null", "sweep.objective is missing"),
         ("sweep.objective=metrics.speed", "sweep.objective: a record has no metrics.speed"),
         ("sweep.direction=up", "sweep.direction='up' must be maximize or minimize"),
-        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0 must be a whole number of at least 1"),
+        (
+            "hydra.sweeper.n_trials=0",
+            "hydra.sweeper.n_trials=0 must be a whole number of at least 1",
+        ),
         ("hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs=0 must be a whole number of at least 1"),
         ("hydra.sweeper.sampler.seed=x", "hydra.sweeper.sampler: "),
         (
@@ -311,14 +364,18 @@ def test_a_goal_without_a_search_is_refused(cli: Cli, more: tuple[str, ...]) -> 
         ("cache.blok_size=3", "cache.blok_size: no such option of cache=paged"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(cli: Cli, optuna: None, override: str, message: str) -> None:
+def test_mistakes_are_told_before_anything_runs(
+    cli: Cli, optuna: None, override: str, message: str
+) -> None:
     done = cli("preset=tune", override)
     assert done.code == 2 and done.err.startswith(f"error: {message}") and done.err.count("\n") == 1
     assert not Path("runs").exists()
 
 
 def test_a_dry_run_tells_what_is_searched_and_writes_nothing(cli: Cli, optuna: None) -> None:
-    done = cli("-m", *TUNE, "cache.block_size=16", "batching.max_num_seqs=8,12", "sweep.dry_run=true")
+    done = cli(
+        "-m", *TUNE, "cache.block_size=16", "batching.max_num_seqs=8,12", "sweep.dry_run=true"
+    )
     assert done.code == 0 and not any(Path().iterdir()), done.err
     space = dict(line.split() for line in done.out.splitlines() if line.startswith("batching."))
     assert space == {
@@ -326,9 +383,11 @@ def test_a_dry_run_tells_what_is_searched_and_writes_nothing(cli: Cli, optuna: N
         "batching.max_num_batched_tokens": "choice(64,128,256,512,1024,2048)",
     }
     assert (
-        "search mine: the most metrics.output_tokens_per_s with metrics.ttft_ms.p90 <= 1000 and"
-        " metrics.itl_ms.p90 <= 50\nat most 5 trials, 1 at once, chosen by TPESampler(seed=0, n_startup_trials=3);"
-        " a trial is 1 measurement\n0 measurements recorded: how long one takes is unknown; next: batching.max"
+        "search mine: the most metrics.output_tokens_per_s with metrics.ttft_ms.p90 <= 1000 and "
+        "metrics.itl_ms.p90 <= 50\n"
+        "at most 5 trials, 1 at once, chosen by TPESampler(seed=0, n_startup_trials=3); a trial "
+        "is 1 measurement\n"
+        "0 measurements recorded: how long one takes is unknown; next: batching.max"
     ) in done.out
 
 
@@ -347,9 +406,13 @@ def test_a_dry_run_follows_a_search_as_far_as_it_is_recorded(cli: Cli, optuna: N
 
 def test_a_dry_run_without_a_valid_trial_is_bad_input(cli: Cli) -> None:
     trials = Trials()
-    with pytest.raises(BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"):
+    with pytest.raises(
+        BadInput, match=r"none of the 2 arms is valid; the first: batching.max_num_seqs=0"
+    ):
         trials.search.follow(
-            lambda: trials.search.measure([(*trials.fixed, f"batching.max_num_seqs={n}") for n in (0, -1)])
+            lambda: trials.search.measure(
+                [(*trials.fixed, f"batching.max_num_seqs={n}") for n in (0, -1)]
+            )
         )
     assert not Path("runs").exists()
 
@@ -359,4 +422,7 @@ def test_without_optuna(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper", None)
     done = cli("preset=tune")
-    assert (done.code, done.err) == (2, "error: preset=tune needs Optuna: pip install 'minivllm[optuna]'\n")
+    assert (done.code, done.err) == (
+        2,
+        "error: preset=tune needs Optuna: pip install 'minivllm[optuna]'\n",
+    )

@@ -23,7 +23,8 @@ Cli = Callable[..., Any]
 
 
 class Bench:
-    """Stands in for minivllm.tasks.bench: records every measurement of its job, without measuring."""
+    """Stands in for minivllm.tasks.bench: records every measurement of its job, without
+    measuring."""
 
     def __init__(self) -> None:
         self.jobs: list[list[Measurement]] = []
@@ -91,7 +92,10 @@ def test_every_arm_is_measured_and_reported(sweep: Cli, bench: Bench) -> None:
 
 
 def test_arms_that_share_an_engine_share_a_job(sweep: Cli, bench: Bench) -> None:
-    assert sweep("-m", "workload.num_requests=4,8", "cache.block_size=8,16", "measure.repeats=3").code == 0
+    assert (
+        sweep("-m", "workload.num_requests=4,8", "cache.block_size=8,16", "measure.repeats=3").code
+        == 0
+    )
     assert len(bench.jobs) == 2
     for job in bench.jobs:
         assert len({m.config["cache"]["block_size"] for m in job}) == 1
@@ -110,13 +114,21 @@ def test_arms_take_turns_where_each_measurement_has_its_process(sweep: Cli, benc
     assert [tuple(m.config["cache"]["block_size"] for m in job) for job in bench.jobs] == orders
 
 
-def test_in_a_single_block_there_are_no_turns_and_jobs_may_run_side_by_side(sweep: Cli, bench: Bench) -> None:
-    command = ["-m", "cache.block_size=8,16,32", "workload.num_requests=4,8", "measure.isolation=run"]
+def test_in_a_single_block_there_are_no_turns_and_jobs_may_run_side_by_side(
+    sweep: Cli, bench: Bench
+) -> None:
+    command = [
+        "-m",
+        "cache.block_size=8,16,32",
+        "workload.num_requests=4,8",
+        "measure.isolation=run",
+    ]
     assert sweep(*command, "sweep.name=mine").code == 0
     assert [len(job) for job in bench.jobs] == [2, 2, 2]
     assert all(len({m.config["cache"]["block_size"] for m in job}) == 1 for job in bench.jobs)
     bench.jobs.clear()
-    assert sweep(*command, "sweep.name=mine", "measure.repeats=3").code == 0  # what comes now takes turns
+    # what comes now takes turns
+    assert sweep(*command, "sweep.name=mine", "measure.repeats=3").code == 0
     assert [{m.block for m in job} for job in bench.jobs] == [{1}, {2}]
     assert [len(job) for job in bench.jobs] == [6, 6]
 
@@ -150,13 +162,16 @@ def test_without_a_name_the_definition_is_the_name(sweep: Cli, bench: Bench) -> 
     assert len([path for path in Path("runs").iterdir() if path.is_dir()]) == 1
 
 
-def test_records_keep_the_slo_they_were_made_with_and_the_user_is_told(sweep: Cli, bench: Bench) -> None:
+def test_records_keep_the_slo_they_were_made_with_and_the_user_is_told(
+    sweep: Cli, bench: Bench
+) -> None:
     command = ["-m", "cache.block_size=8,16", "sweep.name=mine", "measure.slo.ttft_ms=200"]
     sweep(*command)
     assert "measure.slo" not in sweep(*command).err
     done = sweep(*command[:-1], "measure.slo.ttft_ms=100", "measure.price.kwh=1")
     assert (
-        "warning: 2 records of this sweep had another measure.slo and keep it; sweep.fresh=true" in done.err
+        "warning: 2 records of this sweep had another measure.slo and keep it; sweep.fresh=true"
+        in done.err
     )
     assert "2 records of this sweep had another measure.price" in done.err
     assert (
@@ -177,8 +192,8 @@ def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench
     done = sweep(*SWEEP)
     assert done.code == 1 and bench.jobs == []
     assert (
-        "4 of 4 recorded already, skipped; 1 of them did not end well: sweep.retry=failed measures it again\n"
-        in done.out
+        "4 of 4 recorded already, skipped; 1 of them did not end well: sweep.retry=failed "
+        "measures it again\n" in done.out
     )
     done = sweep(*SWEEP, "sweep.retry=failed")
     assert done.code == 0 and "3 of 4 recorded already, skipped\n" in done.out
@@ -188,7 +203,10 @@ def test_failed_cells_are_rows_and_are_retried_only_on_request(sweep: Cli, bench
 def test_several_failed_cells_are_counted(sweep: Cli, bench: Bench) -> None:
     bench.statuses = {f"batching=sequential cache.block_size={size}": "timeout" for size in (8, 16)}
     sweep(*SWEEP)
-    said = "4 of 4 recorded already, skipped; 2 of them did not end well: sweep.retry=failed measures them again\n"
+    said = (
+        "4 of 4 recorded already, skipped; 2 of them did not end well: sweep.retry=failed "
+        "measures them again\n"
+    )
     assert said in sweep(*SWEEP).out
 
 
@@ -215,12 +233,14 @@ def test_an_arm_that_cannot_be_composed_is_a_row(sweep: Cli, bench: Bench) -> No
     assert Path("reports/mine/index.html").exists()
 
 
-def test_what_does_not_matter_to_a_cell_does_not_double_its_invalid_row(sweep: Cli, bench: Bench) -> None:
+def test_what_does_not_matter_to_a_cell_does_not_double_its_invalid_row(
+    sweep: Cli, bench: Bench
+) -> None:
     for repeats in (1, 2):
         sweep("-m", "quant=bf16,nf5", "sweep.name=mine", f"measure.repeats={repeats}")
-    assert [record["arm"] for record in read_records("runs/mine") if record["status"] == "invalid"] == [
-        "quant=nf5"
-    ]
+    assert [
+        record["arm"] for record in read_records("runs/mine") if record["status"] == "invalid"
+    ] == ["quant=nf5"]
 
 
 def test_an_arm_that_has_become_valid_loses_its_invalid_row(
@@ -234,7 +254,9 @@ def test_an_arm_that_has_become_valid_loses_its_invalid_row(
     assert len(read_records("runs/mine")) == 2
 
 
-def test_a_workload_that_cannot_be_made_is_found_before_anything_runs(sweep: Cli, bench: Bench) -> None:
+def test_a_workload_that_cannot_be_made_is_found_before_anything_runs(
+    sweep: Cli, bench: Bench
+) -> None:
     sweep("-m", "workload=smoke,file", "sweep.name=mine")
     assert records()["workload=file"]["status"] == "invalid"
     assert "workload.path" in records()["workload=file"]["error"]["message"]
@@ -246,7 +268,10 @@ def test_dry_run_prints_the_plan_and_does_nothing(sweep: Cli, bench: Bench) -> N
     assert "4 of 4 measurements to make in 4 jobs" in done.out and "unknown" in done.out
     sweep("-m", "cache.block_size=8", "batching=sequential,continuous", "sweep.name=mine")
     done = sweep("-m", "cache.block_size=8,16", "sweep.name=other", "sweep.dry_run=true")
-    assert "2 of 2 measurements to make" in done.out and "about 60 seconds (1 of them unknown" in done.out
+    assert (
+        "2 of 2 measurements to make" in done.out
+        and "about 60 seconds (1 of them unknown" in done.out
+    )
     assert not Path("runs/other").exists()
 
 
@@ -295,7 +320,9 @@ def test_a_fresh_sweep_that_is_interrupted_speaks_of_no_records_that_never_were(
     assert "1 of 4 measurements were made anew; the same" in sweep(*SWEEP, "sweep.fresh=true").err
 
 
-def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(sweep: Cli, bench: Bench) -> None:
+def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(
+    sweep: Cli, bench: Bench
+) -> None:
     sweep(*SWEEP)
     before = {path: path.read_bytes() for path in Path("runs/mine").glob("*/record.json")}
     old = next(iter(before))  # put aside, as by a measurement that was killed
@@ -335,7 +362,10 @@ def test_the_plan_is_on_disk(sweep: Cli, bench: Bench) -> None:
     sweep("-m", "cache.block_size=8,16", "sweep.name=mine")
     plan = json.loads(Path("runs/mine/plan.json").read_text())
     assert plan["name"] == "mine"
-    assert [arm[0] for arm in plan["definition"]["arms"]] == ["cache.block_size=8", "cache.block_size=16"]
+    assert [arm[0] for arm in plan["definition"]["arms"]] == [
+        "cache.block_size=8",
+        "cache.block_size=16",
+    ]
     assert [len(job) for job in plan["jobs"]] == [1, 1]
 
 
@@ -347,7 +377,10 @@ def test_hydras_basic_sweeper_can_still_be_chosen(sweep: Cli) -> None:
 
 @pytest.mark.slow
 def test_real_workers_faults_and_resume(
-    sweep: Cli, plug_in: Callable[[str, str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sweep: Cli,
+    plug_in: Callable[[str, str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The whole path but the engine, which goes wrong in chosen ways."""
     monkeypatch.syspath_prepend(str(ROOT))

@@ -1,4 +1,5 @@
-"""Beam search: transformers' sequences and scores, whatever the engine does to the beams on the way."""
+"""Beam search: transformers' sequences and scores, whatever the engine does to the beams on the
+way."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ AMPLE = ["cache.num_blocks=200", "cache.block_size=4"]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gemma2"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
     """A checkpoint folder and its transformers model; the last family has windows and soft caps."""
     folder = tmp_path_factory.mktemp(request.param)
     family, overrides = VARIANTS[request.param]
@@ -77,24 +80,38 @@ def reference(
         **more,
     )
     found = []
-    for sequence, score in zip(out.sequences[:, len(prompt) :].tolist(), out.sequences_scores, strict=True):
+    for sequence, score in zip(
+        out.sequences[:, len(prompt) :].tolist(), out.sequences_scores, strict=True
+    ):
         end = next((i + 1 for i, token in enumerate(sequence) if token in ends), len(sequence))
         found.append((sequence[:end], float(score)))
     return found
 
 
-def assert_same(ours: RequestOutput, theirs: list[tuple[list[int], float]], penalty: float = 1.0) -> None:
+def assert_same(
+    ours: RequestOutput, theirs: list[tuple[list[int], float]], penalty: float = 1.0
+) -> None:
     assert [output.token_ids for output in ours.outputs] == [ids for ids, _ in theirs]
     for output, (ids, score) in zip(ours.outputs, theirs, strict=True):
         assert output.score == pytest.approx(score, abs=1e-4)
-        assert output.cumulative_logprob == pytest.approx(score * len(ids) ** penalty, rel=1e-4, abs=1e-4)
+        assert output.cumulative_logprob == pytest.approx(
+            score * len(ids) ** penalty, rel=1e-4, abs=1e-4
+        )
         assert output.finish_reason in ("stop", "length")
         assert output.finish_reason == "length" or ids[-1] in (1, *ENDS)
 
 
 @pytest.mark.parametrize(
     ("early_stopping", "length_penalty"),
-    [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), (True, 2.0), ("never", 2.0), (False, -0.7)],
+    [
+        (False, 1.0),
+        (True, 1.0),
+        ("never", 1.0),
+        (False, 0.0),
+        (True, 2.0),
+        ("never", 2.0),
+        (False, -0.7),
+    ],
 )
 def test_beams_are_those_of_transformers(
     saved: tuple[Path, Any], early_stopping: Any, length_penalty: float
@@ -162,16 +179,21 @@ def test_bias_penalties_and_masks_act_on_beams_as_in_transformers(
 
 
 def test_a_mask_may_leave_fewer_continuations_than_beams(plain: LLM) -> None:
-    """Two tokens, then only the end: of four beams there are at most four different outputs, in every round."""
+    """Two tokens, then only the end: of four beams there are at most four different outputs, in
+    every round."""
     asked: list[list[int]] = []
 
     def mask(prompt: list[int], output: list[int]) -> list[int]:
         asked.append(output)
         return [1] if len(output) == 2 else [10, 20]
 
-    params = SamplingParams(max_tokens=8, beam_width=6, n=6, token_mask=mask, early_stopping="never")
+    params = SamplingParams(
+        max_tokens=8, beam_width=6, n=6, token_mask=mask, early_stopping="never"
+    )
     outputs = plain.generate(PROMPTS[0], params)[0].outputs
-    assert {tuple(output.token_ids) for output in outputs} == {(a, b, 1) for a in (10, 20) for b in (10, 20)}
+    assert {tuple(output.token_ids) for output in outputs} == {
+        (a, b, 1) for a in (10, 20) for b in (10, 20)
+    }
     assert len(outputs) == 4
     assert all(set(output) <= {10, 20} for output in asked)
     assert plain.engine.cache.pool.num_used == 0
@@ -205,8 +227,12 @@ SERVED = {
 
 
 @pytest.mark.parametrize("how", SERVED)
-def test_beams_are_the_same_however_they_are_served(plain: LLM, qwen3: tuple[Path, Any], how: str) -> None:
-    searched = SamplingParams(max_tokens=12, beam_width=3, n=3, stop_token_ids=ENDS, early_stopping="never")
+def test_beams_are_the_same_however_they_are_served(
+    plain: LLM, qwen3: tuple[Path, Any], how: str
+) -> None:
+    searched = SamplingParams(
+        max_tokens=12, beam_width=3, n=3, stop_token_ids=ENDS, early_stopping="never"
+    )
     params = [searched, SamplingParams(max_tokens=12, ignore_eos=True), searched, searched]
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[1]]
 
@@ -216,9 +242,14 @@ def test_beams_are_the_same_however_they_are_served(plain: LLM, qwen3: tuple[Pat
 
     expected = outcome(plain)
     overrides = SERVED[how]
-    paged = ["cache.block_size=4"] if not any(item.startswith("cache=") for item in overrides) else []
+    paged = (
+        ["cache.block_size=4"] if not any(item.startswith("cache=") for item in overrides) else []
+    )
     with LLM(
-        str(qwen3[0]), device="cpu", quant="fp32", overrides=[*overrides, *paged, "model.max_model_len=48"]
+        str(qwen3[0]),
+        device="cpu",
+        quant="fp32",
+        overrides=[*overrides, *paged, "model.max_model_len=48"],
     ) as llm:
         assert outcome(llm) == expected == outcome(llm)
         assert llm.engine.scheduler.num_preemptions > 0 or "cache.num_blocks=18" not in overrides
@@ -230,7 +261,9 @@ def test_beams_are_the_same_however_they_are_served(plain: LLM, qwen3: tuple[Pat
 def test_an_abort_ends_all_beams(plain: LLM) -> None:
     engine = plain.engine
     for steps in (0, 1, 4):
-        engine.add_request("x", PROMPTS[0], SamplingParams(max_tokens=12, beam_width=4, ignore_eos=True))
+        engine.add_request(
+            "x", PROMPTS[0], SamplingParams(max_tokens=12, beam_width=4, ignore_eos=True)
+        )
         for _ in range(steps):
             engine.step()
         engine.abort("x")
@@ -280,7 +313,10 @@ def test_a_batch_reserves_blocks_for_those_that_have_to_wait_for_tokens() -> Non
 def test_what_can_never_fit_is_refused_at_once(qwen3: tuple[Path, Any]) -> None:
     params = SamplingParams(max_tokens=8, beam_width=4)
     for overrides, complaint in (
-        (["cache.num_blocks=8", "cache.block_size=4"], r"10 cache blocks for its 4 beams, and there are 8"),
+        (
+            ["cache.num_blocks=8", "cache.block_size=4"],
+            r"10 cache blocks for its 4 beams, and there are 8",
+        ),
         (["batching.max_num_seqs=3"], r"wants 4 samples at once.*lower n or beam_width"),
         (["cache=contiguous", "cache.num_sequences=3"], r"cache.num_sequences"),
     ):
@@ -334,10 +370,17 @@ def test_eviction_and_preemption_of_beams(qwen3: tuple[Path, Any], preemption: s
     params = SamplingParams(max_tokens=60, beam_width=3, ignore_eos=True)
     said, preempted = [], []
     for blocks in (200, 24):
-        sizes = ["cache.block_size=4", f"cache.num_blocks={blocks}", f"batching.preemption={preemption}"]
+        sizes = [
+            "cache.block_size=4",
+            f"cache.num_blocks={blocks}",
+            f"batching.preemption={preemption}",
+        ]
         with LLM(str(qwen3[0]), device="cpu", quant="fp32", overrides=[*sizes, *knobs]) as llm:
             said.append(
-                [out.outputs[0].token_ids for out in llm.generate([[5 + i, 6, 7] for i in range(5)], params)]
+                [
+                    out.outputs[0].token_ids
+                    for out in llm.generate([[5 + i, 6, 7] for i in range(5)], params)
+                ]
             )
             preempted.append(llm.engine.scheduler.num_preemptions)
     assert said[0] == said[1]

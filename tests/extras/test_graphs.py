@@ -1,4 +1,5 @@
-"""Steps recorded once and replayed, with stand-ins for CUDA's graphs: the same tokens as steps computed afresh."""
+"""Steps recorded once and replayed, with stand-ins for CUDA's graphs: the same tokens as steps
+computed afresh."""
 
 from __future__ import annotations
 
@@ -34,18 +35,25 @@ Step = Callable[[], tuple[Tensor, ...]]
 class Recorder(TorchDispatchMode):
     """A CUDA graph on a CPU: notes each operation with the very tensors and numbers it was given.
 
-    A replay repeats the operations, never the Python code around them; what the host decides while it records is baked
-    in. To read a tensor on the host, or to make one from the host's numbers, is an error, as it is on a GPU.
+    A replay repeats the operations, never the Python code around them; what the host decides while
+    it records is baked in. To read a tensor on the host, or to make one from the host's numbers, is
+    an error, as it is on a GPU.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, Any]] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        indices = args[1] if str(function).startswith("aten.index") and isinstance(args[1], list) else ()
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        indices = (
+            args[1] if str(function).startswith("aten.index") and isinstance(args[1], list) else ()
+        )
         masked = any(index is not None and index.dtype is torch.bool for index in indices)
-        assert not masked and "nonzero" not in str(function), "a shape that goes by values while recording"
+        assert not masked and "nonzero" not in str(function), (
+            "a shape that goes by values while recording"
+        )
         out = function(*args, **(kwargs or {}))
         self.operations.append((function, args, kwargs or {}, out))
         return out
@@ -62,9 +70,21 @@ class Recorder(TorchDispatchMode):
 class Refusal(TorchFunctionMode):
     """No number goes from the device to the host or back: a GPU that records cannot do that."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
-        words = ("tolist", "item", "cpu", "numpy", "tensor", "as_tensor", "__bool__", "__int__", "__float__")
+        words = (
+            "tolist",
+            "item",
+            "cpu",
+            "numpy",
+            "tensor",
+            "as_tensor",
+            "__bool__",
+            "__int__",
+            "__float__",
+        )
         assert name not in words, f"{name}() while recording"
         return function(*args, **(kwargs or {}))
 
@@ -87,7 +107,8 @@ def record(step: Step) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
 
 @torch.inference_mode()
 def run_again(step: Step) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
-    """Capture for Triton's interpreter, whose kernels the Recorder does not see: the function itself is run again."""
+    """Capture for Triton's interpreter, whose kernels the Recorder does not see: the function
+    itself is run again."""
     outputs = step()
 
     @torch.inference_mode()
@@ -118,7 +139,8 @@ def load(folder: Path, *overrides: str) -> LLM:
 
 
 def keep(engine: Engine, capture: Any = record) -> GraphKeeper:
-    """Let the engine replay what `capture` records, in a cache whose reserved block is poisoned before every step."""
+    """Let the engine replay what `capture` records, in a cache whose reserved block is poisoned
+    before every step."""
     keeper = GraphKeeper(
         engine.launcher,
         engine.scheduler.policy.max_num_seqs,
@@ -149,7 +171,10 @@ def engines(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engi
         "streaming": ["cache.eviction=streaming", "cache.eviction_budget=16"],
     }[request.param]
     same = knobs if request.param == "streaming" else []  # which changes tokens
-    with load(folder, "attention=cpu", *same) as plain, load(folder, "attention=cpu", *knobs) as replayed:
+    with (
+        load(folder, "attention=cpu", *same) as plain,
+        load(folder, "attention=cpu", *knobs) as replayed,
+    ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(graphs, "LEAST_TOKENS", 8)
             keep(replayed.engine)
@@ -158,7 +183,9 @@ def engines(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engi
 
 @settings(max_examples=25)
 @given(asked=traffic())
-def test_replayed_steps_give_the_same_tokens(engines: tuple[Engine, Engine], asked: list[Asked]) -> None:
+def test_replayed_steps_give_the_same_tokens(
+    engines: tuple[Engine, Engine], asked: list[Asked]
+) -> None:
     expected, found = (serve(engine, asked) for engine in engines)
     for one, tokens, others in zip(asked, expected, found, strict=True):
         if one.aborted is None:
@@ -185,7 +212,8 @@ def test_decoding_is_replayed_and_recorded_once(engines: tuple[Engine, Engine]) 
     assert counts == len(keeper.graphs)
     assert {key.kind for key in keeper.graphs} == {"greedy", "drawn", "logits"}
     assert len({key.requests for key in keeper.graphs}) > 1
-    if engines[1].cache.layout.eviction is None:  # else all may hold less than the narrowest graph reads
+    # else all may hold less than the narrowest graph reads
+    if engines[1].cache.layout.eviction is None:
         assert len({key.blocks for key in keeper.graphs}) > 1
     assert [serve(engines[1], asked) for asked in loads] == tokens
     assert keeper.counters["graph_captures"] == counts, "what was recorded is recorded again"
@@ -235,12 +263,17 @@ def test_what_decodes_as_configured_is_recorded_at_start(
     with load(folder, "attention=cpu", "batching.max_num_seqs=2") as llm:
         assert record_all(llm.engine, record, params) is None
         keeper = llm.engine.launcher.graphs
-        assert keeper is not None and list(dict.fromkeys(key.kind for key in keeper.graphs)) == kinds
+        assert (
+            keeper is not None and list(dict.fromkeys(key.kind for key in keeper.graphs)) == kinds
+        )
         before = keeper.counters["graph_captures"]
         serve(
-            llm.engine, [Asked([5, 6, 7], replace(params, max_tokens=6, ignore_eos=True, stop_token_ids=()))]
+            llm.engine,
+            [Asked([5, 6, 7], replace(params, max_tokens=6, ignore_eos=True, stop_token_ids=()))],
         )
-        assert keeper.counters["graph_captures"] == before < before + keeper.counters["graph_replays"]
+        assert (
+            keeper.counters["graph_captures"] == before < before + keeper.counters["graph_replays"]
+        )
 
 
 def test_graphs_that_end_with_logits_share_their_memory(folder: Path) -> None:
@@ -263,11 +296,17 @@ def test_a_recording_that_fails_at_start_leaves_plain_steps(folder: Path) -> Non
         reason = record_all(llm.engine, out_of_memory, GREEDY)
         assert reason == "recording failed: out of memory. Tried to allocate 2 MiB."
         assert llm.engine.launcher.graphs is None
-        assert record_all(llm.engine, record, GREEDY) is None and llm.engine.launcher.graphs is not None
+        assert (
+            record_all(llm.engine, record, GREEDY) is None
+            and llm.engine.launcher.graphs is not None
+        )
 
 
 def test_a_recording_that_fails_while_serving_ends_its_kind(folder: Path) -> None:
-    long = [replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6) for params in (DRAWN, GREEDY)]
+    long = [
+        replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6)
+        for params in (DRAWN, GREEDY)
+    ]
     asked = [Asked([3 + i] * 4, params) for i, params in enumerate(long)]
     with load(folder, "attention=cpu") as llm:
         expected = [serve(llm.engine, [one]) for one in asked]
@@ -278,11 +317,14 @@ def test_a_recording_that_fails_while_serving_ends_its_kind(folder: Path) -> Non
         assert keeper.counters["graph_replays"] > 0, "what has been recorded goes on"
         assert {key.kind for key in keeper.graphs} == {"greedy"}
         [warning] = [line for line in llm.engine.loaded.warnings if "CUDA graphs" in line]
-        assert warning.startswith("no more CUDA graphs of the kind drawn: recording failed: out of memory")
+        assert warning.startswith(
+            "no more CUDA graphs of the kind drawn: recording failed: out of memory"
+        )
 
 
 def test_triton_kernels_are_laid_out_for_the_longest_request(folder: Path) -> None:
-    """In the interpreter: pieces of the keys are those of the graph's width, more than a short request has."""
+    """In the interpreter: pieces of the keys are those of the graph's width, more than a short
+    request has."""
     asked = [Asked([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))]
     asked.append(Asked([9] * 66, SamplingParams(max_tokens=2, ignore_eos=True)))
     results = []
@@ -297,7 +339,10 @@ def test_triton_kernels_are_laid_out_for_the_longest_request(folder: Path) -> No
 
 
 def test_draws_in_a_kernel_are_those_of_torch_and_padding_takes_no_part(folder: Path) -> None:
-    long = [replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6) for params in (GREEDY, DRAWN)]
+    long = [
+        replace(params, ignore_eos=True, stop_token_ids=(), max_tokens=6)
+        for params in (GREEDY, DRAWN)
+    ]
     asked = [Asked([3 + i] * (2 + i), long[i % 2]) for i in range(5)]
     results = []
     for fused in ("off", "triton"):
@@ -305,7 +350,9 @@ def test_draws_in_a_kernel_are_those_of_torch_and_padding_takes_no_part(folder: 
             keeper, counters = keep(llm.engine, run_again), llm.engine.launcher.counters
             results.append(serve(llm.engine, asked))
             assert {(key.requests, key.kind) for key in keeper.graphs} == {(8, "drawn")}
-            assert counters.tokens_drawn == 12 and counters.drawn_fused == (12 if fused == "triton" else 0)
+            assert counters.tokens_drawn == 12 and counters.drawn_fused == (
+                12 if fused == "triton" else 0
+            )
     assert results[0] == results[1]
 
 
@@ -381,8 +428,16 @@ def test_what_was_overlapped_and_replayed_is_in_the_record(
         return engine
 
     def counted(*overrides: str) -> dict[str, float | str]:
-        model = ["model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu", "attention=cpu"]
-        engine = bench_engines.MinivllmEngine(compose([*model, "model.max_model_len=96", *overrides]))
+        model = [
+            "model=hf",
+            f"model.path={folder}",
+            "quant=fp32",
+            "runtime.device=cpu",
+            "attention=cpu",
+        ]
+        engine = bench_engines.MinivllmEngine(
+            compose([*model, "model.max_model_len=96", *overrides])
+        )
         engine.reset()
         engine.submit("0", [3, 4, 5], GREEDY)
         while not any(output.finish_reason for output in engine.poll()):
@@ -404,7 +459,9 @@ def test_a_cpu_has_no_graphs(folder: Path) -> None:
         assert llm.engine.launcher.graphs is None
 
 
-def test_recordings_share_a_stream_that_is_no_other_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_share_a_stream_that_is_no_other_engine_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """cuBLAS keeps a workspace a stream, and torch frees it with any graph of that stream."""
     recorded: list[Any] = []
 
@@ -432,6 +489,7 @@ def test_recordings_share_a_stream_that_is_no_other_engine_s(monkeypatch: pytest
     captures = [CudaCapture(torch.device("cuda")) for _ in range(2)]
     for capture in (captures[0], captures[0], captures[1]):
         capture(lambda: ())
-    assert [capture.num_bytes for capture in captures] == [25, 0]  # somebody else gave memory back meanwhile
+    # somebody else gave memory back meanwhile
+    assert [capture.num_bytes for capture in captures] == [25, 0]
     assert recorded[0] is recorded[1] is captures[0].stream
     assert recorded[2] is captures[1].stream is not recorded[0]

@@ -39,12 +39,16 @@ def test_logits_equal_those_of_the_cpu(folder: Path, attention: str, cache: str)
 
 @pytest.mark.parametrize("attention", ["torch_varlen", "flash"])
 @pytest.mark.parametrize("block_size", [16, 256])
-def test_kernels_of_16_bits_stay_near_those_of_triton(folder: Path, attention: str, block_size: int) -> None:
+def test_kernels_of_16_bits_stay_near_those_of_triton(
+    folder: Path, attention: str, block_size: int
+) -> None:
     logits = []
     knobs = [f"cache.block_size={block_size}", "batching.max_num_batched_tokens=16"]
     for name in ("triton", attention):
         try:
-            with LLM(str(folder), device="cuda", quant="bf16", attention=name, overrides=knobs) as llm:
+            with LLM(
+                str(folder), device="cuda", quant="bf16", attention=name, overrides=knobs
+            ) as llm:
                 logits.append(torch.softmax(llm.logits(PROMPTS[0]), -1))
         except BadInput as refused:
             pytest.skip(str(refused))
@@ -64,15 +68,24 @@ def test_every_family_is_that_of_the_cpu(variant: str, tmp_path: Path) -> None:
     assert results[0][1] == results[1][1]
 
 
-@pytest.mark.parametrize("knob", ["kv_dtype=int8", "kv_dtype=fp8", "eviction=streaming", "eviction=h2o"])
+@pytest.mark.parametrize(
+    "knob", ["kv_dtype=int8", "kv_dtype=fp8", "eviction=streaming", "eviction=h2o"]
+)
 def test_a_smaller_cache_is_that_of_the_cpu(folder: Path, knob: str) -> None:
-    knobs = [f"cache.{knob}", "cache.block_size=4", "cache.eviction_budget=24", "cache.num_blocks=26"]
+    knobs = [
+        f"cache.{knob}",
+        "cache.block_size=4",
+        "cache.eviction_budget=24",
+        "cache.num_blocks=26",
+    ]
     results = []
     for device in ("cpu", "cuda"):
         for preemption in ("recompute", "swap"):
             overrides = [*knobs, f"batching.preemption={preemption}", "model.max_model_len=100"]
             with LLM(str(folder), device=device, quant="fp32", overrides=overrides) as llm:
-                results.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])
+                results.append(
+                    [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+                )
     assert all(result == results[0] for result in results)
 
 
@@ -83,7 +96,11 @@ def test_greedy_and_sampled_tokens_equal_those_of_the_cpu(folder: Path, batching
     for device in ("cpu", "cuda"):
         with LLM(str(folder), device=device, quant="fp32", batching=batching) as llm:
             results.append(
-                [o.outputs[0].token_ids for p in (GREEDY, sampled) for o in llm.generate(PROMPTS, p)]
+                [
+                    o.outputs[0].token_ids
+                    for p in (GREEDY, sampled)
+                    for o in llm.generate(PROMPTS, p)
+                ]
             )
     assert results[0] == results[1]
 
@@ -119,20 +136,27 @@ def test_blocks_come_back_from_host_and_disk_as_they_left(folder: Path) -> None:
     results = []
     for overrides in (["cache.num_blocks=200"], tiers):
         with LLM(str(folder), device="cuda", quant="fp32", overrides=[*common, *overrides]) as llm:
-            results.append([o.outputs[0].token_ids for _ in range(3) for o in llm.generate(PROMPTS, GREEDY)])
+            results.append(
+                [o.outputs[0].token_ids for _ in range(3) for o in llm.generate(PROMPTS, GREEDY)]
+            )
             assert (llm.engine.cache.counters.blocks_restored > 0) == (overrides is tiers)
     assert results[0] == results[1]
 
 
 @torch.inference_mode()
 def test_a_graph_holds_grouped_experts() -> None:
-    """One capture serves every routing: nothing that depends on the tokens is asked for on the host."""
+    """One capture serves every routing: nothing that depends on the tokens is asked for on the
+    host."""
     architecture = (
-        SMALL | FAMILIES["qwen3_moe"] | {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64}
+        SMALL
+        | FAMILIES["qwen3_moe"]
+        | {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64}
     )
     device = torch.device("cuda")
     loaded = [
-        load_model(weights="random", architecture=architecture, quant=Plain("bfloat16"), device=device)
+        load_model(
+            weights="random", architecture=architecture, quant=Plain("bfloat16"), device=device
+        )
         for _ in range(2)
     ]
     if not group_experts(loaded[1].model, "auto", device):

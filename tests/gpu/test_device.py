@@ -1,4 +1,5 @@
-"""What the other tests here stand on: a GPU refuses tensors of the host, and torch says where the host waits for it.
+"""What the other tests here stand on: a GPU refuses tensors of the host, and torch says where the
+host waits for it.
 
 They hold of the pretended GPU (tests/pretended_gpu.py) as of a real one.
 """

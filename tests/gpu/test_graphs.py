@@ -1,4 +1,5 @@
-"""CUDA graphs and overlapping steps on a GPU; tests/extras/test_graphs.py and test_overlap.py have the logic."""
+"""CUDA graphs and overlapping steps on a GPU; tests/extras/test_graphs.py and test_overlap.py have
+the logic."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load(folder: Path, *knobs: str, attention: str = "triton") -> LLM:
-    return LLM(str(folder), device="cuda", quant="fp32", attention=attention, overrides=[*KNOBS, *knobs])
+    return LLM(
+        str(folder), device="cuda", quant="fp32", attention=attention, overrides=[*KNOBS, *knobs]
+    )
 
 
 def asked() -> list[Asked]:
@@ -61,7 +64,10 @@ def test_tokens_are_those_of_plain_steps(folder: Path, graphs: str, overlap: str
 @given(requests=traffic())
 def test_any_traffic_gives_the_same_tokens(folder: Path, requests: list[Asked]) -> None:
     found = []
-    for knobs in (["runtime.cuda_graphs=false"], ["runtime.cuda_graphs=true", "runtime.overlap=true"]):
+    for knobs in (
+        ["runtime.cuda_graphs=false"],
+        ["runtime.cuda_graphs=true", "runtime.overlap=true"],
+    ):
         with load(folder, *knobs, "model.max_model_len=128") as llm:
             found.append(serve(llm.engine, requests))
     for one, expected, tokens in zip(requests, *found, strict=True):
@@ -80,7 +86,8 @@ def test_attention_without_graphs_says_so(folder: Path) -> None:
 @pytest.mark.parametrize("overlap", ["false", "true"])
 @pytest.mark.parametrize("graphs", ["false", "true"])
 def test_a_decoding_step_waits_for_nothing(folder: Path, graphs: str, overlap: str) -> None:
-    """torch raises where the host waits for the device, but for the one event that brings the tokens."""
+    """torch raises where the host waits for the device, but for the one event that brings the
+    tokens."""
     few = ["model.max_model_len=48", "batching.max_num_seqs=2"]
     with load(folder, f"runtime.cuda_graphs={graphs}", f"runtime.overlap={overlap}", *few) as llm:
         engine = llm.engine

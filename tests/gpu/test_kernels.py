@@ -1,4 +1,5 @@
-"""Triton's kernels on a GPU at the shapes of real models; tests/attention, tests/quant and tests/models have the small ones."""
+"""Triton's kernels on a GPU at the shapes of real models; tests/attention, tests/quant and
+tests/models have the small ones."""
 
 from __future__ import annotations
 
@@ -41,19 +42,34 @@ def batch_of(query_lens: list[int], seq_lens: list[int], block_size: int) -> Ste
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     for row, blocks in enumerate(order):
         table[row, : len(blocks)] = blocks
-    positions = torch.cat([torch.arange(s - q, s) for q, s in zip(query_lens, seq_lens, strict=True)])
+    positions = torch.cat(
+        [torch.arange(s - q, s) for q, s in zip(query_lens, seq_lens, strict=True)]
+    )
     rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(query_lens))
     slots = table[rows, positions // block_size].long() * block_size + positions % block_size
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
-    tensors = (positions, positions, slots, starts, torch.tensor(seq_lens).int(), table, positions[:0])
+    tensors = (
+        positions,
+        positions,
+        slots,
+        starts,
+        torch.tensor(seq_lens).int(),
+        table,
+        positions[:0],
+    )
     lens = (tuple(query_lens), tuple(seq_lens), tuple(seq_lens))
     return StepBatch(*(t.cuda() for t in tensors), *lens)
 
 
 def errors(
-    make: Callable[..., AttentionBackend], name: str, dtype: torch.dtype, kv_dtype: str, block_size: int = 16
+    make: Callable[..., AttentionBackend],
+    name: str,
+    dtype: torch.dtype,
+    kv_dtype: str,
+    block_size: int = 16,
 ) -> Iterator[tuple[float, float]]:
-    """Relative error of the backend, and that of eager in the same dtype: when decoding, and in a mixed batch."""
+    """Relative error of the backend, and that of eager in the same dtype: when decoding, and in a
+    mixed batch."""
     torch.manual_seed(0)
     spec, layout = SPECS[name], CacheLayout(block_size, 25_600 // block_size)
     for query_lens, seq_lens in (
@@ -83,7 +99,9 @@ def errors(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SPECS)
 @torch.inference_mode()
-def test_attention_is_within_twice_the_error_of_eager(name: str, dtype: torch.dtype, kv_dtype: str) -> None:
+def test_attention_is_within_twice_the_error_of_eager(
+    name: str, dtype: torch.dtype, kv_dtype: str
+) -> None:
     for ours, eager in errors(TritonBackend, name, dtype, kv_dtype):
         assert ours <= 2 * eager
 

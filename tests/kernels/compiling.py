@@ -1,9 +1,10 @@
-"""Compile every Triton kernel to machine code, which takes no GPU; run as a program, as the interpreter must be off.
+"""Compile every Triton kernel to machine code, which takes no GPU; run as a program, as the
+interpreter must be off.
 
     python tests/kernels/compiling.py [COMPUTE_CAPABILITY ...]
 
-Prints a line a kernel: its constants, shared memory in bytes, bytes a thread that its registers do not hold, and how many
-instructions its longest loop has.
+Prints a line a kernel: its constants, shared memory in bytes, bytes a thread that its registers do
+not hold, and how many instructions its longest loop has.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ from minivllm.passes.kernels import small
 from minivllm.quant.kernels import few_rows, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
-FIRST = 80  # its kernels stand for those of the others where they have the same instructions, in the memory of each
+# its kernels stand for those of the others where they have the same instructions, in the memory of
+# each
+FIRST = 80
 ADDED = r"st\.global.*bar\.sync.*atom\.global\.gpu\.acq_rel\.add.*bar\.sync.*ld\.global"
 SPILLED = 64  # most bytes a thread that a kernel for speed may keep in memory
-FLOAT32 = "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels nested_scales offset"
+FLOAT32 = (
+    "scores tops temperatures partial maxima sums key_scales value_scales levels nested_levels "
+    "nested_scales offset"
+)
 KINDS = {
     **dict.fromkeys(FLOAT32.split(), "*fp32"),
-    **dict.fromkeys(["tiles", "block_table", "query_starts", "seq_lens", "positions", "tokens"], "*i32"),
+    **dict.fromkeys(
+        ["tiles", "block_table", "query_starts", "seq_lens", "positions", "tokens"], "*i32"
+    ),
     **dict.fromkeys(["scale", "soft_cap", "eps"], "fp32"),
     "slots": "*i64",
     "counters": "*i32",
@@ -59,7 +67,11 @@ def kernels(capability: int) -> Iterator[Made]:
 def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
     """Attention over the cache, and what writes into it."""
     floats = dict.fromkeys(FLOATS.split(), f"*{name}")
-    for dim, storage, window, capped in ((128, 0, 0, False), (64, 1, 0, False), (256, 2, 4096, True)):
+    for dim, storage, window, capped in (
+        (128, 0, 0, False),
+        (64, 1, 0, False),
+        (256, 2, 4096, True),
+    ):
         cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
         heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
         keys = {"WINDOW": window, "BLOCK_N": paged.keys_per_step(dim, dtype)}
@@ -81,16 +93,35 @@ def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
 
 def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
     """Products of few rows, norms, activations and draws."""
-    wide = dtype is torch.float32  # takes long to compile and is not for speed: few rows stand for many
-    floats = {**dict.fromkeys(FLOATS.split(), f"*{name}"), "scale": f"*{name}"}  # a number for each output
+    # takes long to compile and is not for speed: few rows stand for many
+    wide = dtype is torch.float32
+    # a number for each output
+    floats = {**dict.fromkeys(FLOATS.split(), f"*{name}"), "scale": f"*{name}"}
     for rows, end in ends(16, 4, (16,) if wide else (16, 64)):
         for stored in ("i8", name):
-            constants = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, **end, "SCALED": stored == "i8"}
+            constants = {
+                "BLOCK_M": rows,
+                "BLOCK_N": 64,
+                "BLOCK_K": 128,
+                **end,
+                "SCALED": stored == "i8",
+            }
             yield few_rows.whole, {**floats, "weight": f"*{stored}"}, constants, {"num_stages": 3}
     pairs = {"pairs": "*i64" if wide else "*i32"}
     for rows, end in ends(8, 2, (8,) if wide else (8, 16, 32, 64)):
-        tile = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "dtype": products._DTYPES[dtype], **end}
-        for scales, group, nested in (("fp32", 64, 0), ("u8", 64, 256), (name, 128, 0), (name, 32, 0)):
+        tile = {
+            "BLOCK_M": rows,
+            "BLOCK_N": 64,
+            "BLOCK_K": 64,
+            "dtype": products._DTYPES[dtype],
+            **end,
+        }
+        for scales, group, nested in (
+            ("fp32", 64, 0),
+            ("u8", 64, 256),
+            (name, 128, 0),
+            (name, 32, 0),
+        ):
             constants = {
                 **tile,
                 "AFFINE": group != 64,
@@ -99,7 +130,12 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
                 "NESTED": nested,
             }
             options = {"num_stages": 4, "num_warps": 2 if rows <= 32 else 4}
-            yield few_rows.four_bits, {**floats, "scales": f"*{scales}", **pairs}, constants, options
+            yield (
+                few_rows.four_bits,
+                {**floats, "scales": f"*{scales}", **pairs},
+                constants,
+                options,
+            )
     for rows in (2, 4):
         summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
         yield few_rows.add, floats, summed, {"num_warps": rows}
@@ -112,10 +148,12 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
 
 
 def halves(capability: int) -> Iterator[Made]:
-    """float16 where its code is not that of bfloat16: keys, values and weights that are widened to it or narrowed from it."""
+    """float16 where its code is not that of bfloat16: keys, values and weights that are widened to
+    it or narrowed from it."""
     for made in attention("fp16", torch.float16):
         kernel, _, constants, _ = made
-        wanted = kernel is paged._attend or capability == FIRST  # products are other instructions on 90
+        # products are other instructions on 90
+        wanted = kernel is paged._attend or capability == FIRST
         if wanted and constants.get("FORMAT") and not constants.get("SPLIT_SIZE"):
             yield made
     for made in others("fp16", torch.float16) if capability == FIRST else ():
@@ -129,7 +167,8 @@ def halves(capability: int) -> Iterator[Made]:
 def ends(
     least: int, adding: int, several: tuple[int, ...]
 ) -> Iterator[tuple[int, dict[str, bool | int | float]]]:
-    """Rows of a product's tile, and how its programs end: with an output, with a part, or with all parts added."""
+    """Rows of a product's tile, and how its programs end: with an output, with a part, or with all
+    parts added."""
     end = {"SCALED": False, "BIASED": True, "FACTOR": 0.5, "PARTED": True, "ADDING": 0}
     yield least, {**end, "PARTED": False}
     for rows in several:
@@ -141,18 +180,23 @@ def told(tool: str, option: str, binary: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [tool, option, file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def spilled(binary: bytes) -> int:
     """Bytes of a thread's stack."""
-    found = re.search(r"STACK:(\d+)", told(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary))
+    found = re.search(
+        r"STACK:(\d+)", told(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary)
+    )
     assert found
     return int(found[1])
 
 
 def longest_loop(binary: bytes) -> int:
-    """Instructions from the target of a branch backwards to the branch, those of loops within it included."""
+    """Instructions from the target of a branch backwards to the branch, those of loops within it
+    included."""
     lines = told(triton.knobs.nvidia.nvdisasm.path, "-c", binary).splitlines()
     count, longest, labels = 0, 0, dict[str, int]()
     for line in lines:
@@ -172,7 +216,8 @@ def main(capabilities: list[int]) -> None:
         for kernel, kinds, constants, options in kernels(capability):
             known = {**KINDS, **kinds, **dict.fromkeys(constants, "constexpr")}
             signature = {name: known.get(name, "i32") for name in kernel.arg_names}
-            attributes = {  # what does not vary is specialised, and of almost every model a multiple of 16
+            # what does not vary is specialised, and of almost every model a multiple of 16
+            attributes = {
                 (param.num,): [["tt.divisibility", 16]]
                 for param in kernel.params
                 if signature[param.name].startswith(("*", "i32"))
@@ -185,7 +230,15 @@ def main(capabilities: list[int]) -> None:
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             if constants.get("ADDING"):  # the parts are there before the count, and read after it
                 assert re.search(ADDED, made.asm["ptx"], re.DOTALL), (kernel, constants)
-            print(capability, kernel.__name__, kinds.get("x"), constants, made.metadata.shared, stack, loop)
+            print(
+                capability,
+                kernel.__name__,
+                kinds.get("x"),
+                constants,
+                made.metadata.shared,
+                stack,
+                loop,
+            )
 
 
 if __name__ == "__main__":

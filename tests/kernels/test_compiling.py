@@ -1,4 +1,5 @@
-"""Every kernel compiles for the GPUs that it is meant for. The interpreter is Python and accepts more than Triton does."""
+"""Every kernel compiles for the GPUs that it is meant for. The interpreter is Python and accepts
+more than Triton does."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ATTENTION = {"_attend", "_combine", "_write"}
 OTHERS = {"whole", "four_bits", "add", "_best_of_block", "_best_of_row", "_norm", "_gated"}
-HALVES = {"80": {"_attend", "_write", "whole", "four_bits"}, "89": set(), "90": {"_attend"}}  # in float16
+# in float16
+HALVES = {"80": {"_attend", "_write", "whole", "four_bits"}, "89": set(), "90": {"_attend"}}
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The C++ kernels against plain operations: their error, their bits in any batch, and life without them."""
+"""The C++ kernels against plain operations: their error, their bits in any batch, and life without
+them."""
 
 from __future__ import annotations
 
@@ -83,14 +84,17 @@ def dense(layer: nn.Module, inputs: int) -> Tensor:
         *itertools.product(["bf16", "int8"], [200], [1008]),
     ],
 )
-def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, outputs: int, inputs: int) -> None:
+def test_products_err_no_more_than_plain_ones(
+    panels: Kernels, name: str, outputs: int, inputs: int
+) -> None:
     method = on(panels, METHODS[name])
     torch.manual_seed(0)
     weight = torch.randn(outputs, inputs).bfloat16()
     ours = method.pack(weight.clone(), None)
     assert isinstance(ours, PanelLinear)
     with torch.inference_mode():
-        # The weight as it is stored, from products with unit vectors, which are rounded once, to bfloat16.
+        # The weight as it is stored, from products with unit vectors, which are rounded once, to
+        # bfloat16.
         stored = dense(ours, inputs)
         step = {"bf16": 0.0, "int8": 0.05}.get(name, 0.6)
         assert float((stored.t() - weight.double()).abs().max()) <= step
@@ -98,7 +102,8 @@ def test_products_err_no_more_than_plain_ones(panels: Kernels, name: str, output
             x = torch.randn(rows, inputs).bfloat16()
             exact = x.double() @ stored
             plain = largest_error(F.linear(x, stored.t().bfloat16()), exact)
-            # Scales are kept apart, so the stored weight is finer than the bfloat16 that `dense` sees.
+            # Scales are kept apart, so the stored weight is finer than the bfloat16 that `dense`
+            # sees.
             slack = 0.0 if name == "bf16" else 2.0**-9 * float(exact.abs().max())
             assert largest_error(ours(x), exact) <= 2 * plain + slack
 
@@ -120,7 +125,9 @@ def test_every_int8_is_itself(panels: Kernels) -> None:
 )
 def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str, inputs: int) -> None:
     torch.manual_seed(1)
-    ours = on(panels, METHODS[name]).pack(torch.randn(96, inputs).bfloat16(), torch.randn(96).bfloat16())
+    ours = on(panels, METHODS[name]).pack(
+        torch.randn(96, inputs).bfloat16(), torch.randn(96).bfloat16()
+    )
     x = torch.randn(300, inputs).bfloat16()
     with torch.inference_mode():
         whole = ours(x)
@@ -132,10 +139,14 @@ def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str, inputs
 
 
 @pytest.mark.parametrize(
-    "method", [Int8(kernel="torch"), Int4(kernel="torch"), NF4(kernel="bitsandbytes")], ids=lambda m: m.name
+    "method",
+    [Int8(kernel="torch"), Int4(kernel="torch"), NF4(kernel="bitsandbytes")],
+    ids=lambda m: m.name,
 )
 def test_a_library_named_by_quant_kernel_multiplies_instead(panels: Kernels, method: Any) -> None:
-    assert not isinstance(on(panels, method).pack(torch.randn(64, 128).bfloat16(), None), PanelLinear)
+    assert not isinstance(
+        on(panels, method).pack(torch.randn(64, 128).bfloat16(), None), PanelLinear
+    )
 
 
 def test_strided_rows_and_bias(panels: Kernels) -> None:
@@ -160,19 +171,26 @@ def test_attention_refuses_tensors_that_do_not_fit(kernels: Kernels) -> None:
     right: dict[str, Tensor] = {
         **{"q": q, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1]},
         **{"slots": torch.tensor([8, 9, 16]), "starts": torch.tensor([0, 2, 3], dtype=torch.int32)},
-        **{"lengths": torch.tensor([2, 1], dtype=torch.int32), "table": torch.tensor([[1], [2]], dtype=torch.int32)},
-    }  # fmt: skip
+        **{
+            "lengths": torch.tensor([2, 1], dtype=torch.int32),
+            "table": torch.tensor([[1], [2]], dtype=torch.int32),
+        },
+    }
     wrong: dict[str, list[Tensor]] = {
         "q": [q[:2], q[:, :3], q.bfloat16()],
         "k": [k[:2], k[:, :1], k[..., :16].contiguous()],
         "v": [v[:, :1].contiguous(), v.half()],
-        "k_cache": [caches[0].flatten(1, 2), caches[0, :, :, :1].contiguous(), caches[0, ..., :16].contiguous()],
+        "k_cache": [
+            caches[0].flatten(1, 2),
+            caches[0, :, :, :1].contiguous(),
+            caches[0, ..., :16].contiguous(),
+        ],
         "v_cache": [caches[1, :4], caches[1].transpose(1, 2), caches[1].bfloat16()],
         "slots": [right["slots"].int(), right["slots"][:2]],
         "starts": [right["starts"].long(), right["starts"][:2]],
         "lengths": [right["lengths"].long(), right["lengths"][:1]],
         "table": [right["table"].long(), right["table"][:1], right["table"][0]],
-    }  # fmt: skip
+    }
     assert kernels.paged_attention(*right.values(), 1.0, 0, 0.0).shape == q.shape
     for name, tensors in wrong.items():
         for tensor in tensors:
@@ -183,7 +201,8 @@ def test_attention_refuses_tensors_that_do_not_fit(kernels: Kernels) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("new", [1, 40])
 def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new: int) -> None:
-    """Blocks of 4 whose first and last of four are as far apart as if all lay side by side, beside one block of 64."""
+    """Blocks of 4 whose first and last of four are as far apart as if all lay side by side, beside
+    one block of 64."""
     torch.manual_seed(4)
     q = torch.randn(new, 4, 64, dtype=dtype)
     k, v = torch.randn(2, new, 2, 64, dtype=dtype)
@@ -195,10 +214,22 @@ def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new
         caches = torch.full((2, 17 if size == 4 else 2, size, 2, 64), float("nan"), dtype=dtype)
         positions = torch.arange(64)
         slots = table[positions // size] * size + positions % size
-        for tokens, at in (((past[0], *past), slice(0, 64 - new)), ((q, k, v), slice(64 - new, 64))):
+        for tokens, at in (
+            ((past[0], *past), slice(0, 64 - new)),
+            ((q, k, v), slice(64 - new, 64)),
+        ):
             count = at.stop - at.start
-            starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, count], [at.stop]))
-            arguments = (*(x[:count] for x in tokens), *caches, slots[at], starts, lengths, table[None].int())
+            starts, lengths = (
+                torch.tensor(values, dtype=torch.int32) for values in ([0, count], [at.stop])
+            )
+            arguments = (
+                *(x[:count] for x in tokens),
+                *caches,
+                slots[at],
+                starts,
+                lengths,
+                table[None].int(),
+            )
             out = kernels.paged_attention(*arguments, 0.125, 0, 0.0)
         outs.append(out)
     assert outs[0].isfinite().all()
@@ -206,10 +237,20 @@ def test_where_keys_lie_changes_no_bit(kernels: Kernels, dtype: torch.dtype, new
 
 
 def test_products_refuse_tensors_that_do_not_fit(panels: Kernels) -> None:
-    layer = on(panels, Int4(group_size=64)).pack(torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16())
+    layer = on(panels, Int4(group_size=64)).pack(
+        torch.randn(70, 128).bfloat16(), torch.randn(70).bfloat16()
+    )
     assert isinstance(layer, PanelLinear)
     x = torch.randn(2, 128).bfloat16()
-    right = (layer.weight, layer.scales, layer.zeros, layer.bias, layer.form, layer.outputs, layer.group)
+    right = (
+        layer.weight,
+        layer.scales,
+        layer.zeros,
+        layer.bias,
+        layer.form,
+        layer.outputs,
+        layer.group,
+    )
     assert panels.linear(x, *right).shape == (2, 70)
     assert layer.scales is not None and layer.bias is not None
     wrong: list[tuple[int, list[Any]]] = [
@@ -271,7 +312,9 @@ def test_norm_and_rotation_of_heads(kernels: Kernels, dtype: torch.dtype, rotate
 def test_gated_activation(kernels: Kernels, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
     extreme = torch.tensor([0.0, -0.0, 200.0, -200.0, 60000.0, -60000.0, 1e-6, -1e-6]).repeat(4)
-    both = torch.cat((10 * torch.randn(3, 64), torch.cat((extreme, torch.ones(32)))[None])).to(dtype)
+    both = torch.cat((10 * torch.randn(3, 64), torch.cat((extreme, torch.ones(32)))[None])).to(
+        dtype
+    )
     gate, up = both.double().chunk(2, -1)
     exact = F.silu(gate) * up
     gate, up = both.chunk(2, -1)
@@ -285,7 +328,9 @@ def test_gated_activation(kernels: Kernels, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 3, 15, 16, 17, 1023, 1024, 1025, 9000])
-def test_the_likeliest_is_the_first_of_the_largest(kernels: Kernels, dtype: torch.dtype, size: int) -> None:
+def test_the_likeliest_is_the_first_of_the_largest(
+    kernels: Kernels, dtype: torch.dtype, size: int
+) -> None:
     torch.manual_seed(6)
     logits = 3 * torch.randn(12, size)
     logits[:4] = logits[:4].round()  # several are the largest

@@ -1,4 +1,5 @@
-"""The C++ kernels compile for every kind of processor that they have a way for; only one of them is at hand."""
+"""The C++ kernels compile for every kind of processor that they have a way for; only one of them is
+at hand."""
 
 from __future__ import annotations
 

@@ -50,14 +50,25 @@ ROPES: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16, "truncate": False},
+    "yarn": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "beta_fast": 16,
+        "truncate": False,
+    },
     "llama3": LLAMA3,
-    "longrope": {"short_factor": [1.0] * 8, "long_factor": [2] * 8, "original_max_position_embeddings": 512},
+    "longrope": {
+        "short_factor": [1.0] * 8,
+        "long_factor": [2] * 8,
+        "original_max_position_embeddings": 512,
+    },
 }
 
 
 @given(theta=st.floats(1000, 1e7), kind=st.sampled_from(sorted(ROPES)), legacy_type=st.booleans())
-def test_old_and_new_rope_spellings_mean_the_same(theta: float, kind: str, legacy_type: bool) -> None:
+def test_old_and_new_rope_spellings_mean_the_same(
+    theta: float, kind: str, legacy_type: bool
+) -> None:
     scaling = {"type" if legacy_type else "rope_type": kind, **ROPES[kind]}
     old = BASE | {"rope_theta": theta, "rope_scaling": None if kind == "default" else scaling}
     new = BASE | {"rope_parameters": {"rope_theta": theta, "rope_type": kind, **ROPES[kind]}}
@@ -122,7 +133,11 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": W, "max_window_
         ),
         ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": W}, [W, None, W, None]),
         (
-            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": W, "sliding_window_pattern": 3},
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "sliding_window": W,
+                "sliding_window_pattern": 3,
+            },
             [W, W, None, W],
         ),
         ({"architectures": ["LlamaForCausalLM"], "sliding_window": W}, [None] * 4),
@@ -171,7 +186,10 @@ def test_both_spellings_of_dtype(key: str) -> None:
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"head_dim": 15}, "head_dim=15"),
-        ({"rope_scaling": {**ROPES["longrope"], "type": "longrope", "long_factor": [2.0]}}, "8 numbers"),
+        (
+            {"rope_scaling": {**ROPES["longrope"], "type": "longrope", "long_factor": [2.0]}},
+            "8 numbers",
+        ),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "short_factor, long_factor"),
         ({"architectures": None}, "architectures"),
         ({"vocab_size": "many"}, "vocab_size"),
@@ -193,6 +211,9 @@ def test_an_unsupported_architecture_is_told_the_supported_ones() -> None:
 
 def test_config_registry_and_source_do_not_import_torch() -> None:
     code = (
-        "import sys, minivllm.models.load.source, minivllm.models.registry; assert 'torch' not in sys.modules"
+        "import sys, minivllm.models.load.source, minivllm.models.registry; assert 'torch' not "
+        "in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2]
+    )

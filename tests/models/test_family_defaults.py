@@ -1,4 +1,5 @@
-"""Every family through the whole engine, against transformers: cache, chunks, windows, both attention backends."""
+"""Every family through the whole engine, against transformers: cache, chunks, windows, both
+attention backends."""
 
 from __future__ import annotations
 
@@ -12,20 +13,34 @@ from minivllm import LLM, BadInput, SamplingParams
 from tests.reference import FAMILIES, SMALL, VARIANTS, make_checkpoint
 from tests.test_llm import assert_equal_but_for_near_ties, reference_tokens, tokens
 
-LONG = [(7 * i + i * i // 5) % 120 + 3 for i in range(44)]  # beyond every window and original context
+# beyond every window and original context
+LONG = [(7 * i + i * i // 5) % 120 + 3 for i in range(44)]
 PROMPTS = [LONG, [9, 8, 7], LONG[:14][::-1], [5]]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 CASES = [
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"),
-    *("llama linear rope", "llama dynamic rope", "llama llama3 rope", "llama yarn rope", "qwen2 window"),
-    *("gemma2 one kv head", "gemma3 one kv head, untied", "phi3 window", "phi3 partial rotary, tied"),
+    *(
+        "llama linear rope",
+        "llama dynamic rope",
+        "llama llama3 rope",
+        "llama yarn rope",
+        "qwen2 window",
+    ),
+    *(
+        "gemma2 one kv head",
+        "gemma3 one kv head, untied",
+        "phi3 window",
+        "phi3 partial rotary, tied",
+    ),
     *("phi3 longrope",),
 ]
 CHUNKED = ["cache.num_blocks=100", "cache.block_size=4", "batching.max_num_batched_tokens=12"]
 
 
 @pytest.fixture(scope="module", params=CASES)
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
     """A checkpoint folder and its transformers model."""
     family, overrides = VARIANTS[request.param]
     folder = tmp_path_factory.mktemp("family")
@@ -33,7 +48,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("attention", ["auto", "eager", "sdpa"])
-def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Path, Any], attention: str) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(
+    saved: tuple[Path, Any], attention: str
+) -> None:
     folder, model = saved
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     if attention == "sdpa" and capped:
@@ -42,14 +59,19 @@ def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Path, Any], at
         attention = "auto"
     with torch.no_grad():
         expected = model(torch.tensor([LONG])).logits[0]
-    with LLM(str(folder), device="cpu", quant="fp32", attention=attention, overrides=CHUNKED) as llm:
+    with LLM(
+        str(folder), device="cpu", quant="fp32", attention=attention, overrides=CHUNKED
+    ) as llm:
         torch.testing.assert_close(llm.logits(LONG), expected, atol=1e-4, rtol=0)
-        assert tokens(llm, PROMPTS, GREEDY) == [reference_tokens(model, prompt, 16) for prompt in PROMPTS]
+        assert tokens(llm, PROMPTS, GREEDY) == [
+            reference_tokens(model, prompt, 16) for prompt in PROMPTS
+        ]
         assert attention in ("auto", llm.engine.runner.attention.name)
 
 
 def test_dynamic_rope_follows_a_sequence_out_of_its_context(tmp_path: Path) -> None:
-    """From a prompt within the original context of 32 to twice its length, whatever was computed before."""
+    """From a prompt within the original context of 32 to twice its length, whatever was computed
+    before."""
     family, overrides = VARIANTS["llama dynamic rope"]
     model = make_checkpoint(tmp_path, family, **overrides)
     prompts = [LONG[:20], LONG[:40], LONG[:31]]
@@ -67,12 +89,17 @@ def test_dynamic_rope_follows_a_sequence_out_of_its_context(tmp_path: Path) -> N
 
 
 def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
-    """As Gemma 3 4B and larger are published: other names, other tensors beside them, sizes left to defaults."""
+    """As Gemma 3 4B and larger are published: other names, other tensors beside them, sizes left to
+    defaults."""
     from transformers import AutoConfig, Gemma3ForConditionalGeneration, SiglipVisionConfig
 
     text = SMALL | FAMILIES["gemma3_text"]
     sees = SiglipVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
     )
     config = AutoConfig.for_model(
         "gemma3", text_config=text, vision_config=sees.to_dict(), eos_token_id=[3, 4]
@@ -89,7 +116,8 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
         assert llm.engine.loaded.config.eos_token_ids == (3, 4)
 
 
-LEAVING = [LONG[:25], LONG[:31], LONG[:32], LONG[:40], [5]]  # at different steps, from the start, never
+# at different steps, from the start, never
+LEAVING = [LONG[:25], LONG[:31], LONG[:32], LONG[:40], [5]]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +160,12 @@ def test_samples_and_beams_leave_the_context_as_each_alone_would(tmp_path: Path)
     family, changes = VARIANTS["phi3 longrope"]
     model = make_checkpoint(tmp_path, family, **changes)
     with LLM(str(tmp_path), device="cpu", quant="fp32", overrides=CHUNKED) as llm:
-        both = llm.generate([LONG[:25]], SamplingParams(max_tokens=16, n=3, ignore_eos=True))[0].outputs
-        assert {tuple(one.token_ids) for one in both} == {tuple(reference_tokens(model, LONG[:25], 16))}
+        both = llm.generate([LONG[:25]], SamplingParams(max_tokens=16, n=3, ignore_eos=True))[
+            0
+        ].outputs
+        assert {tuple(one.token_ids) for one in both} == {
+            tuple(reference_tokens(model, LONG[:25], 16))
+        }
         params = SamplingParams(max_tokens=12, beam_width=3, ignore_eos=True)
         ours = llm.generate([LONG[:25]], params)[0].outputs[0].token_ids
     theirs = model.generate(

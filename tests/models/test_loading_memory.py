@@ -30,7 +30,8 @@ CONFIG = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
 }
-# A process of its own, which loads the small model first, so that only the large one's weights are news.
+# A process of its own, which loads the small model first, so that only the large one's weights are
+# news.
 SCRIPT = """
 import json, sys
 import torch
@@ -66,7 +67,9 @@ def save(folder: Path, config: dict[str, Any], shards: int) -> int:
         tensors |= {f"{head}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"}
         tensors |= {f"{head}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
         tensors |= {f"{head}.mlp.down_proj.weight": (hidden, inner)}
-        tensors |= {f"{head}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        tensors |= {
+            f"{head}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")
+        }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     block = torch.randn(max(inner, config["vocab_size"]) * hidden).mul_(0.02).bfloat16()
@@ -88,7 +91,12 @@ def save(folder: Path, config: dict[str, Any], shards: int) -> int:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
     """A small one, a large one, and the large one's largest shard in bytes."""
     folder = tmp_path_factory.mktemp("memory")
-    small = {"num_hidden_layers": 1, "vocab_size": 128, "hidden_size": 256, "intermediate_size": 256}
+    small = {
+        "num_hidden_layers": 1,
+        "vocab_size": 128,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+    }
     save(folder / "small", CONFIG | small | {"num_attention_heads": 2, "num_key_value_heads": 2}, 1)
     return folder / "small", folder / "large", save(folder / "large", CONFIG, 2)
 
@@ -105,7 +113,10 @@ def test_beyond_the_weights_no_more_than_the_largest_shard_is_held(
     assert done.returncode == 0, done.stderr
     grown, weights, weights_16bit = json.loads(done.stdout)
     beyond = (grown - weights) / MB
-    print(f"{method}: weights {weights / MB:.0f} MB, {beyond:.0f} MB beyond them; shard {shard / MB:.0f} MB")
+    print(
+        f"{method}: weights {weights / MB:.0f} MB, {beyond:.0f} MB beyond them; shard "
+        f"{shard / MB:.0f} MB"
+    )
     assert grown <= weights + shard + SLACK
     if method in ("int8", "nf4"):  # the 16-bit weights were never all there
         assert grown < weights + 0.6 * weights_16bit

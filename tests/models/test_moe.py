@@ -1,4 +1,5 @@
-"""Mixtures of experts: Mixtral and Qwen3-MoE against transformers, and what is particular to experts."""
+"""Mixtures of experts: Mixtral and Qwen3-MoE against transformers, and what is particular to
+experts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral window": ("mixtral", {"sliding_window": 7}),
     "mixtral one expert a token": ("mixtral", {"num_experts_per_tok": 1}),
     "mixtral all experts": ("mixtral", {"num_experts_per_tok": 4}),
-    "mixtral wide heads": ("mixtral", {"num_local_experts": 6, "head_dim": 32, "num_key_value_heads": 1}),
+    "mixtral wide heads": (
+        "mixtral",
+        {"num_local_experts": 6, "head_dim": 32, "num_key_value_heads": 1},
+    ),
     "mixtral tied": ("mixtral", {"tie_word_embeddings": True}),
     "qwen3 moe": ("qwen3_moe", {}),
     "qwen3 moe not normalised": ("qwen3_moe", {"norm_topk_prob": False}),
@@ -138,7 +142,9 @@ def test_at_the_level_batch_neighbours_change_no_bit(tmp_path: Path) -> None:
 
 @each_family
 @pytest.mark.parametrize(("quant", "tolerance", "share"), [("int8", 0.02, 0.3), ("nf4", 0.2, 0.2)])
-def test_quantised_experts(case: str, quant: str, tolerance: float, share: float, tmp_path: Path) -> None:
+def test_quantised_experts(
+    case: str, quant: str, tolerance: float, share: float, tmp_path: Path
+) -> None:
     wide = {"hidden_size": 64, "intermediate_size": 128}  # the blocks of nf4 are of 64 weights
     save(case, tmp_path, **wide, **({"moe_intermediate_size": 64} if case != "mixtral" else {}))
     plain = load(tmp_path)
@@ -146,7 +152,8 @@ def test_quantised_experts(case: str, quant: str, tolerance: float, share: float
         loaded = llm.engine.loaded
         assert llm.logits(PROMPTS[2]).isfinite().all()
     experts = mixtures(loaded.model)[0].num_experts
-    assert loaded.quantized_layers == 3 * (2 + 2 * experts)  # qkv and o; gate-up and down of each expert
+    # qkv and o; gate-up and down of each expert
+    assert loaded.quantized_layers == 3 * (2 + 2 * experts)
     assert loaded.model.expert_bytes < share * plain.model.expert_bytes
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
     for moe, exact in zip(mixtures(loaded.model), mixtures(plain.model), strict=True):
@@ -157,14 +164,19 @@ def test_quantised_experts(case: str, quant: str, tolerance: float, share: float
 
 def test_experts_can_be_skipped(tmp_path: Path) -> None:
     save("qwen3 moe some dense layers", tmp_path)
-    loaded = load_model(str(tmp_path), quant=Int8("float32", skip=["experts."]), device=torch.device("cpu"))
+    loaded = load_model(
+        str(tmp_path), quant=Int8("float32", skip=["experts."]), device=torch.device("cpu")
+    )
     assert loaded.quantized_layers == 3 * 2 + 2 * 2  # attention everywhere, two dense MLPs
 
 
 def test_random_weights_need_no_checkpoint() -> None:
     architecture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4} | SMALL
     loaded = load_model(
-        weights="random", architecture=architecture, quant=Plain("float32"), device=torch.device("cpu")
+        weights="random",
+        architecture=architecture,
+        quant=Plain("float32"),
+        device=torch.device("cpu"),
     )
     logits = run(loaded, PROMPTS)[1]
     assert logits.isfinite().all() and loaded.model.experts_run > 0
@@ -182,7 +194,8 @@ def test_an_impossible_number_of_experts_is_named(active: int) -> None:
 
 
 def test_both_spellings_of_the_number_of_experts(tmp_path: Path) -> None:
-    """The hub's Qwen3-MoE says num_experts; transformers 5 saves it as num_local_experts, Mixtral's name."""
+    """The hub's Qwen3-MoE says num_experts; transformers 5 saves it as num_local_experts, Mixtral's
+    name."""
     save("qwen3 moe", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     wanted = run(load(tmp_path), PROMPTS)[1]
@@ -204,7 +217,8 @@ def test_a_step_tells_which_share_of_the_experts_it_read(tmp_path: Path) -> None
     while engine.engine.has_unfinished:
         engine.poll()
     steps, costs = engine.steps(), engine.info.model
-    expert = 3 * 48 * 32 * 4  # gate, up and down, float32; one layer of three has experts, two a token
+    # gate, up and down, float32; one layer of three has experts, two a token
+    expert = 3 * 48 * 32 * 4
     assert costs["expert_weight_bytes"] == expert and costs["experts_per_token"] == 2
     whole = engine.info.memory["weights"] - 128 * 48 * 4  # the embedding is only looked up
     assert costs["streamed_weight_bytes"] == whole - 8 * expert

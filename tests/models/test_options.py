@@ -1,4 +1,5 @@
-"""The model option files hold architectures that build, with the published sizes and the checkpoint's names."""
+"""The model option files hold architectures that build, with the published sizes and the
+checkpoint's names."""
 
 from __future__ import annotations
 
@@ -71,10 +72,13 @@ def test_the_tensors_are_those_that_transformers_saves(option: str) -> None:
     from transformers.initialization import no_init_weights
 
     architecture = read(option)["architecture"]
-    config = getattr(transformers, architecture["architectures"][0]).config_class.from_dict(architecture)
+    config = getattr(transformers, architecture["architectures"][0]).config_class.from_dict(
+        architecture
+    )
     with torch.device("meta"), no_init_weights():
         model = transformers.AutoModelForCausalLM.from_config(config)
-    saved = revert_weight_conversion(model, model.state_dict())  # experts are fused in memory, not in files
+    # experts are fused in memory, not in files
+    saved = revert_weight_conversion(model, model.state_dict())
     if config.tie_word_embeddings:
         saved.pop("lm_head.weight", None)
     stored = {

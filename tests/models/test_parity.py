@@ -103,8 +103,11 @@ def test_old_and_new_spellings_load_the_same_model(case: str, tmp_path: Path) ->
     assert torch.equal(run(load(tmp_path), PROMPTS)[1], run(new, PROMPTS)[1])
 
 
-# A rounded score may choose another expert, here and in transformers alike: test_moe.py rounds one mixture alone.
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("mixtral", "qwen3_moe")])
+# A rounded score may choose another expert, here and in transformers alike: test_moe.py rounds one
+# mixture alone.
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family not in ("mixtral", "qwen3_moe")]
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.008)])
 def test_16_bit_stays_within_rounding_of_float32(
     dtype: str, tolerance: float, family: str, tmp_path: Path

@@ -24,7 +24,13 @@ from tests.reference import LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, make_checkpoint
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": YARN,
-    "yarn in full": {**YARN_ROPE, "rope_theta": 5e4, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False},
+    "yarn in full": {
+        **YARN_ROPE,
+        "rope_theta": 5e4,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.2,
+        "truncate": False,
+    },
     "llama3": {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
@@ -47,7 +53,9 @@ def test_logits_are_those_of_transformers_with_the_same_parameters(
     theta = config["rope_parameters"]["rope_theta"]
     parameters = {"rope_theta": theta, **SCALINGS[kind]}
     wanted = AutoConfig.from_pretrained(tmp_path, rope_parameters=parameters)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, config=wanted, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, config=wanted, dtype=torch.float32
+    ).eval()
     if old_spelling:
         del config["rope_parameters"]
         file.write_text(json.dumps(config | {"rope_theta": theta, "rope_scaling": None}))
@@ -84,7 +92,9 @@ def test_a_scaling_goes_before_that_of_a_part(tmp_path: Path) -> None:
     assert (after.rope.theta, after.local_rope) == (before.rope.theta, before.local_rope)
 
 
-def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(tmp_path: Path) -> None:
+def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(
+    tmp_path: Path,
+) -> None:
     make_checkpoint(tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
@@ -105,7 +115,9 @@ def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(t
         ({**YARN, "rope_type": "axial"}, "'axial' is not supported"),
     ],
 )
-def test_a_scaling_that_means_nothing_is_refused(scaling: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_a_scaling_that_means_nothing_is_refused(
+    scaling: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     make_checkpoint(tmp_path)
     with pytest.raises(BadInput, match=told):
         resolve(node(tmp_path, rope_scaling=scaling), False)
@@ -116,7 +128,9 @@ def test_the_knob_is_part_of_a_cell_s_identity_once_it_is_set() -> None:
     scaled = compose(["model.rope_scaling={rope_type: yarn, factor: 2.0}"])
     older = {**plain, "model": {k: v for k, v in plain["model"].items() if k != "rope_scaling"}}
     assert cell_id(plain, "x") == cell_id(older, "x") != cell_id(scaled, "x")
-    model = "model.rope_scaling={rope_type: yarn, factor: 2.0, original_max_position_embeddings: 1024}"
+    model = (
+        "model.rope_scaling={rope_type: yarn, factor: 2.0, original_max_position_embeddings: 1024}"
+    )
     source = resolve(compose([model])["model"], False)[1]
     assert ModelConfig.from_dict(source.config).max_position_embeddings == 2048
 
@@ -125,5 +139,7 @@ def test_a_peer_that_is_not_told_refuses_it() -> None:
     from minivllm.bench.targets.supported_knobs import require_supported
 
     overrides = ["engine=transformers", "model.rope_scaling={rope_type: yarn, factor: 2.0}"]
-    with pytest.raises(BadInput, match=r"model\.rope_scaling=.* is not honoured by engine=transformers"):
+    with pytest.raises(
+        BadInput, match=r"model\.rope_scaling=.* is not honoured by engine=transformers"
+    ):
         require_supported(compose(overrides))

@@ -29,7 +29,10 @@ MOE = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2
     [
         *((BASE, "architectures", value) for value in ({"a": 1}, "LlamaForCausalLM", [7], [])),
         *((BASE, "rms_norm_eps", value) for value in ("1e-6", None, -1.0, 0, NAN, INF, True, 2.0)),
-        *((BASE, "hidden_size", value) for value in (-4, 0, 10**12, 64.5, "64", True, [64], NAN, None, 62)),
+        *(
+            (BASE, "hidden_size", value)
+            for value in (-4, 0, 10**12, 64.5, "64", True, [64], NAN, None, 62)
+        ),
         *((BASE, "num_hidden_layers", value) for value in (0, 10**6)),
         *((BASE, "vocab_size", value) for value in (-5, 10**10)),
         *((BASE, "intermediate_size", value) for value in (0, 10**10)),
@@ -45,7 +48,10 @@ MOE = BASE | {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2
         *((BASE, "hidden_act", value) for value in (["silu"], {"a": 1}, "tanh")),
         *((BASE, "layer_types", value) for value in ("full_attention", [1, 2], {"a": 1})),
         *((BASE, "quantization_config", value) for value in ("awq", ["awq"], 4)),
-        *((BASE, "eos_token_id", value) for value in ("</s>", {"a": 1}, -1, [1, -1], [1, "2"], 1.5, True)),
+        *(
+            (BASE, "eos_token_id", value)
+            for value in ("</s>", {"a": 1}, -1, [1, -1], [1, "2"], 1.5, True)
+        ),
         *((BASE, "dtype", value) for value in (16, ["float16"])),
         *((BASE, "text_config", value) for value in ([1], "text", 3)),
         *((GEMMA, "query_pre_attn_scalar", value) for value in (-1.0, 0, NAN, "256")),
@@ -63,7 +69,12 @@ def test_a_value_out_of_its_type_or_range_is_one_line_with_file_and_key(
     with pytest.raises(BadInput) as caught:
         ModelConfig.from_dict(base | {key: value}, "folder/config.json")
     told = str(caught.value)
-    assert told.startswith("folder/config.json") and key in told and "\n" not in told and len(told) < 250
+    assert (
+        told.startswith("folder/config.json")
+        and key in told
+        and "\n" not in told
+        and len(told) < 250
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,10 @@ def test_a_value_out_of_its_type_or_range_is_one_line_with_file_and_key(
     [
         *(("linear", {"factor": value}) for value in (-2.0, 0, 0.5, NAN, INF, "2", None, 1e9)),
         *(("dynamic", {"factor": value}) for value in (-2.0, NAN)),
-        *(("yarn", {"original_max_position_embeddings": value}) for value in (-5, 0, 1, "512", 10**12, 3.5)),
+        *(
+            ("yarn", {"original_max_position_embeddings": value})
+            for value in (-5, 0, 1, "512", 10**12, 3.5)
+        ),
         *(("yarn", {"beta_fast": value}) for value in (-1, 0, 0.5, NAN, "32")),
         *(("yarn", {"attention_factor": value}) for value in (-1, 0, INF)),
         *(("yarn", {"mscale": value}) for value in (-1, NAN, "1")),
@@ -125,8 +139,12 @@ def test_keys_that_a_family_does_not_have_change_nothing(architecture: str) -> N
         "max_window_layers": 1,
         "use_sliding_window": False,
     }
-    unknown = {key: value for key, value in foreign.items() if key not in FAMILIES[architecture].keys}
-    assert ModelConfig.from_dict(base | unknown | {"no_such_key": [None]}) == ModelConfig.from_dict(base)
+    unknown = {
+        key: value for key, value in foreign.items() if key not in FAMILIES[architecture].keys
+    }
+    assert ModelConfig.from_dict(base | unknown | {"no_such_key": [None]}) == ModelConfig.from_dict(
+        base
+    )
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
@@ -177,10 +195,14 @@ ODD = (
 )
 JSON = st.recursive(
     ODD,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
     max_leaves=6,
 )
-CONFIGS = [json.dumps(config).encode() for config in (LLAMA3, GEMMA, MOE, BASE | {"text_config": BASE})]
+CONFIGS = [
+    json.dumps(config).encode() for config in (LLAMA3, GEMMA, MOE, BASE | {"text_config": BASE})
+]
 MUTATIONS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4)
 
 
@@ -206,7 +228,12 @@ def test_any_mutation_is_a_configuration_or_bad_input(
     except BadInput as error:
         assert "\n" not in str(error) and len(str(error)) < 400
     else:
-        assert min(read.vocab_size, read.hidden_size, read.num_layers, read.head_dim, read.num_kv_heads) >= 1
+        assert (
+            min(
+                read.vocab_size, read.hidden_size, read.num_layers, read.head_dim, read.num_kv_heads
+            )
+            >= 1
+        )
         assert 0 < read.rms_norm_eps <= 1 and 0 < read.attention_scale < INF
         assert len(read.layer_types) == read.num_layers
         assert read.max_position_embeddings <= 1 << 26
@@ -216,7 +243,9 @@ def test_any_mutation_is_a_configuration_or_bad_input(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     config=st.sampled_from(CONFIGS).flatmap(damaged),
-    generation=damaged(b'{"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9, "do_sample": true}')
+    generation=damaged(
+        b'{"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9, "do_sample": true}'
+    )
     | st.none(),
 )
 def test_any_bytes_are_a_configuration_or_one_line(
@@ -238,7 +267,9 @@ def test_a_value_is_shown_short_and_without_control_characters() -> None:
         assert len(str(caught.value)) < 200 and str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff\xfe", b'{"a": ' * 60_000, b'"x"', b" " * (5 << 20)])
+@pytest.mark.parametrize(
+    "content", [b"[1]", b"{", b"\xff\xfe", b'{"a": ' * 60_000, b'"x"', b" " * (5 << 20)]
+)
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_files_that_are_no_objects_are_one_line(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))

@@ -1,4 +1,5 @@
-"""runtime.trim_last_layer: the end of the last layer for the tokens alone whose logits are wanted."""
+"""runtime.trim_last_layer: the end of the last layer for the tokens alone whose logits are
+wanted."""
 
 from __future__ import annotations
 
@@ -29,12 +30,15 @@ KNOBS = [
     ("family", "kernels", "tokens"),
     [
         *((family, "torch", 2048) for family in FAMILIES),
-        *((family, "torch", 7) for family in FAMILIES),  # a step, so that some have no logits at all
+        # a step, so that some have no logits at all
+        *((family, "torch", 7) for family in FAMILIES),
         *((family, "cpu", 7) for family in FAMILIES),
         *((family, "triton", 12) for family in ("qwen3", "gemma3_text", "mixtral")),
     ],
 )
-def test_logprobs_are_those_of_all_rows(family: str, kernels: str, tokens: int, tmp_path: Path) -> None:
+def test_logprobs_are_those_of_all_rows(
+    family: str, kernels: str, tokens: int, tmp_path: Path
+) -> None:
     make_checkpoint(tmp_path, family)
     overrides = [
         *(f"model.path={tmp_path}", f"batching.max_num_batched_tokens={tokens}"),
@@ -49,7 +53,9 @@ def test_logprobs_are_those_of_all_rows(family: str, kernels: str, tokens: int, 
             found.append([request.outputs[0] for request in llm.generate(PROMPTS, params)])
             trimmed.append(llm.engine.runner.rows_trimmed)
     prefilled = sum(len(prompt) - 1 for prompt in PROMPTS)
-    assert trimmed[0] == 0 and (trimmed[1] == prefilled if tokens > 99 else 0 < trimmed[1] <= prefilled)
+    assert trimmed[0] == 0 and (
+        trimmed[1] == prefilled if tokens > 99 else 0 < trimmed[1] <= prefilled
+    )
     for plain, trim in zip(*found, strict=True):
         assert trim.token_ids == plain.token_ids
         assert trim.logprobs is not None and plain.logprobs is not None
@@ -68,7 +74,9 @@ def test_where_every_token_has_logits_nothing_is_trimmed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_the_operations_saved_are_those_that_the_roofline_leaves_out(family: str, tmp_path: Path) -> None:
+def test_the_operations_saved_are_those_that_the_roofline_leaves_out(
+    family: str, tmp_path: Path
+) -> None:
     make_checkpoint(tmp_path, family)
     counted, costs = [], []
     for knob in ("false", "true"):

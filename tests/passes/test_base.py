@@ -44,5 +44,7 @@ def test_a_model_keeps_the_reports_in_order_and_warns_of_their_notes(loaded: Loa
 
 
 def test_a_pass_without_a_report_is_one_line(loaded: LoadedModel) -> None:
-    with pytest.raises(BadInput, match=r"pass fixed: apply\(\) returned NoneType; return a PassReport"):
+    with pytest.raises(
+        BadInput, match=r"pass fixed: apply\(\) returned NoneType; return a PassReport"
+    ):
         apply_passes([Fixed(None)], loaded, CONTEXT)

@@ -1,4 +1,5 @@
-"""runtime.compile: the same tokens as without, whatever the compiler leaves to others; one graph for every length."""
+"""runtime.compile: the same tokens as without, whatever the compiler leaves to others; one graph
+for every length."""
 
 from __future__ import annotations
 
@@ -34,14 +35,19 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def parts(llm: LLM) -> list[CompiledPart]:
-    return [module for module in llm.engine.loaded.model.modules() if isinstance(module, CompiledPart)]
+    return [
+        module for module in llm.engine.loaded.model.modules() if isinstance(module, CompiledPart)
+    ]
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor takes seconds a graph; what the compiler made of the Python code runs without it just as well."""
+    """Inductor takes seconds a graph; what the compiler made of the Python code runs without it
+    just as well."""
 
-    def trace(self: Compiler, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def trace(
+        self: Compiler, graph: torch.fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
         self.counters["graphs"] += 1
         return graph
 
@@ -53,7 +59,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_every_backend_stays_what_it_is(tmp_path: Path, attention: str) -> None:
     make_checkpoint(tmp_path, "qwen3")
-    plain, whole = (load(tmp_path, f"runtime.compile={on}", attention=attention) for on in ("false", "true"))
+    plain, whole = (
+        load(tmp_path, f"runtime.compile={on}", attention=attention) for on in ("false", "true")
+    )
     assert (len(parts(plain)), len(parts(whole))) == (0, 3)
     assert tokens(whole) == tokens(plain)
     torch.testing.assert_close(whole.logits(PROMPTS[2]), plain.logits(PROMPTS[2]))
@@ -72,7 +80,9 @@ def test_every_backend_stays_what_it_is(tmp_path: Path, attention: str) -> None:
 )
 def test_one_graph_serves_all_layers_and_lengths(tmp_path: Path, family: str, moe: str) -> None:
     make_checkpoint(tmp_path, family)
-    llm, plain = (load(tmp_path, f"runtime.compile={on}", f"runtime.moe={moe}") for on in ("true", "false"))
+    llm, plain = (
+        load(tmp_path, f"runtime.compile={on}", f"runtime.moe={moe}") for on in ("true", "false")
+    )
     made = parts(llm)
     compiler = made[0].compiler
     assert [part.layer for part in made] == [0, 1, 2]
@@ -94,7 +104,9 @@ def test_products_of_their_own_are_left_as_they_are(tmp_path: Path, quant: str) 
     make_checkpoint(tmp_path)
     llm, plain = load(tmp_path, "runtime.compile=true", quant=quant), load(tmp_path, quant=quant)
     opaque = {
-        type(m.inner).__name__ for m in llm.engine.loaded.model.modules() if isinstance(m, OpaqueLinear)
+        type(m.inner).__name__
+        for m in llm.engine.loaded.model.modules()
+        if isinstance(m, OpaqueLinear)
     }
     assert ("Int4Linear" in opaque) == (quant == "int4")
     assert not opaque & {"Int8Linear", "FP8Linear"}
@@ -109,9 +121,15 @@ def test_products_of_their_own_are_left_as_they_are(tmp_path: Path, quant: str) 
 def test_the_record_says_so() -> None:
     with closing(MinivllmEngine(compose(["runtime.device=cpu", "runtime.compile=true"]))) as engine:
         runtime = engine.liveness()["runtime"]
-        assert (runtime["compiled"], runtime["compiled_graphs"], runtime["cpu_kernels"]) == (8, 2, "off")
+        assert (runtime["compiled"], runtime["compiled_graphs"], runtime["cpu_kernels"]) == (
+            8,
+            2,
+            "off",
+        )
         assert engine.info.compile_s is not None and engine.info.compile_s > 0
-        left_out = "does without cpu_kernels and fused_kernels and native_layers and trim_last_layer"
+        left_out = (
+            "does without cpu_kernels and fused_kernels and native_layers and trim_last_layer"
+        )
         assert any(left_out in one for one in engine.info.warnings)
         assert not engine.engine.loaded.model.trims
 
@@ -120,7 +138,10 @@ def test_the_record_says_so() -> None:
     ("knob", "words"),
     [
         ("runtime.cpu_kernels=on", "cannot look into the kernels of runtime.cpu_kernels=on"),
-        ("runtime.fused_kernels=triton", "cannot look into the kernels of runtime.fused_kernels=triton"),
+        (
+            "runtime.fused_kernels=triton",
+            "cannot look into the kernels of runtime.fused_kernels=triton",
+        ),
         ("runtime.determinism=batch", "may differ between one token and several"),
     ],
 )
@@ -130,8 +151,12 @@ def test_what_it_does_not_go_with(knob: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["trace", "compile"])
-def test_what_cannot_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    def fail(self: Compiler, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def test_what_cannot_be_compiled_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def fail(
+        self: Compiler, graph: torch.fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
         raise RuntimeError("no compiler here")
 
     def run(part: Any, x: Any, *others: Any) -> Any:

@@ -1,4 +1,5 @@
-"""runtime.determinism=batch: log-probabilities equal to the bit, whatever is served beside, before or how."""
+"""runtime.determinism=batch: log-probabilities equal to the bit, whatever is served beside, before
+or how."""
 
 from __future__ import annotations
 
@@ -15,10 +16,21 @@ from minivllm.passes.determinism import by_rows
 from tests.reference import make_checkpoint
 
 SHARED = [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2, 45, 70, 29, 83, 5, 18]
-PROMPTS = [[5, 17, 3, 99, 42, 8], [*SHARED, 4], [9, 4, 30] * 9, [*SHARED, 66, 13, 21], [1], [*SHARED, 4, 40]]
+PROMPTS = [
+    [5, 17, 3, 99, 42, 8],
+    [*SHARED, 4],
+    [9, 4, 30] * 9,
+    [*SHARED, 66, 13, 21],
+    [1],
+    [*SHARED, 4, 40],
+]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
-DRAWN = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, temperature=1.0, top_p=0.9, seed=11)
-FILTERED = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2, temperature=1.0, top_k=5, seed=12)
+DRAWN = SamplingParams(
+    max_tokens=12, ignore_eos=True, logprobs=2, temperature=1.0, top_p=0.9, seed=11
+)
+FILTERED = SamplingParams(
+    max_tokens=12, ignore_eos=True, logprobs=2, temperature=1.0, top_k=5, seed=12
+)
 PARAMS = [GREEDY, DRAWN, FILTERED, GREEDY, DRAWN, FILTERED]
 Said = list[tuple[list[int], object]]
 
@@ -30,14 +42,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(checkpoint: Path, overrides: Sequence[str] = (), level: str = "batch", **groups: str) -> LLM:
+def make(
+    checkpoint: Path, overrides: Sequence[str] = (), level: str = "batch", **groups: str
+) -> LLM:
     common = ["model.max_model_len=64", f"runtime.determinism={level}"]
     return LLM(str(checkpoint), device="cpu", overrides=[*common, *overrides], **groups)
 
 
 def ask(llm: LLM, order: Sequence[int] = range(len(PROMPTS))) -> Said:
     results = llm.generate([PROMPTS[i] for i in order], [PARAMS[i] for i in order])
-    said = {i: (r.outputs[0].token_ids, r.outputs[0].logprobs) for i, r in zip(order, results, strict=True)}
+    said = {
+        i: (r.outputs[0].token_ids, r.outputs[0].logprobs)
+        for i, r in zip(order, results, strict=True)
+    }
     return [said[i] for i in sorted(said)]
 
 
@@ -48,7 +65,9 @@ def alone(checkpoint: Path) -> Said:
 
 
 @pytest.mark.parametrize("order", [range(6), range(5, -1, -1), [2, 0, 5, 1, 4, 3]])
-def test_neighbours_and_order_change_nothing(checkpoint: Path, alone: Said, order: Sequence[int]) -> None:
+def test_neighbours_and_order_change_nothing(
+    checkpoint: Path, alone: Said, order: Sequence[int]
+) -> None:
     with make(checkpoint) as llm:
         assert ask(llm, order) == alone
 
@@ -69,7 +88,9 @@ def test_neighbours_and_order_change_nothing(checkpoint: Path, alone: Said, orde
     ],
     ids=" ".join,
 )
-def test_how_it_is_served_changes_nothing(checkpoint: Path, alone: Said, overrides: list[str]) -> None:
+def test_how_it_is_served_changes_nothing(
+    checkpoint: Path, alone: Said, overrides: list[str]
+) -> None:
     with make(checkpoint, overrides) as llm:
         assert ask(llm) == alone
         if "cache.num_blocks=14" in overrides:
@@ -114,7 +135,8 @@ def test_other_precisions_hold_it_too(checkpoint: Path, quant: str) -> None:
 
 
 def test_without_it_neighbours_change_the_bits(checkpoint: Path) -> None:
-    """Or the tests above would prove nothing: a batch of 6 and a single request differ in bfloat16."""
+    """Or the tests above would prove nothing: a batch of 6 and a single request differ in
+    bfloat16."""
     with make(checkpoint, ['runtime.cpu_kernels="off"'], level="off") as llm:
         assert ask(llm) != [ask(llm, [i])[0] for i in range(len(PROMPTS))]
 

@@ -1,4 +1,5 @@
-"""runtime.fused_kernels: in the interpreter where there is no GPU, on the GPU where there is one."""
+"""runtime.fused_kernels: in the interpreter where there is no GPU, on the GPU where there is
+one."""
 
 from __future__ import annotations
 
@@ -74,14 +75,24 @@ def test_tokens_are_those_of_the_plain_layers(family: str, attention: str, tmp_p
     make_checkpoint(tmp_path, family)
     results, fused = [], []
     for knob in ("off", "triton"):
-        overrides = [f"runtime.fused_kernels={knob}", "cache.num_blocks=20", "model.max_model_len=64"]
+        overrides = [
+            f"runtime.fused_kernels={knob}",
+            "cache.num_blocks=20",
+            "model.max_model_len=64",
+        ]
         with LLM(
-            str(tmp_path), device=DEVICE.type, quant="fp32", attention=attention, overrides=overrides
+            str(tmp_path),
+            device=DEVICE.type,
+            quant="fp32",
+            attention=attention,
+            overrides=overrides,
         ) as llm:
             modules = [type(m).__name__ for m in llm.engine.loaded.model.modules()]
             fused.append({name for name in modules if name.startswith("Fused")})
             params = SamplingParams(max_tokens=3, ignore_eos=True)
-            results.append([o.outputs[0].token_ids for o in llm.generate([[5, 6, 7, 8, 9], [9]], params)])
+            results.append(
+                [o.outputs[0].token_ids for o in llm.generate([[5, 6, 7, 8, 9], [9]], params)]
+            )
     assert results[0] == results[1]
     layer = "FusedSandwich" if family == "gemma3_text" else "FusedLayer"
     assert fused == [set(), {"FusedNorm", "FusedMLP", "FusedAttention", "FusedDecoder", layer}]
@@ -111,7 +122,9 @@ class Counter(TorchDispatchMode):
         self.calls[name] += 1
         return kernel(*args)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         terms = [value for value in args if isinstance(value, Tensor) and value.shape[1:] == (48,)]
         self.calls["sum"] += str(function).startswith("aten.add.Tensor") and len(terms) == 2
         return function(*args, **(kwargs or {}))
@@ -124,8 +137,11 @@ def here(prompts: list[list[int]]) -> StepBatch:
 
 
 @torch.inference_mode()
-def each_sum_at_once(decoder: FusedDecoder, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-    """What a FusedDecoder gives, with a sum after each layer and norms without one before the next."""
+def each_sum_at_once(
+    decoder: FusedDecoder, batch: StepBatch, attention: AttentionBackend
+) -> Tensor:
+    """What a FusedDecoder gives, with a sum after each layer and norms without one before the
+    next."""
     x = decoder.embed_tokens(batch.token_ids)
     rotations = [rotary(batch) for rotary in decoder.rotaries]
     for layer, rope in zip(decoder.layers, decoder.rope_of_layer, strict=True):
@@ -155,7 +171,9 @@ def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
     model = load_model(str(tmp_path), quant=Plain(dtype), device=DEVICE).model
     if trims:
         model.trim()
-    assert fuse(model) == sum(type(module).__module__ == fuse.__module__ for module in model.modules())
+    assert fuse(model) == sum(
+        type(module).__module__ == fuse.__module__ for module in model.modules()
+    )
     assert isinstance(model.model, FusedDecoder)
     batch = here([[5, 17], [1], [9, 4]])
     batch = batch._replace(logit_rows=batch.logit_rows[::2])  # the second prompt goes on
@@ -199,7 +217,9 @@ def test_the_record_says_whose_kernels_ran(cpu_kernels: str, tmp_path: Path) -> 
     for knob in ("'off'", "triton"):
         runtime = {"device": DEVICE.type, "cpu_kernels": cpu_kernels, "fused_kernels": knob}
         knobs = (f"runtime.{name}={value}" for name, value in runtime.items())
-        engine = MinivllmEngine(compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", *knobs]))
+        engine = MinivllmEngine(
+            compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", *knobs])
+        )
         seen.append(engine.liveness()["runtime"])
         had = engine.engine.loaded.kernels is not None
         engine.close()
@@ -208,7 +228,9 @@ def test_the_record_says_whose_kernels_ran(cpu_kernels: str, tmp_path: Path) -> 
     assert seen[0]["modules_fused"] == 0 and float(seen[1]["modules_fused"]) >= 5
 
 
-def test_without_gpu_or_interpreter_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_gpu_or_interpreter_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(common, "INTERPRETED", False)
     make_checkpoint(tmp_path, "llama")
     with pytest.raises(

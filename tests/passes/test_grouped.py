@@ -1,4 +1,5 @@
-"""runtime.moe: experts in grouped matrix products are the experts of the loop, and nothing waits for the device."""
+"""runtime.moe: experts in grouped matrix products are the experts of the loop, and nothing waits
+for the device."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_any_routing_gives_what_the_loop_gives(dtype: str, routing: list[list[in
         moe.gate.forward = lambda _: scores  # type: ignore[assignment]
         outs.append(moe(x).float())
         assert int(moe.experts_run) == len({expert for pair in routing for expert in pair})
-    torch.testing.assert_close(outs[1], outs[0], atol=CLOSE[dtype] * outs[0].abs().max().item(), rtol=0)
+    torch.testing.assert_close(
+        outs[1], outs[0], atol=CLOSE[dtype] * outs[0].abs().max().item(), rtol=0
+    )
     assert outs[0].abs().max() > 0
 
 
@@ -100,13 +103,17 @@ def test_the_count_is_written_to_the_same_place() -> None:
     assert grouped.experts_run is place and int(place) > 2
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3 moe some dense layers", "qwen3 moe not normalised"])
+@pytest.mark.parametrize(
+    "case", ["mixtral", "qwen3 moe some dense layers", "qwen3 moe not normalised"]
+)
 def test_a_model_and_its_steps_are_those_of_the_loop(case: str, tmp_path: Path) -> None:
     save(case, tmp_path)
     plain, changed = load(tmp_path), load(tmp_path)
     assert group_experts(changed.model, "grouped", CPU) == len(mixtures(plain.model))
     for prompt in ([5], PROMPTS[0]):
-        torch.testing.assert_close(run(changed, [prompt])[1], run(plain, [prompt])[1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            run(changed, [prompt])[1], run(plain, [prompt])[1], atol=1e-5, rtol=0
+        )
         assert changed.model.experts_run == plain.model.experts_run > 0
     assert changed.model.expert_bytes == plain.model.expert_bytes  # no second copy
 
@@ -176,7 +183,9 @@ def test_auto_is_for_plain_16_bit_experts_on_hopper(
     capability: tuple[int, int], replaced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    quantised = load_model(weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU)
+    quantised = load_model(
+        weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU
+    )
     assert group_experts(loaded("bfloat16").model, "auto", CUDA) == replaced
     assert group_experts(loaded("float32").model, "auto", CUDA) == 0
     assert group_experts(quantised.model, "auto", CUDA) == 0
@@ -190,7 +199,9 @@ def test_a_model_without_experts_is_refused_before_its_weights(
     monkeypatch.setattr(loading, "_fill", lambda *_: pytest.fail("the weights are read"))
     done = cli("task=generate", "task.prompt=a", "runtime.moe=grouped", "runtime.device=cpu")
     assert done.code == 2 and done.err.count("\n") == 1, done.err
-    assert "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto" in done.err
+    assert (
+        "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto" in done.err
+    )
     # A model option that is not told what is wanted is found out afterwards.
     dense = torch.nn.Sequential(torch.nn.Linear(2, 2))
     with pytest.raises(BadInput, match="no experts to group"):
@@ -199,12 +210,20 @@ def test_a_model_without_experts_is_refused_before_its_weights(
 
 
 def test_what_cannot_be_grouped_is_named(tmp_path: Path) -> None:
-    quantised = load_model(weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU)
-    with pytest.raises(BadInput, match=r"runtime.moe=grouped: model.layers.0.mlp .* experts are Int8Linear"):
+    quantised = load_model(
+        weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU
+    )
+    with pytest.raises(
+        BadInput, match=r"runtime.moe=grouped: model.layers.0.mlp .* experts are Int8Linear"
+    ):
         group_experts(quantised.model, "grouped", CPU)
     odd = loaded("bfloat16", moe_intermediate_size=20)
     with pytest.raises(BadInput, match="rows of 20 weights are no multiple of 16 bytes"):
         group_experts(odd.model, "grouped", CPU)
     save("mixtral", tmp_path)
     with pytest.raises(BadInput, match=r"runtime.moe=grouped.*BatchInvariantLinear"):
-        LLM(str(tmp_path), device="cpu", overrides=["runtime.moe=grouped", "runtime.determinism=batch"])
+        LLM(
+            str(tmp_path),
+            device="cpu",
+            overrides=["runtime.moe=grouped", "runtime.determinism=batch"],
+        )

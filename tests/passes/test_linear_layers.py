@@ -20,13 +20,18 @@ from tests.reference import make_checkpoint
         ("qwen3", [], {"PlainLinear": 13}),
         ("qwen3", ["runtime.determinism=batch"], {"PlainLinear": 13}),
         ("qwen3", ["quant=int8", "quant.skip=[down_proj]"], {"Int8Linear": 9, "PlainLinear": 4}),
-        # Two projections and the gate in three layers, and the head; eight experts a layer have two each, unless grouped.
+        # Two projections and the gate in three layers, and the head; eight experts a layer have two
+        # each, unless grouped.
         ("qwen3_moe", ["runtime.moe=grouped"], {"PlainLinear": 10}),
         ("qwen3_moe", ["runtime.moe=loop"], {"PlainLinear": 58}),
     ],
 )
 def test_each_is_counted_once(
-    family: str, overrides: list[str], counts: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    overrides: list[str],
+    counts: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("minivllm.quant.plain._can_pack", lambda dtype: False)
     make_checkpoint(tmp_path, family)

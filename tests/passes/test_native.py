@@ -1,4 +1,5 @@
-"""runtime.native_layers: a decoder layer as one call of C++ gives the bits of the operations called one by one."""
+"""runtime.native_layers: a decoder layer as one call of C++ gives the bits of the operations called
+one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def make_variant(folder: Path, variant: str) -> None:
     """As wide as four bits and the rotation of sixteen pairs at a time ask for."""
     family, overrides = VARIANTS[variant]
     make_checkpoint(
-        folder, family, **{**overrides, "hidden_size": 128, "head_dim": 32, "intermediate_size": 128}
+        folder,
+        family,
+        **{**overrides, "hidden_size": 128, "head_dim": 32, "intermediate_size": 128},
     )
 
 
@@ -47,7 +50,10 @@ def native(llm: LLM) -> int:
 @pytest.mark.parametrize(
     ("variant", "quant", "layers"),
     [
-        *((name, "bf16", 3) for name in ("llama", "llama biases", "qwen2", "qwen3", "mistral", "phi3")),
+        *(
+            (name, "bf16", 3)
+            for name in ("llama", "llama biases", "qwen2", "qwen3", "mistral", "phi3")
+        ),
         *((name, "bf16", 3) for name in ("llama dynamic rope", "qwen3 one kv head", "qwen3 tied")),
         *(("qwen3", quant, 3) for quant in ("int8", "int4", "nf4")),
         *((name, "bf16", 0) for name in ("gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")),
@@ -68,7 +74,9 @@ def test_logprobs_are_the_same_to_the_bit(
         with open_llm(tmp_path, *config, quant=quant) as llm:
             assert native(llm) == expected
             whole = llm.generate(PROMPTS, params)
-            trimmed = llm.generate(PROMPTS, SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2))
+            trimmed = llm.generate(
+                PROMPTS, SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
+            )
             assert llm.engine.runner.rows_trimmed > 0
         found.append(
             [
@@ -79,7 +87,9 @@ def test_logprobs_are_the_same_to_the_bit(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("knob", ["attention=sdpa", "runtime.cpu_kernels=off", "runtime.determinism=batch"])
+@pytest.mark.parametrize(
+    "knob", ["attention=sdpa", "runtime.cpu_kernels=off", "runtime.determinism=batch"]
+)
 def test_other_layers_stay_what_they_are(knob: str, tmp_path: Path) -> None:
     make_variant(tmp_path, "qwen3")
     with open_llm(tmp_path, knob) as llm:
@@ -93,7 +103,9 @@ def test_a_profile_sees_the_operators_by_name(tmp_path: Path) -> None:
     for knob in ("false", "true"):
         with open_llm(tmp_path, f"runtime.native_layers={knob}") as llm:
             llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 llm.generate(PROMPTS[:1], SamplingParams(max_tokens=2, ignore_eos=True))
         names = (event.name for event in profile.events())
         counts.append(Counter(name for name in names if name.startswith("minivllm_cpu::")))

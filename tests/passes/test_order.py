@@ -31,7 +31,11 @@ def test_names_are_one_pass_s_each() -> None:
     ("overrides", "before", "after"),
     [
         ([], ["trim", "grouped"], ["native"]),
-        (["runtime.trim_last_layer=false", "runtime.moe=loop", "runtime.native_layers=false"], [], []),
+        (
+            ["runtime.trim_last_layer=false", "runtime.moe=loop", "runtime.native_layers=false"],
+            [],
+            [],
+        ),
         (["runtime.determinism=batch"], ["determinism", "trim", "grouped"], ["native"]),
         (["runtime.compile=true"], ["grouped"], ["native", "compile"]),
     ],
@@ -45,7 +49,9 @@ def test_what_cannot_run_here_is_told_before_weights_are_loaded(
     knob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(common, "INTERPRETED", False)
-    monkeypatch.setattr("minivllm.models.load.loading.resolve", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "minivllm.models.load.loading.resolve", lambda *_, **__: pytest.fail("loaded")
+    )
     with pytest.raises(BadInput, match=rf"runtime.{knob}=triton needs a GPU"):
         build_engine(compose(["runtime.device=cpu", f"runtime.{knob}=triton"]))
 

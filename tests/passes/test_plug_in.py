@@ -24,9 +24,11 @@ class Sharpen:
         self.factor = factor
 
     def apply(self, loaded, context):
-        assert [report.name for report in loaded.passes][:2] == ["trim", "grouped"] and context.engine is None
+        assert [report.name for report in loaded.passes][:2] == ["trim", "grouped"]
+        assert context.engine is None
         loaded.model.model.norm.weight.mul_(self.factor)
-        return PassReport(self.name, 1, bytes=0, notes=(f"logits are {self.factor:g} times as large",))
+        notes = (f"logits are {self.factor:g} times as large",)
+        return PassReport(self.name, 1, bytes=0, notes=notes)
 
 class Fuse(Sharpen):
     name = "fuse"
@@ -63,18 +65,31 @@ def test_records_of_a_sweep_say_what_it_did(cli: Callable[..., Any]) -> None:
     assert (runtime["pass_sharpen"], runtime["pass_sharpen_bytes"]) == (2.0, 0.0)
     assert runtime["modules_fused"] == 0.0 and "pass_sharpen" not in plain["liveness"]["runtime"]
     assert "logits are 4 times as large" in json.dumps(record)
-    assert record["config"]["runtime"]["passes"][0] == {"_target_": "my_passes.Sharpen", "factor": 4}
+    assert record["config"]["runtime"]["passes"][0] == {
+        "_target_": "my_passes.Sharpen",
+        "factor": 4,
+    }
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ("[{factor: 4}]", "must be a list of {_target_: my_package.MyPass, ...}"),
-        ("[{_target_: my_passes.Sharpen, factr: 4}]", "runtime.passes[0].factr: my_passes.Sharpen takes no such argument; did you mean factor?"),
-        ("[{_target_: my_passes.Sharpen, factor: a}]", "runtime.passes[0].factor='a' must be a number, says my_passes.Sharpen"),
-        ("[{_target_: my_passes.Sharper}]", "runtime.passes[0]: my_passes has no class Sharper; did you mean Sharpen?"),
+        (
+            "[{_target_: my_passes.Sharpen, factr: 4}]",
+            "runtime.passes[0].factr: my_passes.Sharpen takes no such argument; did you mean "
+            "factor?",
+        ),
+        (
+            "[{_target_: my_passes.Sharpen, factor: a}]",
+            "runtime.passes[0].factor='a' must be a number, says my_passes.Sharpen",
+        ),
+        (
+            "[{_target_: my_passes.Sharper}]",
+            "runtime.passes[0]: my_passes has no class Sharper; did you mean Sharpen?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line(cli: Callable[..., Any], value: str, message: str) -> None:
     done = cli("runtime.device=cpu", f"runtime.passes={value}")
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
@@ -91,7 +106,9 @@ def test_a_mistake_is_one_line(cli: Callable[..., Any], value: str, message: str
 def test_what_is_no_pass_of_its_own_is_told_before_weights_are_loaded(
     target: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.models.load.loading.resolve", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "minivllm.models.load.loading.resolve", lambda *_, **__: pytest.fail("loaded")
+    )
     with pytest.raises(BadInput, match=message):
         LLM("tiny", device="cpu", overrides=[f"runtime.passes=[{{_target_: {target}}}]"])
 

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from minivllm import SamplingParams
 from minivllm.errors import LONGEST, BadInput
-from minivllm.platform.given import FLOAT32, Range, biases, known_fields_only, texts, token_ids, whole
+from minivllm.platform.given import (
+    FLOAT32,
+    Range,
+    biases,
+    known_fields_only,
+    texts,
+    token_ids,
+    whole,
+)
 
 WHOLE = Range(0, 9, "in [0, 9]", whole=True, as_float=True)
 
@@ -38,7 +46,9 @@ def test_whole_numbers_come_in_several_types(value: Any) -> None:
     assert found == 3 and type(found) is int
 
 
-@pytest.mark.parametrize("value", [None, True, "3", 2.5, 10, -1, float("nan"), float("inf"), 10**400, [3]])
+@pytest.mark.parametrize(
+    "value", [None, True, "3", 2.5, 10, -1, float("nan"), float("inf"), 10**400, [3]]
+)
 def test_other_values_are_no_whole_number_in_range(value: Any) -> None:
     with pytest.raises(BadInput, match=r"x=.* must be "):
         WHOLE.number("x", value)
@@ -71,7 +81,9 @@ def test_biases_are_numbers_that_float32_holds() -> None:
             biases("x", wrong)
 
 
-@pytest.mark.parametrize("name", ["include_stop_str_in_output", "skip_special_tokens", "ignore_eos"])
+@pytest.mark.parametrize(
+    "name", ["include_stop_str_in_output", "skip_special_tokens", "ignore_eos"]
+)
 def test_a_switch_is_true_or_false_and_no_text(name: str) -> None:
     for wrong in ("false", 0, None):
         with pytest.raises(BadInput, match=f"decoding.{name}=.* must be true or false"):
@@ -91,7 +103,9 @@ ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max
         max_size=3,
     )
 )
-def test_whatever_is_given_as_params_is_taken_or_refused_in_one_line(fields: dict[str, Any]) -> None:
+def test_whatever_is_given_as_params_is_taken_or_refused_in_one_line(
+    fields: dict[str, Any],
+) -> None:
     try:
         SamplingParams(**fields)
     except BadInput as error:
@@ -105,7 +119,9 @@ def test_an_error_is_one_line_that_can_be_printed_however_long_the_value() -> No
 
 
 def test_a_whole_number_may_be_written_as_json_of_others_does() -> None:
-    assert [type(whole(value)) for value in (16.0, -0.0, 1e300)] == [int, int, int] and whole(16.0) == 16
+    assert [type(whole(value)) for value in (16.0, -0.0, 1e300)] == [int, int, int] and whole(
+        16.0
+    ) == 16
     for value in (16.5, math.inf, -math.inf, True, "16.0", None, 3):
         assert whole(value) is value
     assert math.isnan(whole(math.nan))

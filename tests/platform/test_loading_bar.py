@@ -78,7 +78,10 @@ def test_nothing_is_drawn_into_a_file() -> None:
 
 
 def test_a_model_that_loads_slowly_shows_the_bar(
-    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     make_checkpoint(tmp_path)
     now, fill = [0.0], CheckpointWeights.fill
@@ -88,7 +91,9 @@ def test_a_model_that_loads_slowly_shows_the_bar(
         fill(self, name, out)
 
     monkeypatch.setattr(CheckpointWeights, "fill", slow)
-    monkeypatch.setattr("minivllm.llm.LoadingBar", lambda: LoadingBar(terminal.stream, lambda: now[0]))
+    monkeypatch.setattr(
+        "minivllm.llm.LoadingBar", lambda: LoadingBar(terminal.stream, lambda: now[0])
+    )
     LLM(str(tmp_path), device="cpu", quant="fp32").close()
     assert "loading" in terminal.read()
     assert capsys.readouterr().out == ""

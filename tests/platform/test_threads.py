@@ -1,4 +1,5 @@
-"""How many threads: a knob, a variable, the cores; and that torch has them before an engine is built."""
+"""How many threads: a knob, a variable, the cores; and that torch has them before an engine is
+built."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch, tmp_
     assert 1 <= thread_count({"threads": None}) <= usable_cores()
     for core in range(8):  # four cores of two threads each
         (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}")
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(
+            f"{core % 4},{core % 4 + 4}"
+        )
     monkeypatch.setattr(threads, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5, 6})
     assert thread_count({}) == 3
@@ -80,7 +83,8 @@ assert seen[2:] == [{max(everywhere)}, everywhere], seen
 
 
 def test_a_process_is_kept_to_its_cores_until_they_are_others(cli: Callable[..., Any]) -> None:
-    subprocess.run([sys.executable, "-c", KEPT], check=True)  # on its own: it stays so for all that follows
+    # on its own: it stays so for all that follows
+    subprocess.run([sys.executable, "-c", KEPT], check=True)
     with pytest.raises(BadInput, match="this process may not run on 4095, only on"):
         pin({"cores": 4095})
     done = cli("runtime.cores=0,4095", "workload.num_requests=1")
@@ -101,7 +105,8 @@ def test_more_threads_than_cores_are_noted_in_the_record(
     small = ["workload.num_requests=1", "workload.output_len=2", "measure.roofline=false"]
     for engine, told in (
         (["engine=minivllm"], [note.format(2, "1 core")]),
-        (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),  # no thread computes
+        # no thread computes
+        (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),
     ):
         config = compose([*engine, *small, "runtime.threads=2", "runtime.device=cpu"])
         measurement = Measurement("r", "c", "sweep", "a", 0, str(tmp_path / engine[0]), config)

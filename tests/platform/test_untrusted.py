@@ -1,4 +1,5 @@
-"""Reading what comes from outside: limits, kinds of files, and one line for each that cannot be taken."""
+"""Reading what comes from outside: limits, kinds of files, and one line for each that cannot be
+taken."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def pipe(folder: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize(
-    "read", [untrusted.open_file, lambda *a: untrusted.read_bytes(a[0], 10, *a[1:]), untrusted.read_json]
+    "read",
+    [untrusted.open_file, lambda *a: untrusted.read_bytes(a[0], 10, *a[1:]), untrusted.read_json],
 )
 def test_only_regular_files_are_read(
     tmp_path: Path, make: Callable[[Path], Path], message: str, read: Callable[..., Any]
@@ -51,7 +53,9 @@ def test_only_regular_files_are_read(
         read(make(tmp_path), "the file", "fetch it again")
 
 
-def test_a_place_is_told_where_nothing_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_is_told_where_nothing_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "dangling").symlink_to("gone")
     (tmp_path / "file").touch()
@@ -60,8 +64,14 @@ def test_a_place_is_told_where_nothing_can_be(tmp_path: Path, monkeypatch: pytes
         assert untrusted.place(tmp_path / name, "x") == tmp_path / name
     assert untrusted.place("~no such user/a", "x") == Path("~no such user/a")
     (tmp_path / "loop").symlink_to("loop")
-    for name, reason in (("a" * 300, "name too long"), ("a\0b", "null"), (str(tmp_path / "loop"), "links")):
-        with pytest.raises(BadInput, match=f"^the folder cannot be read: .*{reason}.*; give another$"):
+    for name, reason in (
+        ("a" * 300, "name too long"),
+        ("a\0b", "null"),
+        (str(tmp_path / "loop"), "links"),
+    ):
+        with pytest.raises(
+            BadInput, match=f"^the folder cannot be read: .*{reason}.*; give another$"
+        ):
             untrusted.place(name, "the folder", "give another")
 
 
@@ -87,7 +97,8 @@ def test_text_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(max_size=9),
             lambda inner: (
-                st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.text(max_size=3), inner, max_size=3)
             ),
             max_leaves=8,
         ),
@@ -125,7 +136,9 @@ def test_a_list_is_read_value_by_value(
         (b"[" + b"9" * 5000 + b"]", ":1: not valid JSON"),
     ],
 )
-def test_what_is_no_list_is_told_with_its_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_no_list_is_told_with_its_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "list.json"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=message) as error:
@@ -243,12 +256,17 @@ A = ("cell/a", b"12345")
         (lzma.compress(tarred(("cell/../../x", b""))), "lies outside the archive"),
         (lzma.compress(tarred(special("..", tarfile.DIRTYPE))), "lies outside the archive"),
         (lzma.compress(tarred(special("l", tarfile.SYMTYPE, "/etc"))), "l is a link or a device"),
-        (lzma.compress(tarred(A, special("l", tarfile.LNKTYPE, "cell/a"))), "l is a link or a device"),
+        (
+            lzma.compress(tarred(A, special("l", tarfile.LNKTYPE, "cell/a"))),
+            "l is a link or a device",
+        ),
         (lzma.compress(tarred(special("p", tarfile.FIFOTYPE))), "p is a link or a device"),
         (lzma.compress(tarred(special("s", tarfile.GNUTYPE_SPARSE))), "s is a link or a device"),
     ],
 )
-def test_an_archive_that_cannot_be_taken_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_archive_that_cannot_be_taken_is_one_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "a.tar.xz"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=message) as error:
@@ -276,7 +294,9 @@ def test_an_archive_is_bounded_in_size_files_and_memory(
 
 @pytest.mark.fuzz("records")
 @given(damaged(tarred(A, ("cell/long" * 40, b"x" * 600), special("cell", tarfile.DIRTYPE))))
-def test_a_damaged_archive_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tar: bytes) -> None:
+def test_a_damaged_archive_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, tar: bytes
+) -> None:
     path = tmp_path_factory.mktemp("archive") / "a.tar.xz"
     path.write_bytes(lzma.compress(tar, preset=0))
     try:

@@ -1,4 +1,5 @@
-"""The error of each method as docs/reference/quantization.md quotes it is what the package's quantisers do."""
+"""The error of each method as docs/reference/quantization.md quotes it is what the package's
+quantisers do."""
 
 from __future__ import annotations
 
@@ -23,8 +24,15 @@ def test_the_table_is_that_of_the_record_and_its_ranking_is_sane(script: ModuleT
     record = json.loads((EXAMPLES / "quantization_error.json").read_text())
     assert (EXAMPLES / "quantization_error.md").read_text() == script.table(record)
     errors = {script.label(row): row["relative_rms_error"] for row in record["methods"]}
-    assert errors["int8"] < errors["fp8"] < errors["int4 group_size=32"] < errors["int4 group_size=256"]
-    assert errors["nf4 block_size=64"] < errors["int4 group_size=128"] < errors["nf4 block_size=4096"]
+    assert (
+        errors["int8"]
+        < errors["fp8"]
+        < errors["int4 group_size=32"]
+        < errors["int4 group_size=256"]
+    )
+    assert (
+        errors["nf4 block_size=64"] < errors["int4 group_size=128"] < errors["nf4 block_size=4096"]
+    )
     double = errors["nf4 block_size=64 double_quant"]
     assert errors["nf4 block_size=64"] <= double < 1.01 * errors["nf4 block_size=64"]
 

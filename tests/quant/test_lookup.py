@@ -1,4 +1,5 @@
-"""Codes of four bits as registers widen them: the programs for GPUs are carried out here, an instruction at a time."""
+"""Codes of four bits as registers widen them: the programs for GPUs are carried out here, an
+instruction at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def byte(value: int, place: int) -> int:
 
 
 def permute(a: int, b: int, selector: int) -> int:
-    """PTX's prmt: each half byte of the selector names one of eight bytes; with its fourth bit, that byte's sign."""
+    """PTX's prmt: each half byte of the selector names one of eight bytes; with its fourth bit,
+    that byte's sign."""
     out = 0
     for i in range(4):
         choice = selector >> 4 * i & 15
@@ -27,13 +29,19 @@ def permute(a: int, b: int, selector: int) -> int:
 
 
 def logic(a: int, b: int, c: int, table: int) -> int:
-    """PTX's lop3: each bit of the result is the bit of the table that the three inputs' bits count to."""
-    return sum((table >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32))
+    """PTX's lop3: each bit of the result is the bit of the table that the three inputs' bits count
+    to."""
+    return sum(
+        (table >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32)
+    )
 
 
 def multiply_add(dtype: torch.dtype, *words: int) -> int:
     """PTX's fma.rn of two numbers a word; what it rounds here is exact."""
-    a, b, c = (torch.tensor([word], dtype=torch.int64).to(torch.int32).view(dtype).double() for word in words)
+    a, b, c = (
+        torch.tensor([word], dtype=torch.int64).to(torch.int32).view(dtype).double()
+        for word in words
+    )
     return int((a * b + c).to(dtype).view(torch.int32)) & 0xFFFFFFFF
 
 
@@ -86,6 +94,8 @@ def test_stretched_levels_are_closer_to_what_is_meant() -> None:
     levels = torch.tensor(LEVELS, dtype=torch.float64)
 
     def error(stretch: float) -> float:
-        return float(((levels * stretch).bfloat16().double() / stretch - levels).norm() / levels.norm())
+        return float(
+            ((levels * stretch).bfloat16().double() / stretch - levels).norm() / levels.norm()
+        )
 
     assert error(STRETCH.value) < 0.0007 < 0.001 < error(1.0)

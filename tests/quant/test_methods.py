@@ -25,17 +25,34 @@ from minivllm.quant.kernels.nf4 import NF4CPULinear
 from minivllm.quant.nf4 import NF4, quantize, single_scales
 from minivllm.quant.plain import Plain
 
-# Relative error of a product with normal weights. int8: half a step of max/127 where max is about 3.3 standard
-# deviations, 0.75 %, and twice that where activations are rounded too; e4m3 has 3 bits after the leading one, 2.7 %;
-# NF4 is about 9 %, and so are 16 even levels between the ends of 32 weights, 10 % those of 128.
-ERRORS = {"plain": 0.004, "int8": 0.010, "int8_mixed": 0.016, "fp8": 0.030, "nf4": 0.11, "int4": 0.125}
+# Relative error of a product with normal weights. int8: half a step of max/127 where max is about
+# 3.3 standard deviations, 0.75 %, and twice that where activations are rounded too; e4m3 has 3 bits
+# after the leading one, 2.7 %; NF4 is about 9 %, and so are 16 even levels between the ends of 32
+# weights, 10 % those of 128.
+ERRORS = {
+    "plain": 0.004,
+    "int8": 0.010,
+    "int8_mixed": 0.016,
+    "fp8": 0.030,
+    "nf4": 0.11,
+    "int4": 0.125,
+}
 RATIOS = {"plain": 1.0, "int8": 0.55, "int8_mixed": 0.55, "fp8": 0.55, "nf4": 0.30, "int4": 0.27}
 SHAPES = [(96, 128), (320, 256), (40, 64), (33, 70), (1, 16)]  # with and without a kernel that fits
-METHODS = {"plain": Plain, "int8": Int8, "int8_mixed": Int8Mixed, "fp8": FP8, "nf4": NF4, "int4": Int4}
+METHODS = {
+    "plain": Plain,
+    "int8": Int8,
+    "int8_mixed": Int8Mixed,
+    "fp8": FP8,
+    "nf4": NF4,
+    "int4": Int4,
+}
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.empty(rows, columns).normal_(generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return (
+        torch.empty(rows, columns).normal_(generator=torch.Generator().manual_seed(seed)).to(dtype)
+    )
 
 
 def relative_error(packed: nn.Module, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
@@ -58,9 +75,13 @@ def stored(packed: nn.Module) -> int:
 def test_errors_stay_within_the_method_s_bounds(name: str, dtype: str) -> None:
     method = METHODS[name](dtype)
     for rows, columns in SHAPES:
-        weight, bias = matrix(rows, columns, method.dtype) * 0.02, matrix(1, rows, method.dtype, 1)[0]
+        weight, bias = (
+            matrix(rows, columns, method.dtype) * 0.02,
+            matrix(1, rows, method.dtype, 1)[0],
+        )
         packed = method.pack(weight.clone(), bias)
-        for count in (1, 3, 9, 50):  # below and above the thresholds at which a method changes its way
+        # below and above the thresholds at which a method changes its way
+        for count in (1, 3, 9, 50):
             error = relative_error(packed, weight, bias, matrix(count, columns, method.dtype, 2))
             assert error < ERRORS[name] * (2 if columns < 64 else 1), (rows, columns, count)
 
@@ -93,14 +114,17 @@ def test_bytes_of_the_packed_layer(name: str) -> None:
 
 def test_double_quantisation_saves_bytes_where_the_layout_allows() -> None:
     weight = matrix(512, 512, torch.float32)
-    double, single = (stored(NF4("float32", double_quant=flag).pack(weight, None)) for flag in (True, False))
+    double, single = (
+        stored(NF4("float32", double_quant=flag).pack(weight, None)) for flag in (True, False)
+    )
     assert 512 * 512 // 2 < double < single
 
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("block_size", [64, 128, 256, 512, 1024, 2048, 4096])
 def test_every_block_size_of_nf4(block_size: int, double: bool) -> None:
-    """The codes are bitsandbytes' own; both ways of multiplying stay near them; fewer bytes cost more error."""
+    """The codes are bitsandbytes' own; both ways of multiplying stay near them; fewer bytes cost
+    more error."""
     method = NF4(block_size=block_size, double_quant=double)
     weight = matrix(64, 4096, torch.bfloat16)
     codes, state = quantize(method.library, weight, block_size, double)
@@ -110,23 +134,30 @@ def test_every_block_size_of_nf4(block_size: int, double: bool) -> None:
     assert torch.equal(codes, wanted)
     assert torch.equal(state.absmax, wanted_state.absmax)
     packed = method.pack(weight, None)
-    assert stored(packed) <= 64 * 4096 * (0.5 + 4 / block_size) + 1100  # 256 values of the map, and one scale
+    # 256 values of the map, and one scale
+    assert stored(packed) <= 64 * 4096 * (0.5 + 4 / block_size) + 1100
     exact = method.library.functional.dequantize_4bit(codes, state).double()
     for rows in (1, 50):
         x = matrix(rows, 4096, torch.bfloat16, 1)
         assert relative_error(packed, exact, None, x) < 0.006
-        assert relative_error(packed, weight, None, x) < 0.09 + 0.011 * (block_size // 64).bit_length()
+        assert (
+            relative_error(packed, weight, None, x) < 0.09 + 0.011 * (block_size // 64).bit_length()
+        )
 
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("block_size", [128, 512, 4096])
 @pytest.mark.parametrize("shape", [(64, 320), (33, 70), (7, 50)])
-def test_nf4_blocks_that_begin_within_a_row(shape: tuple[int, int], block_size: int, double: bool) -> None:
+def test_nf4_blocks_that_begin_within_a_row(
+    shape: tuple[int, int], block_size: int, double: bool
+) -> None:
     """The product is that of every code's level times its own block's scale."""
     method = NF4("float32", block_size=block_size, double_quant=double)
     weight, x = matrix(*shape, torch.float32), matrix(5, shape[1], torch.float32, 1)
     codes, state = quantize(method.library, weight, block_size, double)
-    scales = single_scales(method.library.functional, state).repeat_interleave(block_size)[: weight.numel()]
+    scales = single_scales(method.library.functional, state).repeat_interleave(block_size)[
+        : weight.numel()
+    ]
     levels = state.code[torch.stack((codes >> 4, codes & 15), -1).view(-1)[: weight.numel()].long()]
     meant = (levels * scales).view(shape)
     assert relative_error(method.pack(weight, None), meant, None, x) < 1e-6
@@ -166,7 +197,8 @@ def test_the_int4_layout_is_torch_s_own() -> None:
 def test_the_tensor_core_layout_is_undone_whatever_its_order(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No GPU here: a conversion with the shapes of torch's, tiles of 8 rows and 16 n inputs, in an order of its own."""
+    """No GPU here: a conversion with the shapes of torch's, tiles of 8 rows and 16 n inputs, in an
+    order of its own."""
 
     def convert(pairs: Tensor, inner: int) -> Tensor:
         codes = torch.stack((pairs >> 4, pairs & 15), -1).flatten(1)
@@ -194,7 +226,9 @@ def test_outlier_columns_are_kept_by_int8_mixed() -> None:
     weight, x = matrix(64, 128, torch.float16) * 0.02, matrix(8, 128, torch.float16, 1)
     x[:, 7] *= 100
     mixed, uniform = (
-        relative_error(Int8Mixed("float16", threshold=threshold).pack(weight, None), weight, None, x)
+        relative_error(
+            Int8Mixed("float16", threshold=threshold).pack(weight, None), weight, None, x
+        )
         for threshold in (6.0, 0.0)
     )
     x[:, 7] = 0  # the large column's own product hides the loss of the others
@@ -240,7 +274,9 @@ def test_a_row_s_result_does_not_depend_on_the_number_of_rows(name: str) -> None
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=st.integers(1, 80), blocks=st.integers(1, 4), double=st.booleans(), seed=st.integers(0, 99))
+@given(
+    rows=st.integers(1, 80), blocks=st.integers(1, 4), double=st.booleans(), seed=st.integers(0, 99)
+)
 def test_the_codes_are_bitsandbytes_own(rows: int, blocks: int, double: bool, seed: int) -> None:
     method = NF4()
     functional = method.library.functional
@@ -306,7 +342,9 @@ def test_bitsandbytes_is_imported_only_when_needed() -> None:
         "from minivllm.quant.int8 import Int8; Int8()\n"
         "assert 'bitsandbytes' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2]
+    )
 
 
 def test_skip_lists_know_fused_names_and_the_head() -> None:

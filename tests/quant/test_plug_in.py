@@ -1,4 +1,5 @@
-"""A third party's method: one class that knows nothing of the package's own ones, and one YAML file."""
+"""A third party's method: one class that knows nothing of the package's own ones, and one YAML
+file."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class TernaryLinear(torch.nn.Module):
     def __init__(self, weight, bias):
         super().__init__()
         self.scale = torch.nn.Buffer(weight.abs().mean(1))
-        self.signs = torch.nn.Buffer((weight / self.scale[:, None]).round().clamp(-1, 1).to(torch.int8))
+        signs = (weight / self.scale[:, None]).round().clamp(-1, 1)
+        self.signs = torch.nn.Buffer(signs.to(torch.int8))
         self.bias = bias
 
     def forward(self, x):
@@ -48,7 +50,11 @@ def test_a_method_of_ones_own_runs_in_the_engine(
         assert loaded.quantized_layers == loaded.config.num_layers + 1
         down = loaded.model.model.layers[0].mlp.down_proj
         rows, columns = down.signs.shape
-        assert loaded.linear_bytes == loaded.linear_bytes_16bit - loaded.config.num_layers * rows * (
-            columns - 2
+        assert (
+            loaded.linear_bytes
+            == loaded.linear_bytes_16bit - loaded.config.num_layers * rows * (columns - 2)
         )
-        assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
+        assert (
+            len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))[0].outputs[0].token_ids)
+            == 4
+        )

@@ -1,4 +1,5 @@
-"""Triton's products with quantised weights: in the interpreter where there is no GPU, on the GPU where there is one."""
+"""Triton's products with quantised weights: in the interpreter where there is no GPU, on the GPU
+where there is one."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def stored(layer: nn.Module) -> Tensor:
     state = layer.state
     scales = single_scales(layer.library.functional, state).double()
     codes = torch.cat((layer.codes >> 4, layer.codes & 15), 1).int()
-    return (state.code.double()[codes].view(-1, state.blocksize) * scales[:, None]).view(state.shape)
+    return (state.code.double()[codes].view(-1, state.blocksize) * scales[:, None]).view(
+        state.shape
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -90,7 +93,9 @@ def test_error_is_at_most_twice_that_of_the_converted_weight(name: str, dtype: s
 
 @pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
 @torch.inference_mode()
-def test_the_kernel_runs_up_to_its_rows_and_no_further(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_runs_up_to_its_rows_and_no_further(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[int] = []
     for kernel in ("whole_product", "int4_product", "nf4_product"):
         monkeypatch.setattr(
@@ -158,7 +163,9 @@ def test_plain_layers_take_it_too(
     ]
     seen, logits = [], []
     for kernel in ("torch", "triton"):
-        config = compose([*knobs, f"runtime.device={DEVICE.type}", f"runtime.linear_kernel={kernel}"])
+        config = compose(
+            [*knobs, f"runtime.device={DEVICE.type}", f"runtime.linear_kernel={kernel}"]
+        )
         with closing(MinivllmEngine(config)) as engine:
             seen.append(engine.liveness()["quant"]["kernels"])
             logits.append(sequence_logits(engine.engine, [5, 6, 7]))
@@ -166,7 +173,9 @@ def test_plain_layers_take_it_too(
     assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 0.01
 
 
-def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(common, "INTERPRETED", False)
     weight = torch.randn(64, 128).bfloat16()
     with pytest.raises(BadInput, match=r"quant.kernel=triton needs a GPU.*quant.kernel=torch"):
@@ -192,7 +201,8 @@ def layer_and_input(rows: int, outputs: int, inputs: int, name: str) -> tuple[nn
 
 
 class Ends:
-    """How products end from now on: `later` is that of their cuts, if not None. Their memory is NaN first."""
+    """How products end from now on: `later` is that of their cuts, if not None. Their memory is NaN
+    first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.later: bool | None = None
@@ -230,7 +240,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
 @pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
 @torch.inference_mode()
 def test_the_last_program_adds_what_a_kernel_of_its_own_adds(name: str, ends: Ends) -> None:
-    """To the bit, with rows and outputs that fill no tile; and it leaves the counters as it found them."""
+    """To the bit, with rows and outputs that fill no tile; and it leaves the counters as it found
+    them."""
     for rows in (1, 3, 8):
         layer, x = layer_and_input(rows, 96, 448, name)
         outs = []
@@ -244,7 +255,9 @@ def test_the_last_program_adds_what_a_kernel_of_its_own_adds(name: str, ends: En
 
 @pytest.mark.parametrize("name", ["plain", "int8", "int4", "nf4"])
 @torch.inference_mode()
-def test_one_part_is_the_sum_of_its_parts(name: str, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_part_is_the_sum_of_its_parts(
+    name: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A product of one part rounds as the sum of one part would: the program's end is the same."""
     layer, x = layer_and_input(5, 96, {"int4": 32, "nf4": 64}.get(name, 128), name)
     whole = layer(x)
@@ -264,7 +277,9 @@ def test_one_part_is_the_sum_of_its_parts(name: str, ends: Ends, monkeypatch: py
 
 
 @torch.inference_mode()
-def test_parts_beyond_those_fetched_at_once_are_added(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_beyond_those_fetched_at_once_are_added(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "INTERPRETED", False)  # which cuts into few
     layer, x = layer_and_input(2, 64, 64 * 19, "nf4")
     for ends.later in (False, True):

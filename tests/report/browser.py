@@ -1,4 +1,5 @@
-"""A page in headless Chromium, over its debugging protocol: what it drew, and what it complained about."""
+"""A page in headless Chromium, over its debugging protocol: what it drew, and what it complained
+about."""
 
 from __future__ import annotations
 
@@ -13,17 +14,21 @@ from typing import Any
 
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "google-chrome", "chrome") if (path := which(name))), None
+)
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --remote-debugging-port=0"
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--remote-debugging-port=0"
 )
 PATIENCE_S = 120.0
 COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 def visit(page: Path, profile: Path, done: str, width: int = 390) -> tuple[Any, list[str]]:
-    """Open a page, wait until it has loaded and the expression `done` is true; return that with its errors.
+    """Open a page, wait until it has loaded and the expression `done` is true; return that with its
+    errors.
 
     Args:
         page: the file.
@@ -54,18 +59,23 @@ async def _visit(url: str, port_file: Path, done: str) -> tuple[Any, list[str]]:
     for method in ("Runtime.enable", "Log.enable", "Page.enable"):
         await _call(socket, errors, method)
     await _call(socket, errors, "Page.navigate", url=url)
-    # An expression asked for while the page is read would see elements whose scripts have not run yet.
+    # An expression asked for while the page is read would see elements whose scripts have not run
+    # yet.
     loaded = f"location.href !== 'about:blank' && document.readyState === 'complete' && ({done})"
     value = None
     while not value and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
-        found = await _call(socket, errors, "Runtime.evaluate", expression=loaded, returnByValue=True)
+        found = await _call(
+            socket, errors, "Runtime.evaluate", expression=loaded, returnByValue=True
+        )
         value = found["result"].get("value")
     socket.close()
     return value, errors
 
 
-async def _call(socket: WebSocketClientConnection, errors: list[str], method: str, **params: Any) -> Any:
+async def _call(
+    socket: WebSocketClientConnection, errors: list[str], method: str, **params: Any
+) -> Any:
     """Send a command and return its result; errors of the page that arrive meanwhile are noted."""
     await socket.write_message(json.dumps({"id": 1, "method": method, "params": params}))
     while True:
@@ -73,7 +83,10 @@ async def _call(socket: WebSocketClientConnection, errors: list[str], method: st
         assert text is not None, "the browser is gone"
         message = json.loads(text)
         complaint = message.get("params", {})
-        if message.get("method") == "Runtime.consoleAPICalled" and complaint["type"] in ("error", "assert"):
+        if message.get("method") == "Runtime.consoleAPICalled" and complaint["type"] in (
+            "error",
+            "assert",
+        ):
             errors.append(str(complaint["args"]))
         elif message.get("method") == COMPLAINTS[0] or (
             message.get("method") == COMPLAINTS[1] and complaint["entry"]["level"] == "error"

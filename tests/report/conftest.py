@@ -17,5 +17,6 @@ def sweep(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the figures, which take most of the time, where a test reads words and numbers only."""
+    """Leave out the figures, which take most of the time, where a test reads words and numbers
+    only."""
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])

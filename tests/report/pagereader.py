@@ -45,7 +45,9 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def attributes(self, tag: str, name: str) -> list[str]:
-        return [attrs.get(name) or "" for found, attrs in self.tags if found == tag and name in attrs]
+        return [
+            attrs.get(name) or "" for found, attrs in self.tags if found == tag and name in attrs
+        ]
 
 
 def table(out: Path) -> dict[str, dict[str, str]]:

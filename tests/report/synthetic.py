@@ -102,7 +102,12 @@ def make_record(
             "threads": 2,
             "seed": 0,
             "cpu": {"model": "AMD EPYC 7R13", "physical_cores": 2, "usable_cores": 2},
-            "packages": {"python": "3.11.9", "torch": "2.13.0", "bitsandbytes": "0.50.2", "vllm": None},
+            "packages": {
+                "python": "3.11.9",
+                "torch": "2.13.0",
+                "bitsandbytes": "0.50.2",
+                "vllm": None,
+            },
             "started_at": f"2025-03-04T10:{10 * block + index:02d}:07+0000",
         },
         cold=Cold(load_s=3.4, first_batch_s=0.8),
@@ -168,7 +173,12 @@ def failed(record: Record, status: str, kind: str, message: str, log: str = "") 
     """The record that is left when the cell did not end well: no figures."""
     record.status, record.error = status, Failure(kind, message, log)
     record.metrics, record.memory, record.energy = Metrics(), Memory(), Energy()
-    record.roofline, record.breakdown, record.cold, record.liveness = Roofline(), Breakdown(), Cold(), {}
+    record.roofline, record.breakdown, record.cold, record.liveness = (
+        Roofline(),
+        Breakdown(),
+        Cold(),
+        {},
+    )
     record.weights = record.attention_backend = None
     if status == "invalid":
         record.validity = Validity(False, [message])
@@ -240,7 +250,11 @@ def make_sweep(blocks: int = 3) -> list[Record]:
         for index, (quant, batching) in enumerate(cells):
             record = make_record(quant, batching, block, index)
             if index == 5:
-                log = "loading weights\n" + "\n".join(f"step {i} <ok>" for i in range(30)) + "\nMemoryError"
+                log = (
+                    "loading weights\n"
+                    + "\n".join(f"step {i} <ok>" for i in range(30))
+                    + ("\nMemoryError")
+                )
                 record = failed(
                     record, "oom", "MemoryError", "resident memory passed the limit of 2.0 GB", log
                 )

@@ -13,7 +13,9 @@ from tests.report.synthetic import make_record, write
 def report(tmp_path: Path, name: str, day: int) -> None:
     record = make_record(sweep=name, run_id=name)
     record.provenance["started_at"] = f"2025-03-0{day}T10:00:00+0000"
-    build_report(write(tmp_path / "runs" / name, [record], parquet=False), tmp_path / "reports" / name)
+    build_report(
+        write(tmp_path / "runs" / name, [record], parquet=False), tmp_path / "reports" / name
+    )
 
 
 def test_every_report_is_listed_with_its_verdict(tmp_path: Path, without_figures: None) -> None:
@@ -29,7 +31,9 @@ def test_every_report_is_listed_with_its_verdict(tmp_path: Path, without_figures
     assert order == sorted(order) and "<img" not in page.source and "other" in page.text
     assert page.text.count("output tokens/s") == 3 and "2025-03-03 10:00" in page.text
     links = page.attributes("a", "href")
-    assert "first/index.html" in links and len(links) == 4 and all("<" not in link for link in links)
+    assert (
+        "first/index.html" in links and len(links) == 4 and all("<" not in link for link in links)
+    )
     assert rebuild(tmp_path / "reports") == listed  # its own page is replaced
 
 

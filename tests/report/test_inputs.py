@@ -1,4 +1,5 @@
-"""Whatever one record or table has become, a report is made of the others, and names what is damaged."""
+"""Whatever one record or table has become, a report is made of the others, and names what is
+damaged."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def as_parquet(table: pyarrow.Table) -> bytes:
 
 @cache
 def tables(study: str, index: int, name: str) -> st.SearchStrategy[bytes]:
-    """A table that is cut or has other bytes; or a whole one in which columns are gone, or hold something else."""
+    """A table that is cut or has other bytes; or a whole one in which columns are gone, or hold
+    something else."""
     content = files(study)[index][1][name]
     whole = pyarrow.parquet.read_table(io.BytesIO(content))
     odd: dict[str, Any] = {
@@ -66,15 +68,22 @@ def tables(study: str, index: int, name: str) -> st.SearchStrategy[bytes]:
     }
 
     def other(kinds: dict[str, str]) -> bytes:
-        columns = {column: whole[column] for column in whole.column_names if kinds.get(column) != "gone"}
-        return as_parquet(pyarrow.table(columns | {c: odd[k] for c, k in kinds.items() if k != "gone"}))
+        columns = {
+            column: whole[column] for column in whole.column_names if kinds.get(column) != "gone"
+        }
+        return as_parquet(
+            pyarrow.table(columns | {c: odd[k] for c, k in kinds.items() if k != "gone"})
+        )
 
-    kinds = st.dictionaries(st.sampled_from(whole.column_names), st.sampled_from([*odd, "gone"]), max_size=4)
+    kinds = st.dictionaries(
+        st.sampled_from(whole.column_names), st.sampled_from([*odd, "gone"]), max_size=4
+    )
     return kinds.map(other) | st.just(as_parquet(whole.slice(0, 0))) | damaged(content)
 
 
 def sweep(root: Path, study: str, data: st.DataObject, tables_too: bool) -> tuple[Path, int]:
-    """A study in which one record, and with `tables_too` one of its tables, is damaged; and how many records it has."""
+    """A study in which one record, and with `tables_too` one of its tables, is damaged; and how
+    many records it has."""
     place = root / "runs"
     shutil.rmtree(place, ignore_errors=True)
     index = data.draw(st.sampled_from([0, 5]))
@@ -95,7 +104,8 @@ def sweep(root: Path, study: str, data: st.DataObject, tables_too: bool) -> tupl
 
 @pytest.mark.fuzz("records")
 @settings(
-    max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=settings().max_examples // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(study=st.sampled_from(STUDIES), data=st.data())
 def test_a_damaged_record_is_one_of_many(tmp_path: Path, study: str, data: st.DataObject) -> None:
@@ -112,7 +122,8 @@ def test_a_damaged_record_is_one_of_many(tmp_path: Path, study: str, data: st.Da
 @pytest.mark.fuzz("records")
 @pytest.mark.usefixtures("without_figures")
 @settings(
-    max_examples=settings().max_examples // 25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=settings().max_examples // 25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(study=st.sampled_from(STUDIES), data=st.data())
 def test_a_page_is_made_of_what_is_whole(tmp_path: Path, study: str, data: st.DataObject) -> None:
@@ -136,9 +147,12 @@ def test_each_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     place = write(tmp_path, make_sweep())
     opened: list[str] = []
     low, high = os.open, open
-    monkeypatch.setattr(os, "open", lambda path, *args: (opened.append(str(path)), low(path, *args))[1])
     monkeypatch.setattr(
-        "builtins.open", lambda path, *args, **more: (opened.append(str(path)), high(path, *args, **more))[1]
+        os, "open", lambda path, *args: (opened.append(str(path)), low(path, *args))[1]
+    )
+    monkeypatch.setattr(
+        "builtins.open",
+        lambda path, *args, **more: (opened.append(str(path)), high(path, *args, **more))[1],
     )
     write_report(read(place), tmp_path / "page")
     read_files = sorted(path for path in opened if path.endswith("record.json"))

@@ -35,13 +35,14 @@ def predicted(quant: str = "nf4", index: int = 0, engine: dict[str, Any] = ROOFL
 def test_a_simulation_says_so_and_nothing_of_weights_devices_or_noise(tmp_path: Path) -> None:
     page, _ = build(tmp_path, [predicted(), predicted("int8", 1)])
     assert (
-        "Simulated: nothing was computed; times are those of a model of 3,350 GB/s and 600 TFLOP/s with 2 ms a step besides."
-        in page.text
+        "Simulated: nothing was computed; times are those of a model of 3,350 GB/s and 600 "
+        "TFLOP/s with 2 ms a step besides." in page.text
     )
     assert "Device simulated" in page.text and "Weights not loaded" in page.text
     assert "andom" not in page.text and "Device AMD" not in page.text
     assert "three blocks" not in page.text and "noise" not in page.text
-    assert "note simulated: step times from the roofline" in page.text  # the other note is still there
+    # the other note is still there
+    assert "note simulated: step times from the roofline" in page.text
 
 
 def test_fitted_times_name_their_records(tmp_path: Path) -> None:
@@ -52,7 +53,10 @@ def test_fitted_times_name_their_records(tmp_path: Path) -> None:
 def test_a_page_of_both_says_which_is_which(tmp_path: Path) -> None:
     page, _ = build(tmp_path, [make_record(), predicted("int8", 1)])
     assert "Partly simulated: in the 1 cell with engine=simulated nothing was computed" in page.text
-    assert "The other cells were measured." in page.text and "Random weights in some cells." in page.text
+    assert (
+        "The other cells were measured." in page.text
+        and "Random weights in some cells." in page.text
+    )
     assert "Device AMD EPYC 7R13 and simulated" in page.text
     assert "Some cells were measured once, so there is no interval" in page.text
 
@@ -73,6 +77,9 @@ def test_random_weights_of_measured_cells_are_told_as_before(tmp_path: Path) -> 
 
 def test_the_terminal_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert conclude(write(tmp_path / "runs", [predicted()]), tmp_path / "out", {})
-    assert "Simulated: nothing was computed; times are those of a model of 3,350" in capsys.readouterr().out
+    assert (
+        "Simulated: nothing was computed; times are those of a model of 3,350"
+        in capsys.readouterr().out
+    )
     assert conclude(write(tmp_path / "others", [make_record()]), tmp_path / "out", {})
     assert "imulated" not in capsys.readouterr().out

@@ -26,10 +26,13 @@ from minivllm.tasks.report import run
 
 RUNS = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "runs"
 POISSON = RUNS / "batching.tar.xz"
-SMOKE = next(p for p in record_files(RUNS / "tiny-quality.tar.xz") if "bf16" in str(p)).parent  # 16 requests
+# 16 requests
+SMOKE = next(p for p in record_files(RUNS / "tiny-quality.tar.xz") if "bf16" in str(p)).parent
 
 
-@pytest.mark.parametrize(("p", "least"), [(50, 2), (90, 10), (99, 100), (99.5, 200), (99.9, 1000), (0.1, 2)])
+@pytest.mark.parametrize(
+    ("p", "least"), [(50, 2), (90, 10), (99, 100), (99.5, 200), (99.9, 1000), (0.1, 2)]
+)
 def test_how_many_samples_a_percentile_takes(p: float, least: int) -> None:
     assert fewest(p) == least
 
@@ -49,23 +52,36 @@ def test_what_is_worked_out_from_requests_is_what_a_record_has(place: Path) -> N
 
 def test_tables_have_those_that_were_asked_for(tmp_path: Path) -> None:
     material, usual = read(SMOKE, asked=[90, 75.5, 99]), read(SMOKE)
-    heads = [str(column.header).split("\n")[0] for column in next(terminal_tables(material, [])).columns]
+    heads = [
+        str(column.header).split("\n")[0] for column in next(terminal_tables(material, [])).columns
+    ]
     assert heads[2:10] == [
-        *("Output", "TTFT p90", "TTFT p75.5", "ITL p90", "ITL p75.5", "ITL p99", "TPOT p90", "TPOT p75.5"),
+        *(
+            "Output",
+            "TTFT p90",
+            "TTFT p75.5",
+            "ITL p90",
+            "ITL p75.5",
+            "ITL p99",
+            "TPOT p90",
+            "TPOT p75.5",
+        ),
     ]
     assert "E2E p75.5 (ms)" in markdown_text(material.cells, material.columns)
     shown = section(material.cells, tmp_path, material.columns)
     assert "TTFT p50" not in [column.title for column in shown["columns"]]
     assert (
         shown["absent"][0]
-        == "TTFT p99, TPOT p99 and E2E p99: at least 100 requests a block are needed, there were 16."
+        == "TTFT p99, TPOT p99 and E2E p99: at least 100 requests a block are needed, there "
+        "were 16."
     )
     assert too_few(material.cells, material.columns) == shown["absent"][:1]
     head, line = csv.reader(csv_text(material.cells, material.columns).splitlines())
     before = csv_text(usual.cells).splitlines()[0].split(",")
     assert head[: len(before)] == before and "metrics.tpot_ms.p75.5" in head[len(before) :]
     assert (
-        float(line[head.index("metrics.tpot_ms.p75.5")]) > 0 and line[head.index("metrics.e2e_ms.p99")] == ""
+        float(line[head.index("metrics.tpot_ms.p75.5")]) > 0
+        and line[head.index("metrics.e2e_ms.p99")] == ""
     )
     assert columns([]) is COLUMNS and usual.columns is COLUMNS
 
@@ -87,7 +103,9 @@ def test_without_its_requests_a_record_has_what_it_has(tmp_path: Path) -> None:
     assert found["metrics.ttft_ms.p50"] and found["metrics.ttft_ms.p80"] == ""
 
 
-@pytest.mark.parametrize("value", ["[0]", "[100]", "[p99]", "[50,50]", "[1,2,3,4,5,6]", "[99.9999]", "[-1]"])
+@pytest.mark.parametrize(
+    "value", ["[0]", "[100]", "[p99]", "[50,50]", "[1,2,3,4,5,6]", "[99.9999]", "[-1]"]
+)
 def test_what_is_no_percentile_is_refused(value: str) -> None:
     with pytest.raises(BadInput, match=r"report\.percentiles"):
         compose([f"report.percentiles={value}"])

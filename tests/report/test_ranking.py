@@ -1,4 +1,5 @@
-"""The headline compares what can be compared: throughput, or latency where arrivals set the throughput."""
+"""The headline compares what can be compared: throughput, or latency where arrivals set the
+throughput."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from minivllm.report.verdict import verdict
 from tests.report.synthetic import failed, make_record, write
 
 
-def arrived(arm: str, ttft_ms: float | None, block: int = 0, rate: float = 4.0, **metrics: Any) -> Record:
+def arrived(
+    arm: str, ttft_ms: float | None, block: int = 0, rate: float = 4.0, **metrics: Any
+) -> Record:
     """A cell whose requests came at a rate."""
     known = Percentiles(p50=ttft_ms) if ttft_ms is not None else Percentiles()
     record = make_record(
@@ -37,7 +40,9 @@ def cells_of(tmp_path: Path, *records: Record) -> list[Cell]:
 
 
 def test_latencies_are_compared_where_a_rate_was_set(tmp_path: Path) -> None:
-    said = verdict(cells_of(tmp_path, arrived("a", 2590.0), arrived("b", 30.6), arrived("c", 100.0)))
+    said = verdict(
+        cells_of(tmp_path, arrived("a", 2590.0), arrived("b", 30.6), arrived("c", 100.0))
+    )
     assert said.headline == "Lowest TTFT p50: knob=b, 30.6 ms, against 2,590 ms of knob=a."
     assert not any("tokens/s" in line and "compare latencies" not in line for line in said.lines)
     first = verdict(cells_of(tmp_path / "first", arrived("a", 30.6), arrived("b", 12_590.0)))
@@ -46,11 +51,15 @@ def test_latencies_are_compared_where_a_rate_was_set(tmp_path: Path) -> None:
 
 
 def test_the_baseline_is_told_where_it_is_neither(tmp_path: Path) -> None:
-    said = verdict(cells_of(tmp_path, arrived("a", 100.0), arrived("b", 30.6), arrived("c", 2590.0)))
+    said = verdict(
+        cells_of(tmp_path, arrived("a", 100.0), arrived("b", 30.6), arrived("c", 2590.0))
+    )
     assert said.lines[0] == "The first cell (knob=a) had 100 ms."
     lost = failed(arrived("a", 100.0), "oom", "OutOfMemory", "no room")
     said = verdict(cells_of(tmp_path / "lost", lost, arrived("b", 30.6), arrived("c", 2590.0)))
-    assert said.lines[0] == "The first cell (knob=a) failed, so there is no baseline to compare with."
+    assert (
+        said.lines[0] == "The first cell (knob=a) failed, so there is no baseline to compare with."
+    )
 
 
 def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
@@ -77,7 +86,9 @@ def test_what_did_other_work_is_not_called_inseparable(
         ("devices", {"provenance": {"device": {"name": "another"}}}),
     ):
         records = [
-            make_record("int8", "sequential", block, index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            make_record(
+                "int8", "sequential", block, index, cell_id=f"c{index}", run_id=f"{index}{block}"
+            )
             for index in range(2)
             for block in range(3)
         ]
@@ -85,7 +96,11 @@ def test_what_did_other_work_is_not_called_inseparable(
             record.config["batching"]["knob"] = record.cell_id
             if record.cell_id == "c1":
                 for key, value in changes.items():
-                    setattr(record, key, {**record.provenance, **value} if key == "provenance" else value)
+                    setattr(
+                        record,
+                        key,
+                        {**record.provenance, **value} if key == "provenance" else value,
+                    )
         folder = write(tmp_path / name, records, parquet=False)
         said = verdict(gather(read_rows(folder)[0])).lines
         assert any("no ratio" in line for line in said) is (name != "alike")
@@ -97,24 +112,36 @@ def test_what_did_other_work_is_not_called_inseparable(
 
 def test_a_tie_of_two_that_did_the_same_is_told_beside_cells_that_did_not(tmp_path: Path) -> None:
     records = []
-    for index, (work, figures) in enumerate((("x", (9.0, 9.4)), ("x", (9.2, 9.5)), ("y", (5.0, 5.1)))):
+    for index, (work, figures) in enumerate(
+        (("x", (9.0, 9.4)), ("x", (9.2, 9.5)), ("y", (5.0, 5.1)))
+    ):
         for block, figure in enumerate(figures):
-            record = make_record(block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            record = make_record(
+                block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}"
+            )
             record.workload_hash, record.metrics.output_tokens_per_s = work, figure
             record.config["batching"]["knob"] = f"c{index}"
             records.append(record)
     said = verdict(cells_of(tmp_path, *records))
-    assert said.headline == "Fastest: knob=c1 at 9.35 output tokens/s, not separated from knob=c0 at 9.20."
+    assert (
+        said.headline
+        == "Fastest: knob=c1 at 9.35 output tokens/s, not separated from knob=c0 at 9.20."
+    )
     lines = said.lines
     assert any("different workloads" in line for line in lines)
-    assert "Not separated: knob=c1 and knob=c0, the fastest two, whose ranges over blocks overlap." in lines
+    assert (
+        "Not separated: knob=c1 and knob=c0, the fastest two, whose ranges over blocks overlap."
+        in lines
+    )
 
 
 def test_a_tie_is_no_reason_to_hide_that_a_third_is_slower(tmp_path: Path) -> None:
     records = []
     for index, figures in enumerate(((9.0, 9.4), (9.2, 9.5), (5.0, 5.1))):
         for block, figure in enumerate(figures):
-            record = make_record(block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}")
+            record = make_record(
+                block=block, index=index, cell_id=f"c{index}", run_id=f"{index}{block}"
+            )
             record.metrics.output_tokens_per_s = figure
             record.config["batching"]["knob"] = f"c{index}"
             records.append(record)
@@ -141,7 +168,9 @@ def test_other_rates_are_not_held_against_each_other(tmp_path: Path) -> None:
 
 
 def test_without_ttft_it_is_the_whole_time_and_without_any_the_throughput(tmp_path: Path) -> None:
-    whole = [arrived(arm, None, e2e_ms=Percentiles(p50=ms)) for arm, ms in (("a", 900.0), ("b", 500.0))]
+    whole = [
+        arrived(arm, None, e2e_ms=Percentiles(p50=ms)) for arm, ms in (("a", 900.0), ("b", 500.0))
+    ]
     said = verdict(cells_of(tmp_path, *whole))
     assert said.headline == "Lowest E2E p50: knob=b, 500 ms, against 900 ms of knob=a."
     said = verdict(cells_of(tmp_path / "none", arrived("a", None), arrived("b", None)))
@@ -149,7 +178,12 @@ def test_without_ttft_it_is_the_whole_time_and_without_any_the_throughput(tmp_pa
 
 
 def test_a_ratio_is_coloured_where_no_blocks_meet(tmp_path: Path) -> None:
-    speeds = {"first": (100.0, 104.0), "more": (120.0, 125.0), "less": (90.0, 95.0), "alike": (103.0, 110.0)}
+    speeds = {
+        "first": (100.0, 104.0),
+        "more": (120.0, 125.0),
+        "less": (90.0, 95.0),
+        "alike": (103.0, 110.0),
+    }
     records = []
     for arm, figures in speeds.items():
         for block, speed in enumerate(figures):

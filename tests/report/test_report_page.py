@@ -20,7 +20,9 @@ from tests.report.synthetic import counted, failed, make_record, make_sweep
 def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -> None:
     page = Page(build_report(sweep, tmp_path / "out"))
     sources = (
-        page.attributes("img", "src") + page.attributes("script", "src") + page.attributes("link", "href")
+        page.attributes("img", "src")
+        + page.attributes("script", "src")
+        + page.attributes("link", "href")
     )
     assert len(page.attributes("img", "src")) == 7
     assert all(source.startswith("data:") for source in sources)
@@ -47,7 +49,11 @@ def test_links_resolve_and_name_the_records(sweep: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])
 def test_nothing_but_one_failure_still_gives_a_report(tmp_path: Path, status: str) -> None:
     record = failed(
-        make_record(), status, "SomeError", "it <b>went</b> wrong & badly", "first line\nlast <line>"
+        make_record(),
+        status,
+        "SomeError",
+        "it <b>went</b> wrong & badly",
+        "first line\nlast <line>",
     )
     page, out = build(tmp_path, [record])
     assert "failed: there is nothing to compare" in page.text
@@ -71,7 +77,9 @@ def test_a_torn_parquet_file_does_not_cost_the_report(sweep: Path, tmp_path: Pat
 
 
 def test_timelines_are_capped_and_say_so(tmp_path: Path) -> None:
-    records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(14)]
+    records = [
+        make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(14)
+    ]
     page, _ = build(tmp_path, records)
     assert "Shown: 8 of 14 finished cells" in page.text
 
@@ -82,7 +90,9 @@ def test_a_record_leads_to_the_operations_of_its_trace(sweep: Path, tmp_path: Pa
     traced.write_text("| operation |")
     out = tmp_path / "out"
     links = Page(build_report(sweep, out)).attributes("a", "href")
-    assert [(out / unquote(link)).resolve() for link in links if link.endswith(OPERATIONS)] == [traced]
+    assert [(out / unquote(link)).resolve() for link in links if link.endswith(OPERATIONS)] == [
+        traced
+    ]
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -121,7 +131,10 @@ def test_a_thousand_records_are_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Path) -> None:
     index = build_report(sweep, tmp_path / "out")
-    drawn = "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && place.querySelector('.bk-Figure, .bk-Column'))"
+    drawn = (
+        "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && "
+        "place.querySelector('.bk-Figure, .bk-Column'))"
+    )
     found, errors = visit(
         index, tmp_path / "profile", f"{drawn} && document.querySelectorAll('.drawing').length"
     )
@@ -129,17 +142,24 @@ def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(sweep: Path, tmp_path: Path) -> None:
+def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
+    sweep: Path, tmp_path: Path
+) -> None:
     index = build_report(sweep, tmp_path / "out")
     box, card = (
         "document.querySelector('#results .scroll')",
         "document.querySelector('#figure-throughput .card')",
     )
     cut = f"document.documentElement.scrollWidth <= innerWidth && {box}.matches('.cut')"
-    seen = f"[getComputedStyle({box}).backgroundAttachment, getComputedStyle({box}, '::after').content]"
+    seen = (
+        f"[getComputedStyle({box}).backgroundAttachment, getComputedStyle({box}, "
+        "'::after').content]"
+    )
     bars = f"[{card}.scrollWidth <= {card}.clientWidth, {card}.querySelector('img').currentSrc]"
     (shadows, hint, whole, source), errors = visit(
-        index, tmp_path / "phone", f"{cut} && {card}.querySelector('img').complete && [...{seen}, ...{bars}]"
+        index,
+        tmp_path / "phone",
+        f"{cut} && {card}.querySelector('img').complete && [...{seen}, ...{bars}]",
     )
     assert shadows == "local, local, scroll, scroll" and "scroll sideways" in hint and errors == []
     narrow = base64.b64decode(source.partition(",")[2]).decode()
@@ -150,17 +170,26 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(sweep: Path, t
 def test_the_table_of_results_has_room_in_its_column(sweep: Path, tmp_path: Path) -> None:
     index = build_report(sweep, tmp_path / "out")
     place = "document.querySelector('#results .scroll')"
-    inside = f"{place}.getBoundingClientRect().right <= document.querySelector('main').getBoundingClientRect().right"
-    found, errors = visit(index, tmp_path / "profile", f"[!{place}.matches('.cut'), {inside}]", width=1400)
+    inside = (
+        f"{place}.getBoundingClientRect().right <= "
+        "document.querySelector('main').getBoundingClientRect().right"
+    )
+    found, errors = visit(
+        index, tmp_path / "profile", f"[!{place}.matches('.cut'), {inside}]", width=1400
+    )
     assert found == [True, True] and errors == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_figures_are_seen_before_they_are_drawn_and_without_scripts(sweep: Path, tmp_path: Path) -> None:
+def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
+    sweep: Path, tmp_path: Path
+) -> None:
     index = build_report(sweep, tmp_path / "out")
     still = tmp_path / "still.html"
     still.write_text(re.sub(r"<script.*?</script>", "", index.read_text(), flags=re.S))
-    images = "[...document.images].map((i) => i.complete && i.naturalWidth > 100 && i.offsetWidth > 100)"
+    images = (
+        "[...document.images].map((i) => i.complete && i.naturalWidth > 100 && i.offsetWidth > 100)"
+    )
     for page in (index, still):
         at_once = f"scrollY === 0 && document.images.length > 6 && {images}"
         found, errors = visit(page, tmp_path / page.stem, at_once)
@@ -175,7 +204,9 @@ def test_a_phone_is_given_pictures_of_its_own(sweep: Path, tmp_path: Path) -> No
     still = tmp_path / "still.html"
     still.write_text(re.sub(r"<script.*?</script>", "", index.read_text(), flags=re.S))
     images = "[...document.querySelectorAll('.static img')]"
-    ready = f"{images}.every((i) => i.complete) && {images}.map((i) => i.naturalWidth / i.offsetWidth)"
+    ready = (
+        f"{images}.every((i) => i.complete) && {images}.map((i) => i.naturalWidth / i.offsetWidth)"
+    )
     scales, errors = visit(still, tmp_path / "phone", ready, width=390)
     assert len(scales) == 3 and max(scales) < 2 and errors == []
 
@@ -184,7 +215,9 @@ def test_a_phone_is_given_pictures_of_its_own(sweep: Path, tmp_path: Path) -> No
 def test_the_glossary_is_closed_but_on_paper(sweep: Path, tmp_path: Path) -> None:
     index = build_report(sweep, tmp_path / "out")
     tall = "document.querySelector('#glossary').offsetHeight"
-    printing = f"const closed = {tall}; dispatchEvent(new Event('beforeprint')); const printed = {tall};"
+    printing = (
+        f"const closed = {tall}; dispatchEvent(new Event('beforeprint')); const printed = {tall};"
+    )
     after = f"dispatchEvent(new Event('afterprint')); return [closed, printed, {tall}]"
     heights, _ = visit(index, tmp_path / "profile", f"(() => {{ {printing} {after} }})()")
     assert heights[0] == heights[2] < 200 and heights[1] > 1000
@@ -197,7 +230,9 @@ def test_the_glossary_is_closed_but_on_paper(sweep: Path, tmp_path: Path) -> Non
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_a_browsers_complaint_is_heard(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text("<script>console.error('one'); nothing.here()</script><script>window.over = 1</script>")
+    page.write_text(
+        "<script>console.error('one'); nothing.here()</script><script>window.over = 1</script>"
+    )
     found, errors = visit(page, tmp_path / "profile", "window.over")
     assert found == 1 and "one" in errors[0] and "nothing is not defined" in str(errors)
 

@@ -74,7 +74,8 @@ def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
 
 
 def test_throughput_that_the_arrivals_set_is_no_ratio(tmp_path: Path) -> None:
-    """Twice the requests a second are twice the tokens a second: terminal, Markdown and page say nothing of it."""
+    """Twice the requests a second are twice the tokens a second: terminal, Markdown and page say
+    nothing of it."""
 
     def tables(**rates: float) -> list[str]:
         records = [make_record(quant, index=i) for i, quant in enumerate(rates)]
@@ -83,7 +84,11 @@ def test_throughput_that_the_arrivals_set_is_no_ratio(tmp_path: Path) -> None:
             record.config["arrival"] = {"rate": rate}
         root = write(tmp_path / "-".join(map(str, rates.values())), records)
         page = build_report(root, root / "out").read_text()
-        return [rendered(summary_table(read(root).cells)), (root / "out" / "table.md").read_text(), page]
+        return [
+            rendered(summary_table(read(root).cells)),
+            (root / "out" / "table.md").read_text(),
+            page,
+        ]
 
     assert not any("× first" in text for text in tables(fp16=1, int8=2))
     assert all("× first" in text for text in tables(fp16=2, int8=2))
@@ -111,7 +116,8 @@ def test_arms_of_an_ablation_are_named_and_not_told_by_their_knobs(tmp_path: Pat
 
 def test_a_knob_that_changes_no_number_is_no_column(tmp_path: Path) -> None:
     records = [
-        make_record(batching=batching, index=i) for i, batching in enumerate(("continuous", "sequential"))
+        make_record(batching=batching, index=i)
+        for i, batching in enumerate(("continuous", "sequential"))
     ]
     for i, record in enumerate(records):
         record.config["runtime"] = {"profile": bool(i), "threads": i + 1}
@@ -148,12 +154,15 @@ def test_every_version_is_told(tmp_path: Path) -> None:
     records[1].provenance = {**records[1].provenance, "packages": packages, "peer_packages": peers}
     rows = read_rows(write(tmp_path / "runs", records))[0]
     facts = dict(provenance(rows, gather(rows), tmp_path)["facts"])
-    assert facts["Packages"].startswith("python 3.11.9, torch 2.13.0 and 2.14.0, bitsandbytes 0.50.2")
+    assert facts["Packages"].startswith(
+        "python 3.11.9, torch 2.13.0 and 2.14.0, bitsandbytes 0.50.2"
+    )
     assert facts["Peer's packages"] == "vllm 0.32.0"
 
 
 def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) -> None:
-    """With a trace, say. Another host's block is another one, and quality alone adds to the speed that is there."""
+    """With a trace, say. Another host's block is another one, and quality alone adds to the speed
+    that is there."""
     old, new, there, alone = (make_record(index=i, run_id=f"{9 - i}run") for i in range(4))
     there.provenance = {**there.provenance, "host": "bench-2"}
     alone.config["task"] = {"_target_": QUALITY_TASK}
@@ -164,7 +173,9 @@ def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) ->
 
 
 def test_markdown_is_one_table_with_escaped_cells(tmp_path: Path) -> None:
-    records = [make_record(arm=f"a|{i}", cell_id=f"c{i}", run_id=f"r{i}", index=i) for i in range(2)]
+    records = [
+        make_record(arm=f"a|{i}", cell_id=f"c{i}", run_id=f"r{i}", index=i) for i in range(2)
+    ]
     build_report(write(tmp_path / "runs", records), tmp_path / "out")
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert len(lines) == 4
@@ -186,7 +197,9 @@ def test_a_table_for_a_readme_ends_and_says_where_the_rest_is(
     sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = read(sweep).cells
-    assert markdown_text(cells).count("\n") == 2 + len(cells) and "further" not in markdown_text(cells)
+    assert markdown_text(cells).count("\n") == 2 + len(cells) and "further" not in markdown_text(
+        cells
+    )
     monkeypatch.setattr("minivllm.report.tables.MAX_LINES", 4)
     assert markdown_text(cells).endswith(" |\n\n2 further cells are in table.csv.\n")
     assert markdown_text(cells).count("| ok |") == 4
@@ -203,7 +216,9 @@ def test_task_builds_from_paths_names_and_globs(
     assert find_runs(["*", sweep.name], sweep.parent) == [sweep]
     odd = sweep.parent.rename(sweep.parent.with_name("of[1]"))
     assert (
-        find_runs([sweep.name], odd) == find_runs(["*"], odd) == find_runs([str(odd / sweep.name)], tmp_path)
+        find_runs([sweep.name], odd)
+        == find_runs(["*"], odd)
+        == find_runs([str(odd / sweep.name)], tmp_path)
     )
 
 
@@ -227,7 +242,9 @@ def test_task_rebuilds_the_table_of_kernels_from_its_record(
     every = settings(tmp_path, runs=["*"], runs_dir=str(sweep.parent))
     assert run(every) == 0
     reports = tmp_path / "reports"
-    assert sorted(path.name for path in reports.iterdir()) == sorted(["index.html", "k", "other", sweep.name])
+    assert sorted(path.name for path in reports.iterdir()) == sorted(
+        ["index.html", "k", "other", sweep.name]
+    )
     assert f"table and plot: {reports / 'k'}\n" in capsys.readouterr().out
     for file in ("kernels.md", "kernels.csv"):
         assert (reports / "k" / file).read_text() == (example / file).read_text()

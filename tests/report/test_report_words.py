@@ -32,7 +32,10 @@ def test_numbers_are_means_and_ranges_of_the_ok_blocks(sweep: Path, tmp_path: Pa
     build_report(sweep, out)
     rows = table(out)
     assert len(rows) == 6
-    values = [make_record("int8", "continuous", block, 3).metrics.output_tokens_per_s for block in range(3)]
+    values = [
+        make_record("int8", "continuous", block, 3).metrics.output_tokens_per_s
+        for block in range(3)
+    ]
     row = rows["int8 · continuous"]
     key = "metrics.output_tokens_per_s"
     assert float(row[key]) == pytest.approx(math.fsum(v or 0 for v in values) / 3)
@@ -57,9 +60,9 @@ def test_numbers_are_means_and_ranges_of_the_ok_blocks(sweep: Path, tmp_path: Pa
 
 def test_verdict_comes_first_and_says_what_the_records_say(sweep: Path, tmp_path: Path) -> None:
     text = Page(build_report(sweep, tmp_path / "out")).text
-    assert text.index("Fastest: int8 · continuous at 76.6 output tokens/s, 6.89× the slowest") < text.index(
-        "Results"
-    )
+    assert text.index(
+        "Fastest: int8 · continuous at 76.6 output tokens/s, 6.89× the slowest"
+    ) < text.index("Results")
     assert "Over 3 blocks the fastest had 75.7 to 77.6 tokens/s" in text
     assert "1 of 6 cells had failures: nf4 · continuous (oom)" in text
     assert "Random weights." in text
@@ -96,7 +99,10 @@ def test_different_workloads_get_no_ratio(tmp_path: Path) -> None:
 
 def test_different_rates_get_no_ratio(tmp_path: Path) -> None:
     """More requests a second are more tokens a second; no engine became faster."""
-    records = [make_record("fp16", "sequential", cell_id="a"), make_record("nf4", "sequential", index=1)]
+    records = [
+        make_record("fp16", "sequential", cell_id="a"),
+        make_record("nf4", "sequential", index=1),
+    ]
     for rate, record in enumerate(records, 1):
         record.config["choices"]["arrival"] = "poisson"
         record.config["arrival"] = {"rate": float(rate)}
@@ -114,13 +120,19 @@ def test_different_rates_get_no_ratio(tmp_path: Path) -> None:
 
 
 def test_the_first_cell_as_the_fastest_is_said_plainly(tmp_path: Path) -> None:
-    page, _ = build(tmp_path, [make_record("int8", "continuous"), make_record("int8", "sequential", index=1)])
+    page, _ = build(
+        tmp_path, [make_record("int8", "continuous"), make_record("int8", "sequential", index=1)]
+    )
     assert "nothing that was varied made it faster" in page.text
 
 
 def test_an_arm_that_could_not_be_composed_does_not_disturb_the_others(tmp_path: Path) -> None:
     broken = failed(
-        make_record(arm="typo", cell_id="", run_id="typo"), "invalid", "BadInput", "no option nf5", ""
+        make_record(arm="typo", cell_id="", run_id="typo"),
+        "invalid",
+        "BadInput",
+        "no option nf5",
+        "",
     )
     broken.config = {}
     page, out = build(tmp_path, [make_record("fp16"), make_record("int8", index=1), broken])
@@ -196,11 +208,17 @@ def test_a_knob_that_is_null_is_told_from_one_that_is_not_there(tmp_path: Path) 
 BUSY = "other processes used 98 % of a core on average during the window"
 
 
-def test_a_busy_machine_is_told_with_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_busy_machine_is_told_with_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     met = make_record("fp16", validity=Validity(True, [], [BUSY]))
     for name, second, who in (
         ("one", make_record("nf4", index=1), "fp16 was"),
-        ("both", make_record("nf4", index=1, validity=Validity(True, [], [BUSY])), "every cell was"),
+        (
+            "both",
+            make_record("nf4", index=1, validity=Validity(True, [], [BUSY])),
+            "every cell was",
+        ),
     ):
         folder = write(tmp_path / name, [met, second])
         assert conclude(folder, tmp_path / name / "out", {})
@@ -229,7 +247,9 @@ def test_threads_on_a_busy_cpu_are_told_what_to_do(
     assert advice in text if advice else "runtime.threads=" not in text
 
 
-def test_a_row_that_was_not_alone_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_was_not_alone_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On the page, in the terminal and in the table for a README."""
     met = make_record("fp16", validity=Validity(True, [], [BUSY]))
     folder = write(tmp_path / "runs", [met, make_record("nf4", index=1)])
@@ -237,7 +257,10 @@ def test_a_row_that_was_not_alone_is_marked(tmp_path: Path, capsys: pytest.Captu
     (marked,) = (line for line in capsys.readouterr().out.splitlines() if "ok, busy" in line)
     assert marked.split()[0] == "fp16"
     page = Page(tmp_path / "out" / "index.html")
-    assert "fp16 ok, busy" in page.text and "busy : other processes used the machine meanwhile" in page.text
+    assert (
+        "fp16 ok, busy" in page.text
+        and "busy : other processes used the machine meanwhile" in page.text
+    )
     assert page.text.count("ok, busy") == 2  # the row, and the record
     assert (tmp_path / "out" / "table.md").read_text().count("| fp16 | ok, busy |") == 1
     assert [row["status"] for row in table(tmp_path / "out").values()] == [
@@ -247,14 +270,19 @@ def test_a_row_that_was_not_alone_is_marked(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_what_each_request_was_is_told_where_all_are_alike(tmp_path: Path) -> None:
-    for last, said in ((32, "2 requests of 64 tokens in and 32 out"), (31, "2 requests, 128 tokens in and")):
+    for last, said in (
+        (32, "2 requests of 64 tokens in and 32 out"),
+        (31, "2 requests, 128 tokens in and"),
+    ):
         record = make_record()
         record.metrics.num_requests, record.metrics.input_tokens = 2, 128
         requests = [{"input_tokens": 64, "output_tokens": tokens} for tokens in (32, last)]
         write_record(tmp_path / str(last) / "s" / "r", record, requests=requests)
         page = Page(build_report(tmp_path / str(last), tmp_path / str(last) / "out"))
         assert said in page.text
-    assert "tokens in and 3,072 out in total" in build(tmp_path / "unknown", [make_record()])[0].text
+    assert (
+        "tokens in and 3,072 out in total" in build(tmp_path / "unknown", [make_record()])[0].text
+    )
 
 
 def test_the_length_of_the_window_is_in_the_table(tmp_path: Path) -> None:
@@ -276,7 +304,8 @@ def test_bandwidth_is_not_told_of_what_lies_in_the_cache(tmp_path: Path) -> None
         and f"MBU, where it is not shown: {reason}" in page.text
     )
     assert reason in page.attributes("td", "title")
-    assert table(out)["nf4"]["roofline.mbu"] == "0.334"  # what was recorded is in the file of all fields
+    # what was recorded is in the file of all fields
+    assert table(out)["nf4"]["roofline.mbu"] == "0.334"
     page, _ = build(tmp_path / "all", records[1:])
     assert "MBU %" not in page.text and reason in page.text
 
@@ -284,9 +313,13 @@ def test_bandwidth_is_not_told_of_what_lies_in_the_cache(tmp_path: Path) -> None
 def test_a_failure_is_told_once(tmp_path: Path) -> None:
     broken = failed(make_record("nf4", index=1), "oom", "OutOfMemory", "no room for the pool")
     broken.validity = Validity(False, ["oom: no room for the pool"])
-    doubted = make_record("int8", index=2, status="invalid", validity=Validity(False, ["lost tokens"]))
+    doubted = make_record(
+        "int8", index=2, status="invalid", validity=Validity(False, ["lost tokens"])
+    )
     page = Page(
-        build_report(write(tmp_path / "runs", [make_record("fp16"), broken, doubted]), tmp_path / "out")
+        build_report(
+            write(tmp_path / "runs", [make_record("fp16"), broken, doubted]), tmp_path / "out"
+        )
     )
     assert "no room for the pool" in page.text and "oom: no room" not in page.text
     assert "not valid lost tokens (int8)" in " ".join(page.text.split())
@@ -336,7 +369,8 @@ def test_what_cannot_be_read_is_named(sweep: Path, tmp_path: Path) -> None:
     broken[2].unlink()
     broken[3].write_bytes(broken[3].read_bytes()[:-8])
     assert read(sweep).warning == (
-        "1 unreadable record left out, 3 tables missing or torn: the report names them under Validity"
+        "1 unreadable record left out, 3 tables missing or torn: the report names them under "
+        "Validity"
     )
     text = Page(build_report(sweep, tmp_path / "out")).text
     assert all(str(path) in text for path in broken)
@@ -392,16 +426,22 @@ def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> 
 
 def test_the_report_never_imports_torch() -> None:
     code = "import sys, minivllm.report, minivllm.tasks.report; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2]
+    )
 
 
 def test_a_knob_is_judged_by_its_own_counter(tmp_path: Path) -> None:
-    """Prefix caching that looked prefixes up and found none has done nothing, though a counter moved."""
+    """Prefix caching that looked prefixes up and found none has done nothing, though a counter
+    moved."""
     base, arm = make_record("fp16", "sequential"), make_record("fp16", "sequential", index=1)
     arm.run_id, arm.cell_id, arm.arm = "b", "another", "cached"
     for record, caching in ((base, False), (arm, True)):
         record.config["cache"]["prefix_caching"] = caching
-        record.liveness["cache"] = {"prefix_tokens_looked_up": 900.0 * caching, "prefix_tokens_reused": 0.0}
+        record.liveness["cache"] = {
+            "prefix_tokens_looked_up": 900.0 * caching,
+            "prefix_tokens_reused": 0.0,
+        }
     page, _ = build(tmp_path, [base, arm])
     assert "Not live, so not a result: cache.prefix_caching=true" in page.text
     arm.liveness["cache"]["prefix_tokens_reused"] = 512.0
@@ -430,10 +470,14 @@ def test_runs_keep_the_order_in_which_they_are_given(tmp_path: Path) -> None:
     folders = [tmp_path / "runs" / name for name in ("z-before", "a-after")]
     for given in (folders, folders[::-1]):
         build_report(given, tmp_path / "out")
-        assert [row["sweep"] for row in table(tmp_path / "out").values()] == [folder.name for folder in given]
+        assert [row["sweep"] for row in table(tmp_path / "out").values()] == [
+            folder.name for folder in given
+        ]
 
 
-def test_a_table_that_ends_says_where_the_rest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_ends_says_where_the_rest_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six cells of three blocks where a table may have four rows."""
     for module in ("sections", "results", "provenance"):
         monkeypatch.setattr(f"minivllm.report.{module}.MAX_ROWS", 4)
@@ -441,7 +485,9 @@ def test_a_table_that_ends_says_where_the_rest_is(tmp_path: Path, monkeypatch: p
     assert "2 further rows are in table.csv." in page.text and len(table(out)) == 6
     assert "14 further records are in records.csv" in page.text and "Every record (18)" in page.text
     lines = (out / "records.csv").read_text().splitlines()
-    assert len(lines) == 19 and lines[0].startswith("label,run_id,block,status,metrics.output_tokens_per_s")
+    assert len(lines) == 19 and lines[0].startswith(
+        "label,run_id,block,status,metrics.output_tokens_per_s"
+    )
     links = {link for link in page.attributes("a", "href") if link.startswith("#records-")}
     assert links == {f"#records-{n}" for n in range(1, 5)}
     monkeypatch.undo()
@@ -450,6 +496,10 @@ def test_a_table_that_ends_says_where_the_rest_is(tmp_path: Path, monkeypatch: p
 
 
 def test_fields_that_differ_are_found_whatever_fields_there_are() -> None:
-    rows: list[dict[str, object]] = [{"a": 1, "b": [1]}, {"a": 1, "b": [1]}, {"b": [2], "a": 1, "c": None}]
+    rows: list[dict[str, object]] = [
+        {"a": 1, "b": [1]},
+        {"a": 1, "b": [1]},
+        {"b": [2], "a": 1, "c": None},
+    ]
     assert differing(rows) == {"b", "c"} and differing(rows[:2]) == set() == differing(rows[:1])
     assert distinct(rows, "b") == [[1], [2]] and distinct(rows, "a") == [1]

@@ -1,4 +1,5 @@
-"""What a record says is shown, and neither computed by a spreadsheet nor read as Markdown or HTML."""
+"""What a record says is shown, and neither computed by a spreadsheet nor read as Markdown or
+HTML."""
 
 from __future__ import annotations
 
@@ -61,14 +62,20 @@ def test_nothing_in_a_report_is_run(tmp_path: Path) -> None:
     records = [make_record("fp16"), make_record("int8", index=1)]
     for record in records:
         record.sweep = "=1+1"
-        record.config["model"]["path"] = record.provenance["host"] = EVIL + record.config["choices"]["quant"]
+        record.config["model"]["path"] = record.provenance["host"] = (
+            EVIL + record.config["choices"]["quant"]
+        )
     records.append(failed(make_record("nf4", index=2, sweep="=1+1"), "error", "Broken", EVIL))
     page, out = build(tmp_path, records, parquet=False)
     assert {row["sweep"] for row in table(out).values()} == {"'=1+1"}
     assert any(row["error.message"].startswith("'=1+1|`rm`<script>") for row in table(out).values())
     assert "<script>alert" not in page.source and "alert(1)" in page.text
     text = (out / "table.md").read_text()
-    assert "<script>" not in text and "\x1b" not in text + page.source and "\\|\\`rm\\`&lt;script>" in text
+    assert (
+        "<script>" not in text
+        and "\x1b" not in text + page.source
+        and "\\|\\`rm\\`&lt;script>" in text
+    )
 
 
 def test_names_that_are_no_formulas_or_glyphs_are_drawn(

@@ -34,7 +34,9 @@ class FakeLLM:
 
 
 @given(
-    parts=st.lists(st.tuples(st.booleans(), st.text("ab<>/think ", min_size=1, max_size=8)), max_size=6),
+    parts=st.lists(
+        st.tuples(st.booleans(), st.text("ab<>/think ", min_size=1, max_size=8)), max_size=6
+    ),
     cuts=st.lists(st.integers(0, 200), max_size=20),
 )
 def test_any_cut_gives_the_same_split(parts: list[tuple[bool, str]], cuts: list[int]) -> None:
@@ -49,7 +51,10 @@ def test_any_cut_gives_the_same_split(parts: list[tuple[bool, str]], cuts: list[
 
 def test_an_unclosed_tag_is_text() -> None:
     assert list(split_thinking(["a <thi"])) == [(False, "a "), (False, "<thi")]
-    assert list(split_thinking(["deep</think>so"], thinking=True)) == [(True, "deep"), (False, "so")]
+    assert list(split_thinking(["deep</think>so"], thinking=True)) == [
+        (True, "deep"),
+        (False, "so"),
+    ]
 
 
 def test_answer_leaves_out_thoughts_and_counts_all_tokens() -> None:

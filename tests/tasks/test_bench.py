@@ -26,7 +26,11 @@ def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def lone(tmp_path: Path, fault: str | None = None, **parts: Any) -> dict[str, Any]:
-    folders = {"runs_dir": str(tmp_path / "runs"), "reports_dir": str(tmp_path / "reports"), "name": None}
+    folders = {
+        "runs_dir": str(tmp_path / "runs"),
+        "reports_dir": str(tmp_path / "reports"),
+        "name": None,
+    }
     return {**make_config(fault, **parts), **folders, "sweep": {"plan": None, "job": None}}
 
 
@@ -43,7 +47,11 @@ def test_a_lone_run_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_lone_runs_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.strftime", lambda form, *_: "now")
     assert bench.run(lone(tmp_path)) == bench.run(lone(tmp_path)) == 0
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["now", "now-2", "workloads"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "now",
+        "now-2",
+        "workloads",
+    ]
 
 
 @pytest.mark.parametrize("name", [None, "mine"])
@@ -54,7 +62,8 @@ def test_no_folder_for_records_is_a_mistake_of_the_users(tmp_path: Path, name: s
     if name is None:
         config["runs_dir"] += "/mine"
     with pytest.raises(
-        BadInput, match=r"name=mine: .* is not a folder" if name else "no folder for records can be made"
+        BadInput,
+        match=r"name=mine: .* is not a folder" if name else "no folder for records can be made",
     ):
         bench.run(config)
 
@@ -76,34 +85,57 @@ def test_a_mistake_that_the_worker_sees_leaves_nothing(tmp_path: Path, fault: st
 def test_a_mistake_that_shows_at_once_starts_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    monkeypatch.setattr(
+        bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started")
+    )
     with pytest.raises(BadInput, match="workload"):
         bench.run(lone(tmp_path, workload={"num_requests": 0}))
 
 
-def test_a_cell_is_validated_without_being_measured(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+def test_a_cell_is_validated_without_being_measured(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started")
+    )
     done = cli("quant=int8", "measure.repeats=3", "name=mine", "sweep.dry_run=true")
     assert done.code == 0 and not any(Path().iterdir()), done.err
-    assert done.out.startswith("tiny-int8-continuous, cell ") and "3 measurements into runs/mine/" in done.out
+    assert (
+        done.out.startswith("tiny-int8-continuous, cell ")
+        and "3 measurements into runs/mine/" in done.out
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("attention=triton", "attention.split_size=100"), "attention.split_size=100 must be a power of two"),
+        (
+            ("attention=triton", "attention.split_size=100"),
+            "attention.split_size=100 must be a power of two",
+        ),
         (("cache.eviction=h2o", "attention=sdpa"), "attention=sdpa cannot return the attention"),
         (("runtime.determinism=batch", "attention=sdpa"), "SDPABackend is not batch-invariant"),
         (("runtime.moe=grouped",), "runtime.moe=grouped: the model has no experts to group"),
         (("decoding.n=4",), "decoding.n=4: a measurement takes one completion a request"),
-        (("decoding=beam", "decoding.n=2"), "decoding.n=2: a measurement takes one completion a request"),
+        (
+            ("decoding=beam", "decoding.n=2"),
+            "decoding.n=2: a measurement takes one completion a request",
+        ),
     ],
 )
-@pytest.mark.parametrize("how", [(), ("-m",), ("-m", "sweep.dry_run=true")], ids=["lone", "sweep", "dry run"])
+@pytest.mark.parametrize(
+    "how", [(), ("-m",), ("-m", "sweep.dry_run=true")], ids=["lone", "sweep", "dry run"]
+)
 def test_what_the_configuration_says_is_refused_before_a_worker_starts(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, overrides: Sequence[str], message: str, how: Sequence[str]
+    cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: Sequence[str],
+    message: str,
+    how: Sequence[str],
 ) -> None:
-    monkeypatch.setattr(bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started"))
+    monkeypatch.setattr(
+        bench, "supervise", lambda *args, **kwargs: pytest.fail("a worker was started")
+    )
     done = cli(*how, *overrides)
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
     assert not any(Path().iterdir())
@@ -125,9 +157,14 @@ def test_what_can_be_measured_is_not_refused(overrides: Sequence[str]) -> None:
     preflight.check(compose(overrides))
 
 
-@pytest.mark.parametrize(("built_for_gpus", "engine", "refused"), [
-    (False, "minivllm", True), (True, "minivllm", False), (False, "simulated", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("built_for_gpus", "engine", "refused"),
+    [
+        (False, "minivllm", True),
+        (True, "minivllm", False),
+        (False, "simulated", False),
+    ],
+)
 def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, built_for_gpus: bool, engine: str, refused: bool
 ) -> None:
@@ -144,18 +181,32 @@ def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
 
 def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = {
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-        "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    }
     model = {
-        "_target_": "minivllm.models.load.loading.load_model", "path": "", "weights": "random",
-        "max_model_len": None, "seed": 0, "architecture": architecture,
-    }  # fmt: skip
+        "_target_": "minivllm.models.load.loading.load_model",
+        "path": "",
+        "weights": "random",
+        "max_model_len": None,
+        "seed": 0,
+        "architecture": architecture,
+    }
     config = {**make_config(workload={"input_len": 100}), "model": model}
     checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
-    assert preflight.check({**config, "engine": {"_target_": SIMULATED}})[2] == []  # which has no weights
+    # which has no weights
+    assert preflight.check({**config, "engine": {"_target_": SIMULATED}})[2] == []
     with pytest.raises(BadInput, match="context holds 128"):
         preflight.check({**config, "workload": {**config["workload"], "input_len": 120}})
     with pytest.raises(BadInput, match="context holds 64"):
@@ -169,7 +220,10 @@ def test_a_report_that_cannot_be_written_hides_nothing(
     (tmp_path / "reports" / "mine").write_text("a file")
     assert bench.run(lone(tmp_path) | {"name": "mine"}) == 1
     printed = capsys.readouterr()
-    assert "tok/s" in printed.out and "error: the report could not be built: reports_dir=" in printed.err
+    assert (
+        "tok/s" in printed.out
+        and "error: the report could not be built: reports_dir=" in printed.err
+    )
     assert list((tmp_path / "runs" / "mine").glob("*/record.json"))
 
 
@@ -191,7 +245,9 @@ def test_a_job_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         for i, fault in enumerate((None, "raise"))
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"name": "swept", "jobs": [[m.to_dict() for m in job] for job in jobs]}))
+    plan.write_text(
+        json.dumps({"name": "swept", "jobs": [[m.to_dict() for m in job] for job in jobs]})
+    )
     assert bench.run(config | {"sweep": {"plan": str(plan), "job": 0}}) == 0
     assert bench.run(config | {"sweep": {"plan": str(plan), "job": 1}}) == 1
     printed = capsys.readouterr().out

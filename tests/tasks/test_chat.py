@@ -47,7 +47,11 @@ def talk(folder: Path) -> Callable[..., tuple[Chat, Screen]]:
     """Start a chat, with or without a template."""
 
     def start(template: str | None = TEMPLATE) -> tuple[Chat, Screen]:
-        llm = LLM(str(folder), quant="fp32", overrides=["decoding.max_tokens=6", "decoding.ignore_eos=true"])
+        llm = LLM(
+            str(folder),
+            quant="fp32",
+            overrides=["decoding.max_tokens=6", "decoding.ignore_eos=true"],
+        )
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = template
         screen = Screen()
@@ -67,7 +71,8 @@ def test_the_checkpoint_s_decoding_is_said_once(
     command = [f"model.path={tmp_path}", "model=hf", "quant=fp32", "task.prompt=ab"]
     done = cli("preset=generate", *command)
     assert (
-        done.code == 0 and done.err.count("generation_config.json decides temperature=0.6, max_tokens=4") == 1
+        done.code == 0
+        and done.err.count("generation_config.json decides temperature=0.6, max_tokens=4") == 1
     )
     assert (
         "generation_config.json"
@@ -137,7 +142,10 @@ def test_a_base_model_completes(talk: Callable[..., tuple[Chat, Screen]]) -> Non
     assert "no system prompt" in screen.notes[-1] and chat.system is None
     before = screen.spoken
     assert chat.handle("/statz")
-    assert screen.notes[-1] == "unknown command /statz; did you mean /stats? (/help lists the commands)"
+    assert (
+        screen.notes[-1]
+        == "unknown command /statz; did you mean /stats? (/help lists the commands)"
+    )
     assert not chat.handle("/quit")
     chat.handle("x" * 200)
     assert "the context is 96" in screen.notes[-1]
@@ -148,7 +156,9 @@ def test_piped_lines_through_the_command_line(
     cli: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/stats\n/exit\nnever\n"))
-    result = cli("preset=chat", "model=hf", f"model.path={folder}", "quant=fp32", "decoding.max_tokens=4")
+    result = cli(
+        "preset=chat", "model=hf", f"model.path={folder}", "quant=fp32", "decoding.max_tokens=4"
+    )
     assert result.code == 0
     assert "base model" in result.out
     assert "1 answer, " in result.out
@@ -160,7 +170,13 @@ def test_piped_lines_through_the_command_line(
 def test_generate_writes_text_to_stdout_and_figures_to_stderr(
     cli: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = ("preset=generate", "model=hf", f"model.path={folder}", "quant=fp32", "decoding.max_tokens=4")
+    common = (
+        "preset=generate",
+        "model=hf",
+        f"model.path={folder}",
+        "quant=fp32",
+        "decoding.max_tokens=4",
+    )
     result = cli(*common, "task.prompt=def main():")
     assert result.code == 0
     assert result.out.startswith("def main():")

@@ -23,7 +23,9 @@ def runs(cli: Cli) -> Callable[[str, float], None]:
         for record in records:
             assert record.metrics.output_tokens_per_s
             record.metrics.output_tokens_per_s *= factor
-            record.provenance["started_at"] = f"2025-0{1 + len(name)}-01T10:{record.block:02d}:00+0000"
+            record.provenance["started_at"] = (
+                f"2025-0{1 + len(name)}-01T10:{record.block:02d}:00+0000"
+            )
         write(Path("runs"), records, parquet=False)
 
     return make
@@ -55,21 +57,28 @@ def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None
     done = cli("task=compare", "runs=[old,other]")
     assert (
         done.code == 3
-        and "no cell in common, since they differ in quant: int8 / nf4 and batching: continuous / sequential; to compare options use -m or +ablation"
+        and "no cell in common, since they differ in quant: int8 / nf4 and batching: continuous "
+        "/ sequential; to compare options use -m or +ablation"
         in done.out
     )
     assert not Path("reports/other-against-old/compare.png").exists()
 
 
-def test_records_that_cannot_be_read_are_counted(cli: Cli, runs: Callable[[str, float], None]) -> None:
+def test_records_that_cannot_be_read_are_counted(
+    cli: Cli, runs: Callable[[str, float], None]
+) -> None:
     runs("old", 1.0)
     runs("newer", 1.0)
     next(Path("runs/old").glob("*/record.json")).write_text("{")
     done = cli("task=compare", "runs=[old,newer]")
-    assert done.code == 3 and done.out.startswith("not comparable: 1 unreadable record, such as runs/old/")
+    assert done.code == 3 and done.out.startswith(
+        "not comparable: 1 unreadable record, such as runs/old/"
+    )
 
 
-@pytest.mark.parametrize("argv", [("task=compare", "runs=[old,old]"), ("task=report", "runs=[old]")])
+@pytest.mark.parametrize(
+    "argv", [("task=compare", "runs=[old,old]"), ("task=report", "runs=[old]")]
+)
 def test_a_report_that_cannot_be_written_is_one_line(
     cli: Cli, runs: Callable[[str, float], None], argv: tuple[str, ...]
 ) -> None:

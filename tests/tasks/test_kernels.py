@@ -1,4 +1,5 @@
-"""task=kernels: outputs are checked, times add up, and record, table and plot say so; tiny shapes."""
+"""task=kernels: outputs are checked, times add up, and record, table and plot say so; tiny
+shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ SHAPES = {
     "num_key_value_heads": 1,
     "head_dim": 32,
 }
-DENSE = ModelConfig.from_dict(SMALL | FAMILIES["qwen3"] | {"architectures": ["Qwen3ForCausalLM"]} | SHAPES)
+DENSE = ModelConfig.from_dict(
+    SMALL | FAMILIES["qwen3"] | {"architectures": ["Qwen3ForCausalLM"]} | SHAPES
+)
 SPARSE = ModelConfig.from_dict(
     SMALL
     | FAMILIES["qwen3_moe"]
@@ -114,7 +117,8 @@ def test_the_sampler_is_timed_with_the_kernels_that_an_engine_gives_it(
 
 @pytest.mark.parametrize("triton", [True, False])
 def test_a_mixture_counts_the_experts_that_it_reads(triton: bool, compiled: None) -> None:
-    # In bfloat16 a CPU's own layer is no plain one, so there the grouped products are those of another test.
+    # In bfloat16 a CPU's own layer is no plain one, so there the grouped products are those of
+    # another test.
     where = setting(triton, SPARSE)
     one, three = mixture.cases(where)
     expert = 3 * 64 * 64 * 2
@@ -144,16 +148,27 @@ def test_inputs_go_round_until_they_have_left_the_cache(compiled: None) -> None:
     for case in (*linear.cases(where), *small.cases(where)):
         assert where.is_from_memory(case) and case.copies > 1
     seen = []
-    case = Case("k", "p", 1, Side("a", lambda i: seen.append(i) or torch.ones(1)), None, 1.0, 0.0, 3)  # type: ignore[func-returns-value]
+    case = Case(
+        "k", "p", 1, Side("a", lambda i: seen.append(i) or torch.ones(1)), None, 1.0, 0.0, 3
+    )  # type: ignore[func-returns-value]
     measure(case, LIMITS, 2, 1e-5, lambda: None)
     assert seen == list(range(len(seen)))  # each call is another copy
 
 
 def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     good = Case(
-        "k", "p", 1, Side("a", lambda i: torch.ones(4)), Side("b", lambda i: torch.ones(4)), 8.0, 2.0, 1
+        "k",
+        "p",
+        1,
+        Side("a", lambda i: torch.ones(4)),
+        Side("b", lambda i: torch.ones(4)),
+        8.0,
+        2.0,
+        1,
     )
-    bad = Case("k", "p", 2, Side("a", lambda i: torch.full((4,), torch.nan)), good.theirs, 8.0, 2.0, 1)
+    bad = Case(
+        "k", "p", 2, Side("a", lambda i: torch.full((4,), torch.nan)), good.theirs, 8.0, 2.0, 1
+    )
     rows = [
         {"part_of": "x", **measure(case, LIMITS, 6, 1e-5, lambda: None), "from_memory": False}
         for case in (good, bad)
@@ -168,7 +183,9 @@ def test_a_wrong_output_is_told(compiled: None, monkeypatch: pytest.MonkeyPatch)
     assert report.findings(alone)[0] == "No output was compared with a reference's."
     stopped, late = report.findings({**record, "interrupted": True, "others_percent": 93.4})[-2:]
     assert stopped == "Interrupted after 2 cases: others were not measured"
-    assert late.startswith("Other processes used 93 % of a core meanwhile: times may be worse for it")
+    assert late.startswith(
+        "Other processes used 93 % of a core meanwhile: times may be worse for it"
+    )
     assert report.findings({**record, "others_percent": 5.0}) == report.findings(record)
 
 
@@ -207,7 +224,9 @@ def test_a_case_that_fails_is_a_row_and_the_others_go_on(
         "error": "CUDA out of memory",
     }
     assert {row["part_of"] for row in rows[1:]} == {"attention", "small steps", "sampling"}
-    text = report.markdown({"rows": rows, "limits": {"cache_bytes": 1}, "provenance": {}, "config": {}})
+    text = report.markdown(
+        {"rows": rows, "limits": {"cache_bytes": 1}, "provenance": {}, "config": {}}
+    )
     assert "products failed: CUDA out of memory" in text
 
 
@@ -220,17 +239,27 @@ def test_a_case_that_runs_out_of_memory_takes_no_other_along(
 
         for rows in (1, 2, 3):
             yield Case(
-                "k", "p", rows, Side("a", full if rows == 2 else lambda i: torch.ones(1)), None, 1e6, 1e3, 1
+                "k",
+                "p",
+                rows,
+                Side("a", full if rows == 2 else lambda i: torch.ones(1)),
+                None,
+                1e6,
+                1e3,
+                1,
             )
 
     monkeypatch.setattr(suite, "PARTS", {"products": SimpleNamespace(cases=cases)})
-    rows = list(suite.rows(setting(False, rows=(1,), contexts=(16,)), LIMITS, 1, 1e-5, lambda: None))
+    rows = list(
+        suite.rows(setting(False, rows=(1,), contexts=(16,)), LIMITS, 1, 1e-5, lambda: None)
+    )
     assert [row.get("rows") for row in rows] == [1, None, 3]
     assert rows[1]["kernel"] == "k (p, 2 rows)" and rows[1]["error"] == "CUDA out of memory"
 
 
 @pytest.mark.parametrize(
-    ("n", "low", "high"), [(1, None, None), (5, None, None), (6, 0, 5), (9, 1, 7), (15, 3, 11), (20, 5, 14)]
+    ("n", "low", "high"),
+    [(1, None, None), (5, None, None), (6, 0, 5), (9, 1, 7), (15, 3, 11), (20, 5, 14)],
 )
 def test_the_interval_of_a_median(n: int, low: int | None, high: int | None) -> None:
     """Ranks as in Conover's table; the smallest coverage of at least 95 %."""
@@ -242,9 +271,16 @@ def test_the_interval_of_a_median(n: int, low: int | None, high: int | None) -> 
 
 
 def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.bench.hardware.limits.probe", lambda device, dtype: (LIMITS, ["a note"]))
+    monkeypatch.setattr(
+        "minivllm.bench.hardware.limits.probe", lambda device, dtype: (LIMITS, ["a note"])
+    )
     monkeypatch.setattr("minivllm.bench.hardware.limits.last_level_cache", lambda: 1 << 18)
-    knobs = ["task.rows=[1,2]", "task.contexts=[32]", "task.formats=[bf16,int8]", "task.sample_ms=0.1"]
+    knobs = [
+        "task.rows=[1,2]",
+        "task.contexts=[32]",
+        "task.formats=[bf16,int8]",
+        "task.sample_ms=0.1",
+    ]
     shapes = [f"++model.architecture.{name}={value}" for name, value in SHAPES.items()]
     done = cli("preset=kernels", "task.repeats=6", "runtime.device=cpu", "name=k", *knobs, *shapes)
     assert done.code == 0, done.err + done.out
@@ -275,7 +311,10 @@ def test_record_table_and_plot(cli: Cli, compiled: None, monkeypatch: pytest.Mon
 
 
 def test_whoever_interrupts_it_has_what_was_measured(
-    compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compiled: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def rows(*_: Any) -> Iterator[dict[str, Any]]:
         for kernel in ("linear bf16", "linear bf16", "linear int8"):
@@ -295,8 +334,12 @@ def test_whoever_interrupts_it_has_what_was_measured(
     ]
     assert record["interrupted"] and record["others_percent"] >= 0
     told = capsys.readouterr()
-    assert told.out == "1 case done, the last: linear bf16 q\n3 cases done, the last: linear int8 q\n"
-    assert told.err.startswith("record so far: runs/k/kernels.json; task=report 'runs=[k]' makes its table")
+    assert told.out == (
+        "1 case done, the last: linear bf16 q\n3 cases done, the last: linear int8 q\n"
+    )
+    assert told.err.startswith(
+        "record so far: runs/k/kernels.json; task=report 'runs=[k]' makes its table"
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

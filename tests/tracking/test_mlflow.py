@@ -18,7 +18,12 @@ from minivllm.tracking.base import SafeTracker
 from minivllm.tracking.mlflow import MLflowTracker
 
 Cli = Callable[..., Any]
-SIMULATED = ("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "workload.num_requests=2")
+SIMULATED = (
+    "engine=simulated",
+    "engine.bandwidth_gb_s=10",
+    "engine.tflops=1",
+    "workload.num_requests=2",
+)
 FAILING = """
 class Failing:
     def record(self, directory):
@@ -66,7 +71,9 @@ def test_mlflow_has_a_run_for_each_record(cli: Cli, quick: None) -> None:
 
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("minivllm")
-    runs = {run.data.tags.get("run_id"): run for run in client.search_runs([experiment.experiment_id])}
+    runs = {
+        run.data.tags.get("run_id"): run for run in client.search_runs([experiment.experiment_id])
+    }
     records = {record["run_id"]: record for record in read_records("runs/mine")}
     assert set(runs) == {*records, None} and len(records) == 2
     for run_id, record in records.items():
@@ -74,7 +81,10 @@ def test_mlflow_has_a_run_for_each_record(cli: Cli, quick: None) -> None:
         assert run.info.status == "FINISHED" and run.data.tags["arm"] == record["arm"]
         assert run.data.params["cache.block_size"] == str(record["config"]["cache"]["block_size"])
         assert run.data.metrics["metrics.ttft_ms.p50"] == record["metrics"]["ttft_ms"]["p50"]
-        assert run.data.metrics["metrics.output_tokens_per_s"] == record["metrics"]["output_tokens_per_s"]
+        assert (
+            run.data.metrics["metrics.output_tokens_per_s"]
+            == record["metrics"]["output_tokens_per_s"]
+        )
         names = {item.path for item in client.list_artifacts(run.info.run_id)}
         assert names == {storage.RECORD, storage.CONFIG, storage.LOG}
     report = runs[None]
@@ -91,7 +101,9 @@ def test_a_tracker_that_fails_is_a_warning(
     plug_in("tracker", "failing", "_target_: my_tracker.Failing\n")
     done = cli(f"--config-dir={user_dir / 'conf'}", *SIMULATED, "tracker=failing", "name=mine")
     assert done.code == 0 and "the server is still away" in done.err
-    warning = "warning: not tracked: ConnectionError: the server is away; the record is complete without"
+    warning = (
+        "warning: not tracked: ConnectionError: the server is away; the record is complete without"
+    )
     assert warning in done.err.splitlines()
     (record,) = read_records("runs/mine")
     assert record["status"] == "ok"
@@ -104,7 +116,13 @@ def test_an_arm_that_cannot_be_measured_is_told_of_too(
 ) -> None:
     (user_dir / "my_tracker.py").write_text(TELLING)
     plug_in("tracker", "telling", "_target_: my_tracker.Telling\n")
-    command = ["-m", f"--config-dir={user_dir / 'conf'}", "tracker=telling", *SIMULATED, "sweep.name=mine"]
+    command = [
+        "-m",
+        f"--config-dir={user_dir / 'conf'}",
+        "tracker=telling",
+        *SIMULATED,
+        "sweep.name=mine",
+    ]
     done = cli(*command, "cache.block_size=0,8")
     assert done.code == 1
     told = [line.split() for line in Path("told").read_text().splitlines()]
@@ -124,7 +142,8 @@ def test_without_mlflow_nothing_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch
 
 
 class Client:
-    """Stands in for MLflow's, and may fail in the middle of a run or lose the race for an experiment."""
+    """Stands in for MLflow's, and may fail in the middle of a run or lose the race for an
+    experiment."""
 
     def __init__(self, tracking_uri: str | None) -> None:
         self.ended: list[tuple[str, str]] = []
@@ -173,7 +192,9 @@ def test_no_run_is_left_running(client: Client, tmp_path: Path) -> None:
     assert client.ended[1:] == [("run", "FINISHED")] and client.experiment == "3"
 
 
-def test_the_experiment_may_have_been_made_by_another_job_meanwhile(client: Client, tmp_path: Path) -> None:
+def test_the_experiment_may_have_been_made_by_another_job_meanwhile(
+    client: Client, tmp_path: Path
+) -> None:
     (tmp_path / "page").touch()
     client.lost_race = True
     MLflowTracker().report("mine", tmp_path / "page")

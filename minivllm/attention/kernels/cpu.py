@@ -1,4 +1,5 @@
-"""attention=cpu: one C++ kernel reads the paged cache in place, for prompts, pieces of them and decoding alike."""
+"""attention=cpu: one C++ kernel reads the paged cache in place, for prompts, pieces of them and
+decoding alike."""
 
 from __future__ import annotations
 
@@ -18,24 +19,28 @@ if TYPE_CHECKING:
 
 
 class CPUBackend:
-    """Online softmax in float32 over tiles of keys, in parallel over requests, key heads and tiles of queries.
+    """Online softmax in float32 over tiles of keys, in parallel over requests, key heads and tiles
+    of queries.
 
-    A tile begins at a fixed place of the sequence, so a query's result does not depend on its neighbours. Takes
-    every dtype, window and soft cap. The order of numbers within a block of the cache is the kernel's own (docs/internals/cpu.md).
+    A tile begins at a fixed place of the sequence, so a query's result does not depend on its
+    neighbours. Takes every dtype, window and soft cap. The order of numbers within a block of the
+    cache is the kernel's own (docs/internals/cpu.md).
 
     Raises:
-        BadInput: the C++ kernels are not in use, a head size is no multiple of 16, the cache is compressed, or
-            eviction goes by attention, which is not returned.
+        BadInput: the C++ kernels are not in use, a head size is no multiple of 16, the cache is
+            compressed, or eviction goes by attention, which is not returned.
     """
 
     name = "cpu"
     supports_graphs = True  # there are none on a CPU; but the host's lengths are not used
 
-    def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self, specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
+    ) -> None:
         if kernels is None:
             raise BadInput(
-                "attention=cpu needs the C++ kernels: runtime.cpu_kernels=on says why they cannot be had; "
-                "use attention=sdpa"
+                "attention=cpu needs the C++ kernels: runtime.cpu_kernels=on says why they "
+                "cannot be had; use attention=sdpa"
             )
         if any(spec.head_dim % 16 for spec in specs):
             raise BadInput("attention=cpu takes heads of a multiple of 16; use attention=sdpa")

@@ -1,8 +1,9 @@
 """Attention over the paged cache: one kernel for prompts, chunks, decoding and verification.
 
-The online softmax of FlashAttention-2 (Dao 2023) over keys and values that are found through a block table
-(PagedAttention, Kwon et al. 2023). Long sequences with few queries are cut into pieces of a fixed number of keys,
-whose results a second kernel puts together (Flash-Decoding, Dao et al. 2023).
+The online softmax of FlashAttention-2 (Dao 2023) over keys and values that are found through a
+block table (PagedAttention, Kwon et al. 2023). Long sequences with few queries are cut into pieces
+of a fixed number of keys, whose results a second kernel puts together (Flash-Decoding, Dao et al.
+2023).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from minivllm.kernels.common import dot, narrow, tanh
 
 @triton.jit
 def _tile(tiles, query_starts, seq_lens):
-    """This program's tile: its request, the first of its queries, where those of the request begin in the step, how many
-    they are, and how many tokens the request holds before them. Programs are (key-value head, tile, ...): those that run
-    together read the heads of a token, which lie together."""
+    """This program's tile: its request, the first of its queries, where those of the request begin
+    in the step, how many they are, and how many tokens the request holds before them. Programs are
+    (key-value head, tile, ...): those that run together read the heads of a token, which lie
+    together."""
     tile = tl.program_id(1)
     request, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     begin = tl.load(query_starts + request)
@@ -34,7 +36,8 @@ def _tile(tiles, query_starts, seq_lens):
 
 @triton.jit
 def _rows(m, GROUP: tl.constexpr):
-    """Rows of a tile: the query, from the tile's first, and the head. The heads that share keys lie together."""
+    """Rows of a tile: the query, from the tile's first, and the head. The heads that share keys lie
+    together."""
     return m // GROUP, tl.program_id(0) * GROUP + m % GROUP
 
 
@@ -57,7 +60,8 @@ def _key_range(
 
 @triton.jit
 def _weigh(scores, maximum, total):
-    """The step of the online softmax: the new keys' weights, the factor of what was summed before, maximum and total."""
+    """The step of the online softmax: the new keys' weights, the factor of what was summed before,
+    maximum and total."""
     highest = tl.maximum(maximum, tl.max(scores, 1))
     pivot = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
     weights = tl.exp2(scores - pivot[:, None])
@@ -73,11 +77,14 @@ def _blocks(table_row, n, high, BLOCK_SIZE: tl.constexpr):
 
 PIECES = 16  # of one query and head that are put together at a time
 LEAST_PIECE = 64  # the most keys that a program takes at a time
-MOST_SPLIT_PROGRAMS = 512  # tiles times key-value heads from which on they fill a GPU without being split
+# tiles times key-value heads from which on they fill a GPU without being split
+MOST_SPLIT_PROGRAMS = 512
 _LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
-# Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would gain nothing.
+# Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would
+# gain nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
-# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
+# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be
+# compiled while serving.
 _VARYING = ["table_stride", "partial_rows", "splits"]
 
 
@@ -114,10 +121,11 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One key-value head, one tile of queries, one piece of the keys (all of them if SPLIT_SIZE is 0) a program.
+    """One key-value head, one tile of queries, one piece of the keys (all of them if SPLIT_SIZE is
+    0) a program.
 
-    A step's blocks are looked up in the step before: keys and values are then fetched ahead, since what they wait for
-    is there.
+    A step's blocks are looked up in the step before: keys and values are then fetched ahead, since
+    what they wait for is there.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     request, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
@@ -126,7 +134,8 @@ def _attend(
         split = tl.program_id(2)
         low, high = tl.maximum(low, split * SPLIT_SIZE), tl.minimum(high, (split + 1) * SPLIT_SIZE)
         if low >= high:
-            return  # there are pieces for the longest sequence, or the longest that a recorded step is for
+            # there are pieces for the longest sequence, or the longest that a recorded step is for
+            return
     kv_head = tl.program_id(0)
     m = tl.arange(0, BLOCK_M)
     query_of, head = _rows(m, GROUP)
@@ -153,9 +162,13 @@ def _attend(
         block, ahead = ahead, _blocks(table_row, n + BLOCK_N, high, BLOCK_SIZE)
         at = (block.to(tl.int64) * BLOCK_SIZE + n % BLOCK_SIZE) * KV_HEADS + kv_head
         key = tl.load(
-            keys + at[None, :] * HEAD_DIM + d[:, None], mask=exists[None, :] & inside[:, None], other=0
+            keys + at[None, :] * HEAD_DIM + d[:, None],
+            mask=exists[None, :] & inside[:, None],
+            other=0,
         )
-        scores = dot(query, widen(key, dtype, FORMAT), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        scores = (
+            dot(query, widen(key, dtype, FORMAT), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        )
         if FORMAT:
             scores *= tl.load(key_scales + at, mask=exists, other=0.0)[None, :]
         if CAPPED:
@@ -166,7 +179,9 @@ def _attend(
         scores = tl.where(seen, scores, float("-inf"))
         weights, decay, maximum, total = _weigh(scores, maximum, total)
         value = tl.load(
-            values + at[:, None] * HEAD_DIM + d[None, :], mask=exists[:, None] & inside[None, :], other=0
+            values + at[:, None] * HEAD_DIM + d[None, :],
+            mask=exists[:, None] & inside[None, :],
+            other=0,
         )
         if FORMAT:
             factor = tl.load(value_scales + at, mask=exists, other=0.0)
@@ -181,7 +196,9 @@ def _attend(
         piece = (tl.program_id(1) * KV_HEADS + kv_head).to(tl.int64) * tl.num_programs(2) + split
         tl.store(maxima + piece * BLOCK_M + m, maximum)
         tl.store(sums + piece * BLOCK_M + m, total)
-        tl.store(partial + (piece * partial_rows + m[:, None]) * HEAD_DIM + d[None, :], acc, mask=kept)
+        tl.store(
+            partial + (piece * partial_rows + m[:, None]) * HEAD_DIM + d[None, :], acc, mask=kept
+        )
     else:
         tl.store(
             out + (rows[:, None] * HEADS + head[:, None]) * HEAD_DIM + d[None, :],
@@ -211,7 +228,8 @@ def _combine(
     BLOCK_N: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """Put the pieces of one query and head together, from the first to the last that has keys, PIECES at a time."""
+    """Put the pieces of one query and head together, from the first to the last that has keys,
+    PIECES at a time."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     _, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
     m = tl.program_id(2)
@@ -238,14 +256,17 @@ def _combine(
             other=0.0,
         )
         highest = tl.maximum(maximum, tl.max(found, 0))
-        pivot = tl.where(highest == float("-inf"), 0.0, highest)  # the query sees no key of these pieces
+        # the query sees no key of these pieces
+        pivot = tl.where(highest == float("-inf"), 0.0, highest)
         share, decay = tl.exp2(found - pivot), tl.exp2(maximum - pivot)
         total = total * decay + tl.sum(summed * share, 0)
         acc = acc * decay + tl.sum(part * share[:, None], 0)
         maximum = highest
     row = (begin + first + query_of).to(tl.int64)
     tl.store(
-        out + (row * HEADS + head) * HEAD_DIM + d, narrow(acc / total, out.dtype.element_ty), mask=inside
+        out + (row * HEADS + head) * HEAD_DIM + d,
+        narrow(acc / total, out.dtype.element_ty),
+        mask=inside,
     )
 
 
@@ -270,26 +291,36 @@ def tile_shape(spec: AttentionSpec, rows: int) -> tuple[int, int]:
 
 def processors(device: torch.device) -> int:
     """Of a GPU; for the interpreter those of an H100."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 132
+    )
 
 
 def piece_size(most: int | None, longest: int, programs: int, processors: int) -> int:
     """Keys of a piece; 0: all of a request in one.
 
     Args:
-        most: keys of a piece, or a quarter of it where there would be fewer than two for a processor; None: never cut.
+        most: keys of a piece, or a quarter of it where there would be fewer than two for a
+            processor; None: never cut.
         longest: keys of any request.
         programs: tiles times key-value heads.
         processors: of the GPU.
     """
     if most is None or programs > MOST_SPLIT_PROGRAMS:
         return 0
-    size = most if programs * triton.cdiv(longest, most) >= 2 * processors else max(LEAST_PIECE, most // 4)
+    size = (
+        most
+        if programs * triton.cdiv(longest, most) >= 2 * processors
+        else max(LEAST_PIECE, most // 4)
+    )
     return size if longest > size else 0
 
 
 def prompt_rows(head_dim: int, dtype: torch.dtype, compressed: bool) -> int:
-    """Rows of the widest tile that fits the registers, as compiled for 8.0, 8.9 and 9.0; `compressed`: the cache."""
+    """Rows of the widest tile that fits the registers, as compiled for 8.0, 8.9 and 9.0;
+    `compressed`: the cache."""
     if dtype is torch.float32:
         return 16
     return 64 if head_dim > 128 or compressed else 128
@@ -303,7 +334,8 @@ def keys_per_step(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def launch_options(block_m: int, head_dim: int, compressed: bool) -> dict[str, int]:
-    """Warps, and how far a program of `_attend` fetches ahead: of three stages one is the look-up of blocks."""
+    """Warps, and how far a program of `_attend` fetches ahead: of three stages one is the look-up
+    of blocks."""
     wide = block_m >= 64
     # A third would be beyond the shared memory of compute capability 8.9, or the registers.
     few = wide and (head_dim > 128 or compressed)

@@ -1,4 +1,5 @@
-"""How keys and values lie in the cache, inside a kernel: 16 or 32 bits, int8 or fp8 bits with a scale.
+"""How keys and values lie in the cache, inside a kernel: 16 or 32 bits, int8 or fp8 bits with a
+scale.
 
 The same numbers as minivllm/cache/compression.py, bit for bit.
 """
@@ -12,15 +13,17 @@ FORMATS = {"auto": 0, "int8": 1, "fp8": 2}  # by KVCache.kv_dtype
 _INT8 = tl.constexpr(FORMATS["int8"])
 _FP8 = tl.constexpr(FORMATS["fp8"])
 _TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
-_ROUND = tl.constexpr(1.5 * 2.0**23)  # adding it leaves no room for a fraction: rounds to the nearest, even
+# adding it leaves no room for a fraction: rounds to the nearest, even
+_ROUND = tl.constexpr(1.5 * 2.0**23)
 
 
 @triton.jit
 def widen(bits, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """What is stored, without its scale, in `dtype`: exact, as both formats have fewer bits than any of them.
+    """What is stored, without its scale, in `dtype`: exact, as both formats have fewer bits than
+    any of them.
 
-    e4m3's sign, exponent and mantissa go to their places in a float32, and a factor makes up for the exponents'
-    biases. No GPU needs to know the format so.
+    e4m3's sign, exponent and mantissa go to their places in a float32, and a factor makes up for
+    the exponents' biases. No GPU needs to know the format so.
     """
     if FORMAT == _FP8:
         moved = (bits.to(tl.int32) << 20) & -0x78100000  # sign-extended, so that bit 11 is the sign

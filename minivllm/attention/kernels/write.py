@@ -1,4 +1,5 @@
-"""New keys and values into the cache: norm of queries and keys, rotation, compression and the write as one kernel."""
+"""New keys and values into the cache: norm of queries and keys, rotation, compression and the write
+as one kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _GEMMA = tl.constexpr(NORMS["gemma"])
 
 @triton.jit
 def _normed(x, weight, eps, NORM: tl.constexpr, dtype: tl.constexpr, mean_square):
-    """One rounding after the norm and one after the weight, as RMSNorm and GemmaNorm of models/ have it."""
+    """One rounding after the norm and one after the weight, as RMSNorm and GemmaNorm of models/
+    have it."""
     x = narrow(x * tl.rsqrt(mean_square + eps), dtype).to(tl.float32)
     if NORM == _GEMMA:
         return narrow(x + x * weight, dtype).to(tl.float32)
@@ -74,7 +76,9 @@ def _write(
             partner = (d + ROTARY_DIM // 2) % ROTARY_DIM
             other = tl.load(row + partner, mask=turned, other=0.0).to(tl.float32)
             if NORM:
-                factor = tl.load(weight + head * HEAD_DIM + partner, mask=turned, other=0.0).to(tl.float32)
+                factor = tl.load(weight + head * HEAD_DIM + partner, mask=turned, other=0.0).to(
+                    tl.float32
+                )
                 other = _normed(other, factor, eps, NORM, dtype, mean_square)
             c = tl.load(cos + token * cos_stride + d, mask=turned, other=1.0).to(tl.float32)
             s = tl.load(sin + token * cos_stride + d, mask=turned, other=0.0).to(tl.float32)
@@ -121,10 +125,12 @@ def rotate_and_write(
     """Normalise and rotate queries and keys, and write keys and values into the cache.
 
     Args:
-        qk: [T, num_heads + num_kv_heads, head_dim]; v: [T, num_kv_heads, head_dim]; both as projected.
+        qk: [T, num_heads + num_kv_heads, head_dim]; v: [T, num_kv_heads, head_dim]; both as
+            projected.
         num_heads: of the queries.
         cos, sin: [T, 1, rotated dimensions], as Rotary gives them.
-        norm: weight [num_heads + num_kv_heads, head_dim], epsilon and "plain" or "gemma"; None: there is none.
+        norm: weight [num_heads + num_kv_heads, head_dim], epsilon and "plain" or "gemma"; None:
+            there is none.
         kv: the cache; layer: of it; slots: int64 [T].
 
     Returns:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 APART_S = 0.05  # by which clocks of one machine may differ that are read one after the other
-# The same as a share of the time between two readings: a clock that is being set right runs 0.05 % faster or slower.
+# The same as a share of the time between two readings: a clock that is being set right runs 0.05 %
+# faster or slower.
 APART_SHARE = 1e-3
 
 
@@ -22,7 +23,8 @@ class ClockProtocol(Protocol):
 
 
 class VirtualClock:
-    """Time that passes only when somebody lets it: simulations take no longer than their computing."""
+    """Time that passes only when somebody lets it: simulations take no longer than their
+    computing."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -38,7 +40,8 @@ class VirtualClock:
 
 
 class Clock:
-    """The machine's monotonic clock: `time.monotonic`, whose seconds engines also stamp their steps with."""
+    """The machine's monotonic clock: `time.monotonic`, whose seconds engines also stamp their steps
+    with."""
 
     now = staticmethod(time.monotonic)
 
@@ -57,7 +60,8 @@ class Reading:
         monotonic: the clock of every time stamp.
         counter: the performance counter.
         wall: the time of day.
-        boot: as the monotonic clock, and goes on while the machine is suspended; None where there is none.
+        boot: as the monotonic clock, and goes on while the machine is suspended; None where there
+            is none.
     """
 
     monotonic: float
@@ -78,7 +82,8 @@ class Reading:
     def jumped(self, later: Reading) -> str | None:
         """Why times between the two readings cannot be trusted; None where the clocks went alike.
 
-        The time of day alone may be set at any moment; it is believed only where no other clock tells a suspended machine.
+        The time of day alone may be set at any moment; it is believed only where no other clock
+        tells a suspended machine.
         """
         went = later.monotonic - self.monotonic
         apart = APART_S + APART_SHARE * abs(went)
@@ -90,8 +95,8 @@ class Reading:
         for name, other in others.items():
             if abs(other - went) > apart:
                 return (
-                    f"the monotonic clock went {went:.2f} s and the {name} {other:.2f} s within the measured window: it jumped, or "
-                    "the machine was suspended"
+                    f"the monotonic clock went {went:.2f} s and the {name} {other:.2f} s within "
+                    "the measured window: it jumped, or the machine was suspended"
                 )
         return None
 

@@ -17,7 +17,8 @@ from minivllm.bench.hardware.readings import Energy
 POWERCAP = Path("/sys/class/powercap")
 SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
 REST_S = 1.0  # after which it tells no more of what was before
-RAPL_EVERY_S = 60.0  # a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
+# a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
+RAPL_EVERY_S = 60.0
 
 
 class NullMeter:
@@ -52,7 +53,8 @@ class CounterMeter(NullMeter):
         method: "nvml" or "rapl".
         synchronise: waits until the device has finished what it was given.
         short_s: windows shorter than this are flagged.
-        every_s: within a window, read the counter as often as this; None where it never wraps around.
+        every_s: within a window, read the counter as often as this; None where it never wraps
+            around.
     """
 
     def __init__(
@@ -114,11 +116,14 @@ class CounterMeter(NullMeter):
         if idle_watts is not None:
             energy.joules_above_idle = joules - idle_watts * energy.window_s
         if energy.window_s < self._short:
-            energy.reason = f"window of {energy.window_s:.1f} s is below {self._short:g} s: coarse reading"
+            energy.reason = (
+                f"window of {energy.window_s:.1f} s is below {self._short:g} s: coarse reading"
+            )
         return energy
 
     def idle_watts(self, seconds: float = 0.5) -> float | None:
-        """Mean power over `seconds` in which the caller gives the device nothing to do, after some rest, watts."""
+        """Mean power over `seconds` in which the caller gives the device nothing to do, after some
+        rest, watts."""
         self._synchronise()
         time.sleep(REST_S)
         began, joules = time.monotonic(), self._read()
@@ -130,7 +135,8 @@ class CounterMeter(NullMeter):
 
 
 def per_token(energy: Energy, output_tokens: int) -> float | None:
-    """Joules a token: all of the window's, over the tokens that throughput and cost count (`Metrics.output_tokens`)."""
+    """Joules a token: all of the window's, over the tokens that throughput and cost count
+    (`Metrics.output_tokens`)."""
     return None if energy.joules is None or not output_tokens else energy.joules / output_tokens
 
 
@@ -162,7 +168,8 @@ class Rapl:
         return float(path.read_text())
 
     def read(self) -> float | None:
-        """Joules since construction. A counter that wrapped around once since the last reading is unwrapped."""
+        """Joules since construction. A counter that wrapped around once since the last reading is
+        unwrapped."""
         for i, (path, wrap) in enumerate(self._zones):
             try:
                 now = self._microjoules(path)
@@ -175,7 +182,10 @@ class Rapl:
 
 
 def open_meter(
-    device: str, gpu: NullGpu, synchronise: Callable[[], object] = lambda: None, root: Path = POWERCAP
+    device: str,
+    gpu: NullGpu,
+    synchronise: Callable[[], object] = lambda: None,
+    root: Path = POWERCAP,
 ) -> NullMeter:
     """The energy counter of the device that computes, or a null meter with the reason.
 
@@ -187,7 +197,8 @@ def open_meter(
     """
     if device.startswith("server"):
         return NullMeter(
-            f"the {device} may be another machine: runtime.device=cpu or cuda says that it computes on this one"
+            f"the {device} may be another machine: runtime.device=cpu or cuda says that it "
+            "computes on this one"
         )
     if device.startswith("cuda"):
         if not gpu.present:

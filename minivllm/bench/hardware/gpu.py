@@ -78,7 +78,8 @@ class Gpu(NullGpu):
         }
 
     def sample(self, pids: Collection[int]) -> dict[str, float | int | None]:
-        """One row of telemetry: power, memory, clocks, utilisation, throttling, and the memory of `pids`."""
+        """One row of telemetry: power, memory, clocks, utilisation, throttling, and the memory of
+        `pids`."""
         memory = self._read("nvmlDeviceGetMemoryInfo")
         utilisation = self._read("nvmlDeviceGetUtilizationRates")
         processes = self._read("nvmlDeviceGetComputeRunningProcesses") or []
@@ -88,12 +89,15 @@ class Gpu(NullGpu):
             "gpu_memory_used": None if memory is None else int(memory.used),
             "gpu_process_memory": sum(filter(None, own)) or None,
             "gpu_processes": len(processes),
-            # In a container the driver may know the worker by a number that we do not: it is taken for one process.
+            # In a container the driver may know the worker by a number that we do not: it is taken
+            # for one process.
             "gpu_other_processes": max(0, len(processes) - max(1, len(own))),
             "gpu_utilisation": None if utilisation is None else utilisation.gpu,
             "gpu_sm_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "gpu_memory_mhz": self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
-            "gpu_temperature": self._read("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "gpu_temperature": self._read(
+                "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU
+            ),
             "gpu_throttle_reasons": self._read("nvmlDeviceGetCurrentClocksThrottleReasons"),
         }
 
@@ -113,7 +117,8 @@ def _text(value: Any) -> str | None:
 
 
 def _by_uuid(nvml: Any, name: str) -> Any:
-    """The handle of a GPU by its UUID, or by as much of its beginning as CUDA_VISIBLE_DEVICES may say."""
+    """The handle of a GPU by its UUID, or by as much of its beginning as CUDA_VISIBLE_DEVICES may
+    say."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(name)
     except nvml.NVMLError:
@@ -133,7 +138,8 @@ def device_of(config: dict[str, Any], said: str | None = None) -> str:
         said: by the engine, once it is loaded.
 
     Returns:
-        "cpu", "cuda..." or, of a server that runs already, "server at <url>", unless `runtime.device` claims it for here.
+        "cpu", "cuda..." or, of a server that runs already, "server at <url>", unless
+        `runtime.device` claims it for here.
     """
     wanted = str(said or (config.get("runtime") or {}).get("device") or "auto")
     if wanted != "auto":
@@ -147,7 +153,8 @@ def device_of(config: dict[str, Any], said: str | None = None) -> str:
 
 
 def open_gpu(device: str) -> NullGpu:
-    """The GPU that `runtime.device` means, as CUDA numbers it by the bus (CUDA_DEVICE_ORDER=PCI_BUS_ID), or a null object.
+    """The GPU that `runtime.device` means, as CUDA numbers it by the bus
+    (CUDA_DEVICE_ORDER=PCI_BUS_ID), or a null object.
 
     Args:
         device: "auto", or one that `device_of` returns.
@@ -183,7 +190,8 @@ def open_gpu(device: str) -> NullGpu:
 
 @cache
 def is_torch_for_gpus() -> bool:
-    """Whether the installed torch was built with CUDA, told without importing it; True where nothing tells."""
+    """Whether the installed torch was built with CUDA, told without importing it; True where
+    nothing tells."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return True

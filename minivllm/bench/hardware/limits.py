@@ -16,7 +16,8 @@ from minivllm.bench.hardware.readings import Roofline
 PROBE_BYTES = 1 << 30
 MIN_PROBE_BYTES = 1 << 26
 PROBE_SECONDS = 0.3  # budget of one probe, after its first tries
-PRODUCT_BYTES = 16  # for each number of a square product: two of float32, and three as they are multiplied
+# for each number of a square product: two of float32, and three as they are multiplied
+PRODUCT_BYTES = 16
 GPU_CALLS = 8  # of a read or a copy in a row: one alone takes a fraction of a millisecond there
 
 
@@ -49,13 +50,16 @@ def higher(first: Roofline, second: Roofline) -> Roofline:
 def best_seconds(
     action: Callable[[], object], synchronise: Callable[[], object], tries: int = 8, calls: int = 1
 ) -> float:
-    """Shortest time of several tries, after one that does not count; of one try, where that takes long.
+    """Shortest time of several tries, after one that does not count; of one try, where that takes
+    long.
 
     Args:
         action: what is timed.
         synchronise: waits for the device.
-        tries: most of them; three where they take longer than PROBE_SECONDS, and one where each of them does.
-        calls: in a try, whose time is shared: where one is short, a launch and a wait for a GPU would count.
+        tries: most of them; three where they take longer than PROBE_SECONDS, and one where each of
+            them does.
+        calls: in a try, whose time is shared: where one is short, a launch and a wait for a GPU
+            would count.
     """
     begin = time.perf_counter()
     action()
@@ -74,7 +78,8 @@ def best_seconds(
 
 
 def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
-    """Measure this machine's memory bandwidth and matrix rate, on the run's own threads. Needs torch.
+    """Measure this machine's memory bandwidth and matrix rate, on the run's own threads. Needs
+    torch.
 
     Args:
         device: "cpu" or "cuda...".
@@ -98,7 +103,9 @@ def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
         sizes = _square_sizes(device)
         if len(sizes) < 2:
             notes.append(
-                f"the matrix rate was probed {'with a small product only' if sizes else 'not at all'}: too little free memory"
+                "the matrix rate was probed "
+                f"{'with a small product only' if sizes else 'not at all'}: too little free "
+                "memory"
             )
         result.matrix_flops_per_s = _matrix_rate(torch, device, dtype, sizes, synchronise)
     if cuda:
@@ -134,8 +141,10 @@ def _square_sizes(device: str) -> list[int]:
 
 
 def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], object]) -> float:
-    """Bytes a second of the fastest plain read of a buffer that is larger than any cache but this one's."""
-    floats = torch.ones(size // 4, dtype=torch.float32, device=device)  # written, so that its pages exist
+    """Bytes a second of the fastest plain read of a buffer that is larger than any cache but this
+    one's."""
+    # written, so that its pages exist
+    floats = torch.ones(size // 4, dtype=torch.float32, device=device)
     kernels = _cpu_kernels(device)
     if kernels is not None:
         kernels.use_huge_pages_(floats)  # as weights are, which are read faster so
@@ -155,10 +164,12 @@ def _bandwidth(torch: Any, device: str, size: int, synchronise: Callable[[], obj
 def _matrix_rate(
     torch: Any, device: str, dtype: str, sizes: list[int], synchronise: Callable[[], object]
 ) -> float | None:
-    """Operations a second of a square matrix product in the compute dtype, by whichever kernel and size is fastest.
+    """Operations a second of a square matrix product in the compute dtype, by whichever kernel and
+    size is fastest.
 
-    The product is that of a linear layer: a processor may have no kernel for others. One that multiplies nothing
-    smaller than float32 is fastest in that. Beside layers that multiply in 8 bits there are others.
+    The product is that of a linear layer: a processor may have no kernel for others. One that
+    multiplies nothing smaller than float32 is fastest in that. Beside layers that multiply in 8
+    bits there are others.
     """
     cuda = device.startswith("cuda")
     best, narrow = 0.0, dtype in ("int8", "float8_e4m3fn")
@@ -166,7 +177,10 @@ def _matrix_rate(
         exact = [torch.randn(n, n, device=device) for _ in range(2)]
         a, b = (x.to(torch.bfloat16 if narrow else getattr(torch, dtype)) for x in exact)
         linear = torch.nn.functional.linear
-        products: list[Callable[[], object]] = [functools.partial(linear, a, b), *_own_products(a, b)]
+        products: list[Callable[[], object]] = [
+            functools.partial(linear, a, b),
+            *_own_products(a, b),
+        ]
         if narrow:
             products.append(_narrow_product(torch, dtype, *exact))
         if not cuda and dtype != "float32":
@@ -184,11 +198,14 @@ def _narrow_product(torch: Any, dtype: str, a: Any, b: Any) -> Callable[[], obje
         )
     one = torch.ones((), device=a.device)
     rounded = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
-    return functools.partial(torch._scaled_mm, *rounded, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return functools.partial(
+        torch._scaled_mm, *rounded, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+    )
 
 
 def _own_reads(torch: Any, kernels: Any, memory: Any) -> list[Callable[[], object]]:
-    """A read as the C++ kernels read weights for one token, who ask for memory early: on some processors the fastest.
+    """A read as the C++ kernels read weights for one token, who ask for memory early: on some
+    processors the fastest.
 
     Args:
         kernels: the C++ kernels or None.
@@ -202,11 +219,14 @@ def _own_reads(torch: Any, kernels: Any, memory: Any) -> list[Callable[[], objec
     panels = memory.view(torch.uint8).view(-1, 2 * inputs * PANEL)
     x = torch.zeros(1, inputs, dtype=torch.bfloat16)
     outputs = len(panels) * PANEL
-    return [lambda: kernels.linear(x, panels, None, None, None, int(Format.BFLOAT16), outputs, inputs)]
+    return [
+        lambda: kernels.linear(x, panels, None, None, None, int(Format.BFLOAT16), outputs, inputs)
+    ]
 
 
 def _own_products(a: Any, b: Any) -> list[Callable[[], object]]:
-    """The product by the C++ kernels, where there are any: a limit that an engine could pass would be none."""
+    """The product by the C++ kernels, where there are any: a limit that an engine could pass would
+    be none."""
     kernels = _cpu_kernels(a.device.type)
     if kernels is None or not kernels.has_linear or str(a.dtype) != "torch.bfloat16":
         return []

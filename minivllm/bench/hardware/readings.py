@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Energy:
-    """Energy of the measured window, read from a counter; null with the reason where there is none."""
+    """Energy of the measured window, read from a counter; null with the reason where there is
+    none."""
 
     joules: float | None = None
     joules_per_output_token: float | None = None
@@ -34,6 +35,7 @@ class Roofline:
     prefill_flops: float | None = None
     prefill_s: float | None = None
     mfu: float | None = None
-    fits_cache: bool | None = None  # the streamed bytes fit the last-level cache, so MBU may exceed 1
+    # the streamed bytes fit the last-level cache, so MBU may exceed 1
+    fits_cache: bool | None = None
     least_s: float | None = None  # that all steps would have taken at these limits
     share: float | None = None  # of the window's duration

@@ -23,10 +23,11 @@ UNCOUNTED_PHASES = ("probing", "quality", "profiling")
 class Telemetry:
     """A thread that samples a worker, whatever it has started, and its GPU until stopped.
 
-    Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's own
-    timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water mark),
-    `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`, `cpu_fastest_mhz`, and `gpu_*` readings. Memory and
-    CPU are the worker's and its descendants' together: some engines compute in a process of their own.
+    Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's
+    own timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water
+    mark), `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`,
+    `cpu_fastest_mhz`, and `gpu_*` readings. Memory and CPU are the worker's and its descendants'
+    together: some engines compute in a process of their own.
 
     Args:
         pid: the worker.
@@ -49,7 +50,8 @@ class Telemetry:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._family = Family(pid)
-        self._last: tuple[float, float, float] | None = None  # time, worker's CPU seconds, everybody's
+        # time, worker's CPU seconds, everybody's
+        self._last: tuple[float, float, float] | None = None
         self._clocks: dict[str, float | None] = {}
         self._clocks_s = float("-inf")
 
@@ -88,7 +90,8 @@ class Telemetry:
         worker_percent = other_percent = None
         if self._last is not None and now > self._last[0]:
             span = now - self._last[0]
-            worker_percent = max(0.0, 100 * (worker - self._last[1]) / span)  # a process may have ended
+            # a process may have ended
+            worker_percent = max(0.0, 100 * (worker - self._last[1]) / span)
             other_percent = max(0.0, 100 * (total - self._last[2]) / span - worker_percent)
         self._last = (now, worker, total)
         return {
@@ -116,7 +119,9 @@ class Telemetry:
         """Rows taken from `since` to `until` (monotonic seconds)."""
         with self._lock:
             return [
-                row for row in self._rows if row["t_s"] >= since and (until is None or row["t_s"] <= until)
+                row
+                for row in self._rows
+                if row["t_s"] >= since and (until is None or row["t_s"] <= until)
             ]
 
 
@@ -163,7 +168,8 @@ class Family:
         self._looked_s = float("-inf")
 
     def usage(self, now: float) -> Usage:
-        """What they use. Descendants are looked for once a second: that takes a walk over all processes.
+        """What they use. Descendants are looked for once a second: that takes a walk over all
+        processes.
 
         Raises:
             psutil.Error: the process itself is gone.
@@ -230,6 +236,8 @@ def _descendants() -> list[int]:
 def peak(rows: list[Sample], column: str) -> int | None:
     """Greatest value of a column outside UNCOUNTED_PHASES; None where it was never read."""
     values = [
-        row[column] for row in rows if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES
+        row[column]
+        for row in rows
+        if row.get(column) is not None and row["phase"] not in UNCOUNTED_PHASES
     ]
     return int(max(values)) if values else None

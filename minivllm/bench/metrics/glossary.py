@@ -1,4 +1,5 @@
-"""What every figure of a record is: the metrics, and the figures that are read or counted rather than timed."""
+"""What every figure of a record is: the metrics, and the figures that are read or counted rather
+than timed."""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ class Weights(Figure):
     """All weights as the quantisation stores them, scales included, tied tensors once.
 
     Formula: sum of the tensors' bytes.
-    Example: 0.6 billion parameters at 2 bytes are 1.2 GB; at half a byte and a 4-byte scale for every 64, 0.34 GB.
+    Example: 0.6 billion parameters at 2 bytes are 1.2 GB; at half a byte and a 4-byte scale for
+    every 64, 0.34 GB.
     """
 
     name, unit, direction = "memory.weights", "bytes", "lower"
 
 
 class KVPool(Figure):
-    """Size of the key-value cache that was set aside; on a CPU its pages take memory only once they are written to.
+    """Size of the key-value cache that was set aside; on a CPU its pages take memory only once they
+    are written to.
 
     Formula: blocks * block_size * bytes of one token's keys and values.
     Example: 1,000 blocks of 16 tokens at 4,096 bytes: 65.5 MB.
@@ -58,10 +61,11 @@ class DevicePeak(Figure):
 
 
 class HostPeak(Figure):
-    """Greatest resident memory of the worker and what it started (the sum of their own peaks), without the probe.
+    """Greatest resident memory of the worker and what it started (the sum of their own peaks),
+    without the probe.
 
-    Formula: the kernel's high-water mark (VmHWM), of loading and of the window, the greater; reset before the window
-    where that is allowed.
+    Formula: the kernel's high-water mark (VmHWM), of loading and of the window, the greater; reset
+    before the window where that is allowed.
     Example: Python and torch with 0.4 GB and weights of 1.2 GB: 1.6 GB.
     """
 
@@ -69,7 +73,8 @@ class HostPeak(Figure):
 
 
 class Joules(Figure):
-    """Energy of the measured window, read from a hardware counter; null with the reason where there is none.
+    """Energy of the measured window, read from a hardware counter; null with the reason where there
+    is none.
 
     Formula: counter after the window - counter before it, the device idle at both readings.
     Example: 9,000 J before and 13,000 J after: 4,000 J.
@@ -111,7 +116,8 @@ class JoulesAboveIdle(Figure):
 class CostPerMillion(Figure):
     """Money for a million output tokens, at the prices of `measure.price`.
 
-    Formula: 1e6 * (price of a device-hour / 3600 + price of a kWh * mean watts / 3.6e6) / output tokens a second.
+    Formula: 1e6 * (price of a device-hour / 3600 + price of a kWh * mean watts / 3.6e6) / output
+    tokens a second.
     Example: 3.60 an hour and no price of energy, at 1,000 tokens/s: 1.00.
     """
 
@@ -129,8 +135,8 @@ class Bandwidth(Figure):
 
 
 class MatrixRate(Figure):
-    """Rate of a square matrix product in the compute dtype, or in the 8 bits that some layers multiply in, by the fastest
-    kernel at hand, as measured when the run began.
+    """Rate of a square matrix product in the compute dtype, or in the 8 bits that some layers
+    multiply in, by the fastest kernel at hand, as measured when the run began.
 
     Formula: 2 n^3 / shortest time, the better of two n.
     Example: n = 2,048 in 10 ms: 1.72 TFLOP/s.
@@ -142,7 +148,8 @@ class MatrixRate(Figure):
 class MBU(Figure):
     """Model bandwidth utilisation: share of the measured bandwidth that pure decode steps needed.
 
-    Formula: (streamed weights + keys and values of the context, summed over the steps) / their seconds / bandwidth.
+    Formula: (streamed weights + keys and values of the context, summed over the steps) / their
+    seconds / bandwidth.
     Example: 1.2 GB of weights and 0.3 GB of cache a step of 100 ms, at 20 GB/s: 0.75.
     """
 
@@ -152,7 +159,8 @@ class MBU(Figure):
 class MFU(Figure):
     """Model FLOP utilisation: share of the measured matrix rate that pure prefill steps needed.
 
-    Formula: (operations of the tokens' matrix products and attention) / their seconds / matrix rate.
+    Formula: (operations of the tokens' matrix products and attention) / their seconds / matrix
+    rate.
     Example: 1,000 tokens at 1.2 GFLOP each in 1 s, at 2 TFLOP/s: 0.6.
     """
 
@@ -160,9 +168,11 @@ class MFU(Figure):
 
 
 class RooflineShare(Figure):
-    """Share of the run that its steps would have taken at the measured limits: the rest is what a perfect engine gains.
+    """Share of the run that its steps would have taken at the measured limits: the rest is what a
+    perfect engine gains.
 
-    Formula: sum over all steps of max(bytes / bandwidth, operations / matrix rate) / the run's duration.
+    Formula: sum over all steps of max(bytes / bandwidth, operations / matrix rate) / the run's
+    duration.
     Example: steps that need 60 s at the limits, in a run of 80 s: 0.75.
     """
 
@@ -170,7 +180,8 @@ class RooflineShare(Figure):
 
 
 class ForwardTime(Figure):
-    """The model's part of a mean step; on a GPU the time to launch it, the wait for it is in sample_ms.
+    """The model's part of a mean step; on a GPU the time to launch it, the wait for it is in
+    sample_ms.
 
     Formula: sum of the steps' forward times / steps.
     Example: 400 steps that spend 36 s in the model: 90 ms.
@@ -180,8 +191,8 @@ class ForwardTime(Figure):
 
 
 class GapTime(Figure):
-    """From the end of one step to the start of the next: what the driver takes. Time without any request, or
-    waiting for a fuller batch, is no gap.
+    """From the end of one step to the start of the next: what the driver takes. Time without any
+    request, or waiting for a fuller batch, is no gap.
 
     Formula: sum of the gaps / steps.
     Example: 400 gaps of 20 ms in all: 0.05 ms.
@@ -201,7 +212,8 @@ class Load(Figure):
 
 
 class FirstBatch(Figure):
-    """The first warm-up batch, in which kernels are chosen and memory is touched for the first time.
+    """The first warm-up batch, in which kernels are chosen and memory is touched for the first
+    time.
 
     Formula: seconds of the first warm-up.
     Example: 0.8 s, where the same batch later takes 0.3 s.
@@ -241,7 +253,8 @@ class Top1(Figure):
 
 
 class Prefix(Figure):
-    """Greedy tokens identical with the reference's before the first that differs, mean over prompts.
+    """Greedy tokens identical with the reference's before the first that differs, mean over
+    prompts.
 
     Formula: sum of the identical prefixes / prompts.
     Example: 64 and 20 tokens: 42.
@@ -250,18 +263,22 @@ class Prefix(Figure):
     name, unit, direction = "quality.prefix_mean", "tokens", "higher"
 
 
-FIGURES: tuple[type[Figure], ...] = tuple(Figure.__subclasses__())  # in the order of their definition
+# in the order of their definition
+FIGURES: tuple[type[Figure], ...] = tuple(Figure.__subclasses__())
 
 
 def glossary() -> list[dict[str, str | None]]:
     """Name, unit, direction, description, formula and example of every figure, from its class."""
     classes: list[type[Metric] | type[Figure]] = [*(type(metric) for metric in METRICS), *FIGURES]
     return [
-        {"name": cls.name, "unit": cls.unit, "direction": cls.direction, **_parts(cls)} for cls in classes
+        {"name": cls.name, "unit": cls.unit, "direction": cls.direction, **_parts(cls)}
+        for cls in classes
     ]
 
 
 def _parts(cls: type) -> dict[str, str]:
-    parts = re.split(r"^(?:Formula|Example):", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE)
+    parts = re.split(
+        r"^(?:Formula|Example):", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE
+    )
     names = ("description", "formula", "example")
     return {name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)}

@@ -1,4 +1,5 @@
-"""How long a device idled while steps were traced: between steps, which the host can cause, and within them."""
+"""How long a device idled while steps were traced: between steps, which the host can cause, and
+within them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Idle:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Where the time of like steps goes. A step is from the begin of its first kernel to that of the next one's."""
+    """Where the time of like steps goes. A step is from the begin of its first kernel to that of
+    the next one's."""
 
     steps: int
     requests: int  # of each step
@@ -43,15 +45,18 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Idleness:
-    """The idleness of a whole trace, from the first kernel's begin to the last one's end, and of what decodes in it."""
+    """The idleness of a whole trace, from the first kernel's begin to the last one's end, and of
+    what decodes in it."""
 
     whole: Idle
-    # See `decoding_run`; None where there are too few such steps, or what they launched is not known.
+    # See `decoding_run`; None where there are too few such steps, or what they launched is not
+    # known.
     decoding: Decoding | None
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times as intervals that neither touch nor overlap, in order; those of no length are left out."""
+    """The same times as intervals that neither touch nor overlap, in order; those of no length are
+    left out."""
     found: list[Interval] = []
     for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if found and begin <= found[-1][1]:
@@ -62,7 +67,8 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def idle_share(busy: Iterable[Interval], begin: float, end: float) -> float | None:
-    """The share of the time from `begin` to `end` that no interval covers; None where that is no time."""
+    """The share of the time from `begin` to `end` that no interval covers; None where that is no
+    time."""
     if end <= begin:
         return None
     inside = ((max(begin, first), min(end, last)) for first, last in busy)
@@ -70,9 +76,12 @@ def idle_share(busy: Iterable[Interval], begin: float, end: float) -> float | No
 
 
 def decoding_run(steps: Sequence[dict[str, Any]]) -> range:
-    """The longest run of steps that only decode and have as many requests, by their numbers; the first of equals."""
+    """The longest run of steps that only decode and have as many requests, by their numbers; the
+    first of equals."""
     longest, position = range(0), 0
-    for (only_decodes, _), members in groupby(steps, lambda step: (decodes(step), int(step["num_requests"]))):
+    for (only_decodes, _), members in groupby(
+        steps, lambda step: (decodes(step), int(step["num_requests"]))
+    ):
         run = range(position, position := position + len(list(members)))
         if only_decodes and len(run) > len(longest):
             longest = run
@@ -82,12 +91,14 @@ def decoding_run(steps: Sequence[dict[str, Any]]) -> range:
 def idleness(events: Iterable[Any], steps: Sequence[dict[str, Any]]) -> Idleness | None:
     """How long the device of a profile idled; None where no device is in it.
 
-    A kernel belongs to the step within which the host launched it, however late it runs: it has the number of its launch
-    (all kernels of a graph that of the graph's). So steps may overlap. One whose launch is not in the trace belongs to
-    none, which can make the time between steps longer, but not shorter.
+    A kernel belongs to the step within which the host launched it, however late it runs: it has the
+    number of its launch (all kernels of a graph that of the graph's). So steps may overlap. One
+    whose launch is not in the trace belongs to none, which can make the time between steps longer,
+    but not shorter.
 
     Args:
-        events: the profile's `events()`, those of the host and of the device; their times are microseconds of one clock.
+        events: the profile's `events()`, those of the host and of the device; their times are
+            microseconds of one clock.
         steps: `BenchEngine.steps()` of what was profiled.
     """
     from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
@@ -118,7 +129,9 @@ def idleness(events: Iterable[Any], steps: Sequence[dict[str, Any]]) -> Idleness
         return Idleness(whole, None)
     prepared.sort()
     owned = [
-        (bisect(prepared, launched[number]) - 1, times) for number, times in kernels if number in launched
+        (bisect(prepared, launched[number]) - 1, times)
+        for number, times in kernels
+        if number in launched
     ]
     spans = {
         step: (min(times[0] for _, times in own), max(times[1] for _, times in own))
@@ -127,11 +140,16 @@ def idleness(events: Iterable[Any], steps: Sequence[dict[str, Any]]) -> Idleness
     }
     if any(step not in spans for step in run):
         return Idleness(whole, None)
-    return Idleness(whole, _decoding(busy, [spans[step] for step in run], int(steps[run[0]]["num_requests"])))
+    return Idleness(
+        whole, _decoding(busy, [spans[step] for step in run], int(steps[run[0]]["num_requests"]))
+    )
 
 
-def _decoding(busy: Sequence[Interval], spans: Sequence[Interval], requests: int) -> Decoding | None:
-    """Of steps that follow each other, whose kernels take these times; the last one only ends the one before it."""
+def _decoding(
+    busy: Sequence[Interval], spans: Sequence[Interval], requests: int
+) -> Decoding | None:
+    """Of steps that follow each other, whose kernels take these times; the last one only ends the
+    one before it."""
     begin, end = spans[0][0], spans[-1][0]
     ended = accumulate((last for _, last in spans), max)
     gaps = merged((last, first) for last, (first, _) in zip(ended, spans[1:], strict=False))
@@ -145,13 +163,14 @@ def told(idleness: Idleness) -> str:
     """Sentences for people."""
     whole, decoding = idleness.whole, idleness.decoding
     sentences = (
-        f"The device was idle for {whole.share:.1%} of the {whole.span_ms:.1f} ms from its first kernel to the end of its "
-        "last one."
+        f"The device was idle for {whole.share:.1%} of the {whole.span_ms:.1f} ms from its first "
+        "kernel to the end of its last one."
     )
     if decoding is not None:
         sentences += (
-            f" Of the {decoding.span_ms:.1f} ms of {decoding.steps} steps in which {decoding.requests} requests only "
-            f"decoded, {decoding.between:.1%} lay between a step's last kernel and the next one's first, and for "
-            f"{decoding.within:.1%} it was idle within steps."
+            f" Of the {decoding.span_ms:.1f} ms of {decoding.steps} steps in which "
+            f"{decoding.requests} requests only decoded, {decoding.between:.1%} lay between a "
+            f"step's last kernel and the next one's first, and for {decoding.within:.1%} it was "
+            "idle within steps."
         )
     return sentences

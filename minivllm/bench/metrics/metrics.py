@@ -1,11 +1,14 @@
-"""The metrics: one class each, with its unit, direction, formula and an example; the glossary prints itself from them.
+"""The metrics: one class each, with its unit, direction, formula and an example; the glossary
+prints itself from them.
 
-The examples are of two requests that are due at 100 s at an engine which serves one at a time. a has a prompt of 3
-tokens, and its output tokens come at 101, 102, 102 and 103 s; b has a prompt of 5, and its come at 104 and 105 s.
+The examples are of two requests that are due at 100 s at an engine which serves one at a time. a
+has a prompt of 3 tokens, and its output tokens come at 101, 102, 102 and 103 s; b has a prompt of
+5, and its come at 104 and 105 s.
 
-Only completed requests (ended by "stop" or "length" with at least one token) are measured; the validity
-gate flags a measurement in which others occur. Times of one request are clock seconds:
-scheduled, started (first step), t_1 ... t_n (when each output token became available to the caller).
+Only completed requests (ended by "stop" or "length" with at least one token) are measured; the
+validity gate flags a measurement in which others occur. Times of one request are clock seconds:
+scheduled, started (first step), t_1 ... t_n (when each output token became available to the
+caller).
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from minivllm.bench.records.record import Metrics, Percentiles, Window
 class Metric(ABC):
     """One entry of the record's `metrics`: `name` is its field there.
 
-    A metric's docstring says what it is, after `Formula:` how it is computed, and after `Example:` a case by hand.
+    A metric's docstring says what it is, after `Formula:` how it is computed, and after `Example:`
+    a case by hand.
     """
 
     name: ClassVar[str]
@@ -66,13 +70,15 @@ class TTFT(Distribution):
 
 
 class ITL(Distribution):
-    """Inter-token latency: how evenly tokens flow. Tokens that arrive together share the wait for them.
+    """Inter-token latency: how evenly tokens flow. Tokens that arrive together share the wait for
+    them.
 
-    Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t') / k;
-    of those that come with the first token, each after it gives a sample of 0. Pooled over requests,
-    so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1). One all of whose
-    tokens come at once, as a beam search's do, has none.
-    Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000: mean 750.
+    Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t')
+    / k; of those that come with the first token, each after it gives a sample of 0. Pooled over
+    requests, so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1). One
+    all of whose tokens come at once, as a beam search's do, has none.
+    Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000:
+    mean 750.
     """
 
     name = "itl_ms"
@@ -93,7 +99,8 @@ class ITL(Distribution):
 
 
 class TPOT(Distribution):
-    """Time per output token after the first, one figure a request; those whose tokens come at once have none.
+    """Time per output token after the first, one figure a request; those whose tokens come at once
+    have none.
 
     Formula: (E2E - TTFT) / (n - 1) = 1000 (t_n - t_1) / (n - 1).
     Example: a 2000 / 3 = 666.7 ms, b 1000 / 1: mean 833.333.
@@ -144,7 +151,9 @@ class Rate(Metric):
     def over(self, run: Run, span: Span | None) -> float | None:
         """Count per second of the span."""
         return (
-            None if span is None else sum(self.count(trace, span) for trace in run.traces) / span.duration_s
+            None
+            if span is None
+            else sum(self.count(trace, span) for trace in run.traces) / span.duration_s
         )
 
     def measure(self, run: Run) -> float | None:
@@ -280,9 +289,10 @@ class Steady(Metric):
     """Throughput while the engine is fully loaded: ramp-up and the drain at the end are left out.
 
     Formula: as the three throughputs, over the span from when the running requests first number
-    min(max_num_seqs, concurrency or number of requests) to when the last request leaves the queue; null
-    if that never happens, or if nothing waits any more once the batch is full.
-    Example: full from 100 s (room for one), nothing waits from 103: 3 s, and in them a's 4 tokens: 1.33333 a second.
+    min(max_num_seqs, concurrency or number of requests) to when the last request leaves the queue;
+    null if that never happens, or if nothing waits any more once the batch is full.
+    Example: full from 100 s (room for one), nothing waits from 103: 3 s, and in them a's 4 tokens:
+    1.33333 a second.
     """
 
     name = "steady"
@@ -317,7 +327,9 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def compute(traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max_running: int) -> Metrics:
+def compute(
+    traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max_running: int
+) -> Metrics:
     """All metrics of one measurement.
 
     Args:
@@ -348,7 +360,8 @@ def percentiles(samples: Sequence[float]) -> Percentiles:
 
 
 def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[dict[str, Any]]:
-    """A row a request, failed ones too, for requests.parquet; times are seconds after `origin_s`."""
+    """A row a request, failed ones too, for requests.parquet; times are seconds after
+    `origin_s`."""
 
     def since(time_s: float | None) -> float | None:
         return None if time_s is None else time_s - origin_s

@@ -1,4 +1,5 @@
-"""Whether a prefix cache that should have been empty was not: what a server took from it, and what prompts share."""
+"""Whether a prefix cache that should have been empty was not: what a server took from it, and what
+prompts share."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from itertools import pairwise
 
 from minivllm.bench.workloads.workload import Workload
 
-TOLERANCE = 0.01  # of the prompt tokens: what tokenizing again and a server's own additions may make
+# of the prompt tokens: what tokenizing again and a server's own additions may make
+TOLERANCE = 0.01
 
 
 def check_cold(
@@ -17,7 +19,8 @@ def check_cold(
 
     Args:
         workload: what was asked.
-        liveness: of the engine; `cached_prompt_tokens` are prompt tokens that a server says it did not compute.
+        liveness: of the engine; `cached_prompt_tokens` are prompt tokens that a server says it did
+            not compute.
         prompt_tokens: of all requests, with the turns before.
     """
     cached = float(liveness.get("cache", {}).get("cached_prompt_tokens", 0.0))
@@ -27,24 +30,29 @@ def check_cold(
     if cached - shared <= TOLERANCE * prompt_tokens:
         return []
     return [
-        f"the prefix cache was not cold: {cached:,.0f} of {prompt_tokens:,} prompt tokens came from it, and prompts share at "
-        f"most {shared:,} with each other; set engine.cache_reset, or other prompts with measure.seed, or "
-        "measure.prefix_cache=warm if it is meant"
+        f"the prefix cache was not cold: {cached:,.0f} of {prompt_tokens:,} prompt tokens came "
+        f"from it, and prompts share at most {shared:,} with each other; set engine.cache_reset, "
+        "or other prompts with measure.seed, or measure.prefix_cache=warm if it is meant"
     ]
 
 
 def shareable_tokens(workload: Workload) -> int:
     """Most prompt tokens that a cache which was empty at first may save.
 
-    Of a prompt those are the tokens that it begins with as another one does, of a later turn all turns before it.
+    Of a prompt those are the tokens that it begins with as another one does, of a later turn all
+    turns before it.
     """
     prompts = sorted(
         tuple(request.prompt_token_ids) for request in workload.requests if request.follows is None
     )
     alike = [0, *(common(a, b) for a, b in pairwise(prompts)), 0]
-    return sum(map(max, pairwise(alike))) + sum(request.history_len for request in workload.requests)
+    return sum(map(max, pairwise(alike))) + sum(
+        request.history_len for request in workload.requests
+    )
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -10,7 +10,8 @@ COMPLETED = ("stop", "length")
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What the driver saw of one request. Times are clock seconds; `token_times` has one entry a token."""
+    """What the driver saw of one request. Times are clock seconds; `token_times` has one entry a
+    token."""
 
     request_id: str
     input_tokens: int
@@ -20,7 +21,8 @@ class RequestTrace:
     finished_s: float | None = None  # its last token; or else, when the driver learned of its end
     token_times: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
+    # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
+    finish_reason: str | None = None
     error: str | None = None  # why it did not complete
 
     @property
@@ -30,13 +32,16 @@ class RequestTrace:
 
     @property
     def ended_s(self) -> float | None:
-        """The last token of one that completed; when the driver learned that it was shed. Other ends are failures."""
+        """The last token of one that completed; when the driver learned that it was shed. Other
+        ends are failures."""
         return self.finished_s if self.completed or self.status == "shed" else None
 
     def recount(self, counts: Sequence[int]) -> None:
         """Let each token so far stand for as many as `counts` says, which came when it did."""
         times, ids = self.token_times, self.token_ids
-        self.token_times = [time_s for time_s, n in zip(times, counts, strict=True) for _ in range(n)]
+        self.token_times = [
+            time_s for time_s, n in zip(times, counts, strict=True) for _ in range(n)
+        ]
         self.token_ids = [
             token
             for first, n in zip(ids, counts, strict=True)
@@ -48,7 +53,9 @@ class RequestTrace:
         """ok | empty | aborted | shed | refused | unfinished."""
         if self.finish_reason in COMPLETED:
             return "ok" if self.token_times else "empty"
-        return {None: "unfinished", "abort": "aborted"}.get(self.finish_reason, str(self.finish_reason))
+        return {None: "unfinished", "abort": "aborted"}.get(
+            self.finish_reason, str(self.finish_reason)
+        )
 
 
 UNKNOWN_TOKEN = 0  # stands for a token whose id a server did not tell

@@ -2,39 +2,46 @@
 
 An engine says what a token costs it in `EngineInfo.model`, a dictionary with
 
-    streamed_weight_bytes         bytes of weights read by every forward pass, as stored now: all layers, norms and
-                                  the output head (also when tied), not the input embedding's table, no experts
-    expert_weight_bytes           bytes of one expert of a mixture (optional; 0 where it is missing)
-    experts_per_token             experts that one token goes through, summed over the layers (optional, too)
-    flops_per_token               operations of the matrix products of one token: 2 a parameter that it meets
-    head_flops_per_row            those of the products that are made only where logits are wanted: of a prompt's last
-                                  token the output head, and the end of the last layer if that is trimmed
-    kv_bytes_per_token            bytes of keys and values that one token of context adds, all layers
-    attention_flops_per_token_pair  operations of one query token against one token of context, all layers
-    window                        tokens that layers with a sliding window see (optional; None where there are none)
-    windowed_share                share of the layers that have one (optional; 0 where it is missing)
-    dtype                         compute dtype, "bfloat16", "float16" or "float32"
-    matrix_dtype                  that of its fastest matrix products, if some multiply "int8" or "float8_e4m3fn" (optional;
-                                  the compute dtype where it is missing)
-    device                        "cpu" or "cuda..." (optional; "cpu" where it is missing)
+    streamed_weight_bytes   bytes of weights read by every forward pass, as stored now: all layers,
+                            norms and the output head (also when tied), not the input embedding's
+                            table, no experts
+    expert_weight_bytes     bytes of one expert of a mixture (optional; 0 where it is missing)
+    experts_per_token       experts that one token goes through, summed over the layers (optional)
+    flops_per_token         operations of the matrix products of one token: 2 a parameter
+    head_flops_per_row      those of the products that are made only where logits are wanted: of a
+                            prompt's last token the output head, and the end of the last layer if
+                            that is trimmed
+    kv_bytes_per_token      bytes of keys and values that one token of context adds, all layers
+    attention_flops_per_token_pair
+                            operations of one query token against one token of context, all layers
+    window                  tokens that layers with a sliding window see (optional; None: no window)
+    windowed_share          share of the layers that have a window (optional; 0 where missing)
+    dtype                   compute dtype, "bfloat16", "float16" or "float32"
+    matrix_dtype            dtype of the fastest matrix products, if some multiply "int8" or
+                            "float8_e4m3fn" (optional; the compute dtype where it is missing)
+    device                  "cpu" or "cuda..." (optional; "cpu" where it is missing)
 
 Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
 
-    decode bytes  = sum over pure decode steps of streamed_weight_bytes + kv_bytes_per_token * tokens read
+    decode bytes  = sum over pure decode steps of streamed_weight_bytes
+                    + kv_bytes_per_token * tokens read
                     + expert_weight_bytes * the experts that the step ran
     MBU           = decode bytes / seconds of those steps / measured bandwidth
-    prefill flops = sum over pure prefill steps of flops_per_token * tokens + attention flops of the causal pairs
+    prefill flops = sum over pure prefill steps of flops_per_token * tokens
+                    + attention flops of the causal pairs
     MFU           = prefill flops / seconds of those steps / measured matrix rate
 
-Decode flops and prefill bytes are counted alike, so that flops / bytes is the arithmetic intensity of each
-kind of step (Williams, Waterman and Patterson 2009).
+Decode flops and prefill bytes are counted alike, so that flops / bytes is the arithmetic intensity
+of each kind of step (Williams, Waterman and Patterson 2009).
 
-A pure decode step computes one token of each of its requests and no prompt token; a pure prefill step
-computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine counts them
-(`experts_run` of a step). For one that does not, they are taken to be those of one token, a lower bound.
+A pure decode step computes one token of each of its requests and no prompt token; a pure prefill
+step computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine
+counts them (`experts_run` of a step). For one that does not, they are taken to be those of one
+token, a lower bound.
 
-Tokens read are `context_tokens`, the sum of the sequences' lengths, but in layers with a sliding window
-`window_tokens`, the sum of min(length, window); for an engine that does not count them at least min(sum, window).
+Tokens read are `context_tokens`, the sum of the sequences' lengths, but in layers with a sliding
+window `window_tokens`, the sum of min(length, window); for an engine that does not count them at
+least min(sum, window).
 """
 
 from __future__ import annotations
@@ -65,14 +72,17 @@ def timed(
 ) -> list[int]:
     """Which steps of a kind have a time of their own.
 
-    A step that is launched before the one before it has ended waits for that one in its own phases. So its time is from
-    the beginning of the next to that of the one after, and only a step counts that is followed by two of its kind, the
-    second without idleness before it (which is no gap): none is charged what another kind took.
+    A step that is launched before the one before it has ended waits for that one in its own phases.
+    So its time is from the beginning of the next to that of the one after, and only a step counts
+    that is followed by two of its kind, the second without idleness before it (which is no gap):
+    none is charged what another kind took.
     """
     alike = [kind(step) for step in steps]
     if not overlapped:
         return [i for i, is_one in enumerate(alike) if is_one]
-    return [i for i in range(len(steps) - 2) if all(alike[i : i + 3]) and steps[i + 2].get("gap_ms")]
+    return [
+        i for i in range(len(steps) - 2) if all(alike[i : i + 3]) and steps[i + 2].get("gap_ms")
+    ]
 
 
 def _timed(
@@ -95,7 +105,8 @@ def usage(
     overlapped: bool = False,
     window_s: float | None = None,
 ) -> Roofline:
-    """MBU and MFU of a window's steps against the probed limits, and the share of it that these would have allowed.
+    """MBU and MFU of a window's steps against the probed limits, and the share of it that these
+    would have allowed.
 
     Args:
         costs: `EngineInfo.model`.
@@ -127,20 +138,24 @@ def usage(
             result.mfu = result.prefill_flops / result.prefill_s / probes.matrix_flops_per_s
     bandwidth, rate = probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s
     if steps and bandwidth and rate and not result.fits_cache:
-        result.least_s = sum(max(_bytes(costs, s) / bandwidth, _flops(costs, s) / rate) for s in steps)
+        result.least_s = sum(
+            max(_bytes(costs, s) / bandwidth, _flops(costs, s) / rate) for s in steps
+        )
         result.share = result.least_s / window_s if window_s else None
     return result
 
 
 def exceeds(roofline: Roofline) -> bool:
-    """Whether a run would have passed a limit that was measured, which none does but from the cache."""
+    """Whether a run would have passed a limit that was measured, which none does but from the
+    cache."""
     return not roofline.fits_cache and max(roofline.mbu or 0.0, roofline.mfu or 0.0) > 1
 
 
 def raised(limits: Roofline, device: str, reached: Callable[[Roofline], Roofline]) -> Roofline:
     """Probe again, a few times, for limits that a run does not exceed. Needs torch.
 
-    Whatever else uses a machine only lowers what a probe finds, so of all probes the highest limits count.
+    Whatever else uses a machine only lowers what a probe finds, so of all probes the highest limits
+    count.
 
     Args:
         limits: that the run exceeds.
@@ -161,7 +176,8 @@ def in_windows(costs: dict[str, Any], everywhere: float, in_window: float) -> fl
 
 
 def causal_pairs(length: float, count: float, window: float) -> float:
-    """Pairs of one of the last `count` tokens of a sequence of `length` and a token that it sees, itself included."""
+    """Pairs of one of the last `count` tokens of a sequence of `length` and a token that it sees,
+    itself included."""
 
     def of_first(tokens: float) -> float:
         near = min(tokens, window)
@@ -176,7 +192,8 @@ def _window_tokens(costs: dict[str, Any], step: dict[str, Any]) -> float:
 
 
 def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
-    """Bytes that a step has to move: the weights that it streams and the keys and values of its context."""
+    """Bytes that a step has to move: the weights that it streams and the keys and values of its
+    context."""
     one, least = costs.get("expert_weight_bytes", 0.0), costs.get("experts_per_token", 0)
     context = step["context_tokens"]
     cached = costs["kv_bytes_per_token"] * in_windows(costs, context, _window_tokens(costs, step))
@@ -186,10 +203,11 @@ def _bytes(costs: dict[str, Any], step: dict[str, Any]) -> float:
 def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     """Operations of a step, from below where it does not count its own pairs.
 
-    `context_tokens` is the sum of the sequences' lengths after the step. In one that only decodes or only prefills requests
-    of equal shares are assumed: a chunk of n tokens that ends at length L attends to n * L - n * (n - 1) / 2 pairs. Of
-    others the last token of each request alone is known to attend to all of it. Within a window no token attends to
-    more than its request has there.
+    `context_tokens` is the sum of the sequences' lengths after the step. In one that only decodes
+    or only prefills requests of equal shares are assumed: a chunk of n tokens that ends at length L
+    attends to n * L - n * (n - 1) / 2 pairs. Of others the last token of each request alone is
+    known to attend to all of it. Within a window no token attends to more than its request has
+    there.
     """
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
     alike = decodes(step) or prefills(step)

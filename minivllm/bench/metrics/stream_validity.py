@@ -1,10 +1,12 @@
-"""What the stream of a server says against a measurement: tokens that cannot be counted, prompts of another length."""
+"""What the stream of a server says against a measurement: tokens that cannot be counted, prompts of
+another length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-MISPLACED = 0.05  # share of tokens whose chunk may be unknown: so much the latencies between tokens bear
+# share of tokens whose chunk may be unknown: so much the latencies between tokens bear
+MISPLACED = 0.05
 OTHER_PROMPTS = 0.05  # by which the server's count of a text's tokens may differ from ours
 LATE_END = 0.1  # of the mean latency, between a last token and the end of its stream
 
@@ -30,25 +32,31 @@ def check_stream(
     requests, tokens = _number(engine, "requests"), _number(stream, "tokens")
     if uncounted := _number(stream, "requests_uncounted"):
         reasons.append(
-            f"of {uncounted:.0f} of {requests:.0f} requests nobody knows how many tokens they have: the server tells neither "
-            "their ids nor `usage`, and their text does not come to what was asked for"
+            f"of {uncounted:.0f} of {requests:.0f} requests nobody knows how many tokens they "
+            "have: the server tells neither their ids nor `usage`, and their text does not come "
+            "to what was asked for"
         )
     late, misplaced = _number(engine, "tokens_counted_late"), _number(stream, "tokens_misplaced")
     if misplaced > MISPLACED * tokens:
         reasons.append(
-            f"of {misplaced:.0f} of {tokens:.0f} tokens nobody knows when they came: chunks of the stream hold several, and "
-            "neither ids, `usage` on each chunk nor their text tells how many"
+            f"of {misplaced:.0f} of {tokens:.0f} tokens nobody knows when they came: chunks of "
+            "the stream hold several, and neither ids, `usage` on each chunk nor their text "
+            "tells how many"
         )
     elif late or misplaced:
         notes.append(
-            f"{late:.0f} of {tokens:.0f} tokens were counted when their stream had ended, from the text of each chunk and the "
-            f"server's total; of {misplaced:.0f} the chunk is not certain"
+            f"{late:.0f} of {tokens:.0f} tokens were counted when their stream had ended, from "
+            f"the text of each chunk and the server's total; of {misplaced:.0f} the chunk is not "
+            "certain"
         )
     if others := _number(engine, "prompts_of_other_length"):
-        sent, counted = _number(stream, "prompt_tokens_sent"), _number(stream, "prompt_tokens_counted")
+        sent, counted = (
+            _number(stream, "prompt_tokens_sent"),
+            _number(stream, "prompt_tokens_counted"),
+        )
         line = (
-            f"the server counts {counted:.0f} prompt tokens where {sent:.0f} were meant, in {others:.0f} of "
-            f"{requests:.0f} requests"
+            f"the server counts {counted:.0f} prompt tokens where {sent:.0f} were meant, in "
+            f"{others:.0f} of {requests:.0f} requests"
         )
         as_text = engine.get("prompts") == "text"
         if as_text and abs(counted - sent) <= OTHER_PROMPTS * sent:
@@ -58,8 +66,9 @@ def check_stream(
     lag = _number(stream, "end_lag_ms")
     if e2e_ms is not None and lag > LATE_END * e2e_ms:
         notes.append(
-            f"streams ended {lag:.1f} ms after their last token on average, {100 * lag / e2e_ms:.0f} % of the latency, which "
-            "does not include it; the next request of a closed loop waited for that"
+            f"streams ended {lag:.1f} ms after their last token on average, "
+            f"{100 * lag / e2e_ms:.0f} % of the latency, which does not include it; the next "
+            "request of a closed loop waited for that"
         )
     return reasons, notes
 

@@ -1,4 +1,5 @@
-"""The gate: may this measurement be quoted? Every reason against it is one sentence with its numbers."""
+"""The gate: may this measurement be quoted? Every reason against it is one sentence with its
+numbers."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from minivllm.bench.metrics.stream_validity import check_stream
 from minivllm.bench.records.record import Metrics, Validity
 from minivllm.bench.workloads.workload import Workload
 
-LITTLE_TOLERANCE = 0.05  # Little's law is exact over the whole window; this leaves room for late endings
+# Little's law is exact over the whole window; this leaves room for late endings
+LITTLE_TOLERANCE = 0.05
 LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
 WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
-MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10  # longest stretch without a telemetry sample: the greater of the two
+# longest stretch without a telemetry sample: the greater of the two
+MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10
 SHORT_S = 1.0  # a window in which any moment's disturbance is a large part
 OTHERS_PERCENT = 20.0  # of one core, used by other processes
 CLOCK_RANGE = 0.1  # of the greatest clock within the window
 THROTTLED_SHARE = 0.05  # of the samples; a single one may be the end of something else
-# Bits of NVML's clocks event reasons. Those of the hardware protecting itself make a slower machine of it.
+# Bits of NVML's clocks event reasons. Those of the hardware protecting itself make a slower machine
+# of it.
 SLOWDOWNS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -72,7 +76,11 @@ def check(
         *_recordings(liveness or {}),
         *_overlaps(liveness or {}),
         *stream_notes,
-        *(check_cold(workload, liveness or {}, sum(trace.input_tokens for trace in traces)) if cold else ()),
+        *(
+            check_cold(workload, liveness or {}, sum(trace.input_tokens for trace in traces))
+            if cold
+            else ()
+        ),
     ]
     return Validity(not reasons, reasons, notes)
 
@@ -87,8 +95,8 @@ def check_telemetry(
     """Judge the samples of a measured window.
 
     Args:
-        rows: with `t_s` in seconds of the clock of `start_s`, `cpu_other_percent` (100 is one core), and what
-            else of `Telemetry`'s columns the machine offers.
+        rows: with `t_s` in seconds of the clock of `start_s`, `cpu_other_percent` (100 is one
+            core), and what else of `Telemetry`'s columns the machine offers.
         start_s: the window's start.
         end_s: the window's end.
         interval_s: seconds between samples, as set.
@@ -110,15 +118,17 @@ def check_telemetry(
         notes.append(f"no telemetry sample fell into the window of {end_s - start_s:.2f} s")
     if end_s - start_s < SHORT_S:
         notes.append(
-            f"the window lasted {end_s - start_s:.2f} s: a moment's disturbance is a large part of it, and a longer load "
-            "or more repeats say more"
+            f"the window lasted {end_s - start_s:.2f} s: a moment's disturbance is a large part "
+            "of it, and a longer load or more repeats say more"
         )
-    # What others used is known of the time up to a sample, so that the next one after a short window is of it, too.
+    # What others used is known of the time up to a sample, so that the next one after a short
+    # window is of it, too.
     heard = inside or [row for row in rows if row["t_s"] > end_s][:1]
     others = [row["cpu_other_percent"] for row in heard if row.get("cpu_other_percent") is not None]
     if others and sum(others) / len(others) > OTHERS_PERCENT:
         notes.append(
-            f"other processes used {sum(others) / len(others):.0f} % of a core on average during the window"
+            f"other processes used {sum(others) / len(others):.0f} % of a core on average during "
+            "the window"
         )
     reasons += _slowdowns(inside)
     notes += [
@@ -131,7 +141,8 @@ def check_telemetry(
 
 
 def shared(notes: Iterable[str]) -> bool:
-    """Whether a record's notes say that other processes used the machine or the GPU within the window."""
+    """Whether a record's notes say that other processes used the machine or the GPU within the
+    window."""
     return any("other process" in note for note in notes)
 
 
@@ -149,7 +160,8 @@ def _slowdowns(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _power_cap(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Reaching the power limit is how a loaded GPU runs, but the figures are then those of that limit."""
+    """Reaching the power limit is how a loaded GPU runs, but the figures are then those of that
+    limit."""
     flags = _readings(rows, "gpu_throttle_reasons")
     share = sum(bool(flag & POWER_CAP) for flag in flags) / len(flags) if flags else 0.0
     if share > THROTTLED_SHARE:
@@ -160,18 +172,32 @@ def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Processes with a context on the GPU that the worker did not start."""
     most = max(_readings(rows, "gpu_other_processes"), default=0)
     if most:
-        yield f"{most} other processes were on the GPU" if most > 1 else "another process was on the GPU"
+        yield (
+            f"{most} other processes were on the GPU"
+            if most > 1
+            else "another process was on the GPU"
+        )
 
 
 def _clocks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for column, name in (("gpu_sm_mhz", "GPU"), ("gpu_memory_mhz", "GPU memory"), ("cpu_mhz", "CPU")):
+    for column, name in (
+        ("gpu_sm_mhz", "GPU"),
+        ("gpu_memory_mhz", "GPU memory"),
+        ("cpu_mhz", "CPU"),
+    ):
         clocks = _readings(rows, column)
         if clocks and max(clocks) - min(clocks) > CLOCK_RANGE * max(clocks):
-            yield f"the {name} clock changed within the window, from {min(clocks):.0f} to {max(clocks):.0f} MHz"
+            yield (
+                f"the {name} clock changed within the window, from {min(clocks):.0f} to "
+                f"{max(clocks):.0f} MHz"
+            )
 
 
-def _slow_clocks(rows: Sequence[Mapping[str, Any]], clocks: Mapping[str, float | None]) -> Iterator[str]:
-    """A machine that saves power, or is throttled by what it does not tell, is not the one that its name promises."""
+def _slow_clocks(
+    rows: Sequence[Mapping[str, Any]], clocks: Mapping[str, float | None]
+) -> Iterator[str]:
+    """A machine that saves power, or is throttled by what it does not tell, is not the one that its
+    name promises."""
     for column, limit, name in (
         ("cpu_fastest_mhz", "cpu_max_mhz", "CPU's fastest core"),
         ("gpu_sm_mhz", "gpu_max_sm_mhz", "GPU"),
@@ -180,8 +206,8 @@ def _slow_clocks(rows: Sequence[Mapping[str, Any]], clocks: Mapping[str, float |
         greatest, most = max(_readings(rows, column), default=None), clocks.get(limit)
         if greatest is not None and most and greatest < SLOW_CLOCK * most:
             yield (
-                f"the {name} ran at {greatest:.0f} MHz at most, {100 * greatest / most:.0f} % of its own maximum of "
-                f"{most:.0f} MHz, for the whole window"
+                f"the {name} ran at {greatest:.0f} MHz at most, {100 * greatest / most:.0f} % of "
+                f"its own maximum of {most:.0f} MHz, for the whole window"
             )
 
 
@@ -189,7 +215,10 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
     """Every request asked for was answered, with the tokens it asked for."""
     asked = {request.request_id: request for request in workload.requests}
     if [trace.request_id for trace in traces] != list(asked):
-        yield f"{len(traces)} requests were traced and {len(asked)} asked for, or they are not the same"
+        yield (
+            f"{len(traces)} requests were traced and {len(asked)} asked for, or they are not the "
+            "same"
+        )
         return
     failed = [
         f"{trace.request_id}: {trace.error or trace.status}"
@@ -218,10 +247,14 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
 
 
 def _shed(traces: Sequence[RequestTrace]) -> Iterator[str]:
-    """A policy that sheds does what it was asked to, but the latencies are then those of the others."""
+    """A policy that sheds does what it was asked to, but the latencies are then those of the
+    others."""
     shed = [trace.request_id for trace in traces if trace.status == "shed"]
     if shed:
-        yield f"{len(shed)} of {len(traces)} requests were shed, too late for their deadline ({_examples(shed)})"
+        yield (
+            f"{len(shed)} of {len(traces)} requests were shed, too late for their deadline "
+            f"({_examples(shed)})"
+        )
 
 
 def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:
@@ -235,33 +268,43 @@ def _times(traces: Sequence[RequestTrace]) -> Iterator[str]:
             continue
         if times[0] < trace.scheduled_s:
             early.append(
-                f"{trace.request_id}: first token {trace.scheduled_s - times[0]:.3f} s before it was due"
+                f"{trace.request_id}: first token {trace.scheduled_s - times[0]:.3f} s before it "
+                "was due"
             )
         elif trace.started_s is not None and not trace.scheduled_s <= trace.started_s <= times[0]:
             offset = trace.started_s - trace.scheduled_s
             early.append(f"{trace.request_id}: first step {offset:+.3f} s from when it was due")
     if backwards:
-        yield f"{len(backwards)} requests have token times missing or out of order ({_examples(backwards)})"
+        yield (
+            f"{len(backwards)} requests have token times missing or out of order "
+            f"({_examples(backwards)})"
+        )
     if early:
-        yield f"{len(early)} requests have times that cannot be ({_examples(early)}): the clocks disagree"
+        yield (
+            f"{len(early)} requests have times that cannot be ({_examples(early)}): the clocks "
+            "disagree"
+        )
 
 
 def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]:
-    """A note on answers that are one token from beginning to end, as of a model or a kernel that is broken.
+    """A note on answers that are one token from beginning to end, as of a model or a kernel that is
+    broken.
 
     Args:
         traces: of an engine that computes.
         served: whether a server answers, which may not tell the ids.
     """
     said = [
-        t for t in traces if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
+        t
+        for t in traces
+        if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
     ]
     alike = [f"{t.request_id}: token {t.token_ids[0]}" for t in said if len(set(t.token_ids)) == 1]
     if not alike:
         return []
     return [
-        f"{len(alike)} of {len(said)} answers of at least {LONG_ANSWER} tokens are one token throughout "
-        f"({_examples(alike)})"
+        f"{len(alike)} of {len(said)} answers of at least {LONG_ANSWER} tokens are one token "
+        f"throughout ({_examples(alike)})"
     ]
 
 
@@ -294,14 +337,19 @@ def _above_limit(roofline: Roofline) -> Iterator[str]:
     if not exceeds(roofline):
         return
     if roofline.mbu is not None and roofline.mbu > 1:
-        yield f"decoding would have used {100 * roofline.mbu:.0f} % of the measured memory bandwidth"
+        yield (
+            f"decoding would have used {100 * roofline.mbu:.0f} % of the measured memory bandwidth"
+        )
     if roofline.mfu is not None and roofline.mfu > 1:
         yield f"prefill would have used {100 * roofline.mfu:.0f} % of the measured matrix rate"
 
 
 def _limit_notes(roofline: Roofline) -> Iterator[str]:
     if roofline.fits_cache and max(roofline.mbu or 0, roofline.mfu or 0) > 1:
-        yield "the model fits the last-level cache, so its use of the measured limits may exceed 100 %"
+        yield (
+            "the model fits the last-level cache, so its use of the measured limits may exceed "
+            "100 %"
+        )
 
 
 def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
@@ -313,8 +361,9 @@ def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
     latency = sum(trace.token_times[-1] - trace.scheduled_s for trace in sent) / len(sent)
     if late > LATE_SHARE * latency:
         yield (
-            f"requests were submitted {1e3 * late:.1f} ms late on average, {100 * late / latency:.0f} % of "
-            "their latency, which includes it: the engine's steps are long beside it"
+            f"requests were submitted {1e3 * late:.1f} ms late on average, "
+            f"{100 * late / latency:.0f} % of their latency, which includes it: the engine's "
+            "steps are long beside it"
         )
 
 
@@ -334,7 +383,10 @@ def _energy_notes(energy: Energy | None, metrics: Metrics) -> Iterator[str]:
 def _recordings(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str]:
     """A CUDA graph that is recorded when it is first needed holds up the requests that need it."""
     if count := int(liveness.get("runtime", {}).get("graph_captures", 0)):
-        yield f"{count} CUDA graph{'s were' if count > 1 else ' was'} recorded within the window, whose times include it"
+        yield (
+            f"{count} CUDA graph{'s were' if count > 1 else ' was'} recorded within the window, "
+            "whose times include it"
+        )
 
 
 def overlap_steps(liveness: Mapping[str, Mapping[str, float | str]]) -> int:
@@ -346,8 +398,9 @@ def _overlaps(liveness: Mapping[str, Mapping[str, float | str]]) -> Iterator[str
     """Phases tell less where one of them holds the wait for another step."""
     if count := overlap_steps(liveness):
         yield (
-            f"{count} steps overlapped the step before: MBU and MFU are of steps that two of their kind follow, and phases "
-            "of a step hold the wait for another (runtime.overlap=false tells them apart)"
+            f"{count} steps overlapped the step before: MBU and MFU are of steps that two of "
+            "their kind follow, and phases of a step hold the wait for another "
+            "(runtime.overlap=false tells them apart)"
         )
 
 

@@ -42,7 +42,8 @@ class Run:
 
     @cached_property
     def whole(self) -> Span | None:
-        """From the first arrival to the last token, or to when the last request was shed, if that is later."""
+        """From the first arrival to the last token, or to when the last request was shed, if that
+        is later."""
         if self.first_arrival_s is None or self.last_end_s is None:
             return None
         span = Span(self.first_arrival_s, self.last_end_s)
@@ -50,17 +51,19 @@ class Run:
 
     @cached_property
     def steady(self) -> Span | None:
-        """From when the batch first is full to when the queue last is empty: the last start of a request.
+        """From when the batch first is full to when the queue last is empty: the last start of a
+        request.
 
-        None if the batch never is full, if it fills only with the last request, or if the engine does
-        not say when requests start.
+        None if the batch never is full, if it fills only with the last request, or if the engine
+        does not say when requests start.
         """
         starts = [trace.started_s for trace in self.traces if trace.started_s is not None]
         if not starts or len(starts) < len(self.traces):
             return None
         # A request that ends at the moment another starts has made room for it.
         changes = sorted(
-            [(start, 1) for start in starts] + [(trace.token_times[-1], -1) for trace in self.traces]
+            [(start, 1) for start in starts]
+            + [(trace.token_times[-1], -1) for trace in self.traces]
         )
         running, full = 0, min(self.max_running, len(self.traces))
         for time_s, change in changes:

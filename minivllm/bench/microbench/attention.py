@@ -50,7 +50,9 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
         (c.num_heads, c.num_kv_heads, c.num_kv_heads), 2
     )
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # as the C++ kernel wants them
-    ours: AttentionBackend = TritonBackend(specs, kv) if setting.triton else _on_own_cache(setting, specs, kv)
+    ours: AttentionBackend = (
+        TritonBackend(specs, kv) if setting.triton else _on_own_cache(setting, specs, kv)
+    )
     theirs: AttentionBackend = (SDPABackend if spec.soft_cap is None else EagerBackend)(specs, kv)
     pairs = sequences * (queries * context - queries * (queries - 1) / 2)
     return Case(
@@ -66,13 +68,17 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
 
 
 def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> CPUBackend:
-    """The C++ kernel with the keys and values of `kv`, in the order within a block that it likes best."""
+    """The C++ kernel with the keys and values of `kv`, in the order within a block that it likes
+    best."""
     own = KVCache(specs, kv.layout, DTYPE, torch.device("cpu"))
     backend = CPUBackend(specs, own, setting.kernels)
     for slots in torch.arange(kv.layout.num_blocks * BLOCK).split(_PIECE):
-        # Each token is a sequence that consists of it, whatever its slot; what they attend to is of no interest.
+        # Each token is a sequence that consists of it, whatever its slot; what they attend to is of
+        # no interest.
         nowhere = torch.zeros(len(slots), 1, dtype=torch.int32)
-        batch = _batch(setting, len(slots), 1, 1, 1)._replace(slot_mapping=slots, block_table=nowhere)
+        batch = _batch(setting, len(slots), 1, 1, 1)._replace(
+            slot_mapping=slots, block_table=nowhere
+        )
         for layer, spec in enumerate(specs):
             k, v = (part.flatten(0, 1)[slots] for part in kv.parts[layer])
             q = torch.zeros(len(slots), spec.num_heads, spec.head_dim, dtype=DTYPE)

@@ -35,13 +35,15 @@ class Case:
         kernel: what is computed, e.g. "linear int8".
         part: on what, e.g. "gate_up_proj 6144 x 1024".
         rows: tokens, or sequences.
-        ours: the kernel. May overwrite its inputs, so what it returns for a copy counts the first time only.
+        ours: the kernel. May overwrite its inputs, so what it returns for a copy counts the first
+            time only.
         theirs: torch's operations for the same; None where there is no other.
         bytes: that a call has to move, inputs and outputs once.
         operations: of its matrix products, a multiply and an add being two.
         copies: of the inputs, which calls go through in turn.
         tolerance: largest accepted difference of the outputs, relative in the Euclidean norm.
-        seen: what is compared, given the copy's number and what the call returned: that itself, or also what it wrote.
+        seen: what is compared, given the copy's number and what the call returned: that itself, or
+            also what it wrote.
     """
 
     kernel: str
@@ -84,7 +86,8 @@ class Setting:
         return library.choose("off" if self.triton else "on", self.device)[0]
 
     def copies(self, size: float) -> int:
-        """How many inputs of `size` bytes are twice the cache: when a copy's turn comes it has left the cache."""
+        """How many inputs of `size` bytes are twice the cache: when a copy's turn comes it has left
+        the cache."""
         return max(1, math.ceil(2 * self.cache_bytes / size))
 
     def is_from_memory(self, case: Case) -> bool:

@@ -33,7 +33,8 @@ def shapes(setting: Setting) -> dict[str, tuple[int, int]]:
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Every format on every shape; the head is not quantised by default and so is here in bf16 alone."""
+    """Every format on every shape; the head is not quantised by default and so is here in bf16
+    alone."""
     for name, shape in shapes(setting).items():
         for form in setting.formats:
             if name != "lm_head" or form == "bf16":
@@ -85,7 +86,9 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
     if not own:
         method = METHODS[form](kernel=LIBRARIES[form]) if form in METHODS else None
         return [make(method) for _ in range(copies)]
-    method = METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
+    method = (
+        METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
+    )
     layers = nn.ModuleList(make(method) for _ in range(copies))
     if setting.triton:
         from minivllm.quant.kernels.streamed import stream  # imports Triton

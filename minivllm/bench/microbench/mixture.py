@@ -1,4 +1,5 @@
-"""A mixture of experts: grouped on a GPU, on the C++ kernels on a CPU, beside a loop of torch's products."""
+"""A mixture of experts: grouped on a GPU, on the C++ kernels on a CPU, beside a loop of torch's
+products."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def cases(setting: Setting) -> Iterator[Case]:
 
         yield Case(
             "mixture of experts",
-            f"{c.num_experts_per_token} of {c.num_experts} of {c.hidden_size} x {c.moe_intermediate_size}",
+            f"{c.num_experts_per_token} of {c.num_experts} of {c.hidden_size} x "
+            f"{c.moe_intermediate_size}",
             rows,
             Side("grouped_mm" if setting.triton else "loop, C++", _caller(ours, x)),
             Side("loop", _caller(theirs, x)),
@@ -61,7 +63,9 @@ def _mixture(setting: Setting, kernels: Kernels | None = None) -> MoE:
     for name, module in list(moe.named_modules()):
         if isinstance(module, Linear):
             shape = (sum(module.parts.values()), module.in_features)
-            weight = torch.randn(shape, device=setting.device, generator=generator) / shape[1] ** 0.5
+            weight = (
+                torch.randn(shape, device=setting.device, generator=generator) / shape[1] ** 0.5
+            )
             moe.set_submodule(name, plain_linear(weight.to(DTYPE), None, kernels))
     use_kernels(moe, kernels)
     return moe

@@ -1,5 +1,5 @@
-"""The sampler beside the plainest way to the same tokens. Greedy tokens and, on a GPU, draws without filters are kernels; the
-others are torch's operations, well chosen."""
+"""The sampler beside the plainest way to the same tokens. Greedy tokens and, on a GPU, draws
+without filters are kernels; the others are torch's operations, well chosen."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
 
 
 def _columns(logits: Tensor, requests: list[Request]) -> SamplingColumns:
-    return SamplingColumns.unpack(upload(pack_sampling(requests, range(len(requests))), logits.device))
+    return SamplingColumns.unpack(
+        upload(pack_sampling(requests, range(len(requests))), logits.device)
+    )
 
 
 def _drawn(logits: Tensor, requests: list[Request]) -> Tensor:

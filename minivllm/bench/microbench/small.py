@@ -1,4 +1,5 @@
-"""The small steps between the products: norms, rotation, the write into the cache, the gated activation."""
+"""The small steps between the products: norms, rotation, the write into the cache, the gated
+activation."""
 
 from __future__ import annotations
 
@@ -174,5 +175,10 @@ def _gated(setting: Setting, rows: int) -> Case:
             return own.gated(both[i % copies])
 
     return _case(
-        setting, "SwiGLU", str(inner), rows, numbers, (ours, lambda i: plain.gated(both[i % copies]))
+        setting,
+        "SwiGLU",
+        str(inner),
+        rows,
+        numbers,
+        (ours, lambda i: plain.gated(both[i % copies])),
     )

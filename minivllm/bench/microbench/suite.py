@@ -22,9 +22,14 @@ Case = dict[str, Any]
 
 
 def rows(
-    setting: Setting, limits: Roofline, repeats: int, sample_s: float, synchronise: Callable[[], object]
+    setting: Setting,
+    limits: Roofline,
+    repeats: int,
+    sample_s: float,
+    synchronise: Callable[[], object],
 ) -> Iterator[Case]:
-    """A row a case. A case's memory is free when the next is made; what fails is a row that says so.
+    """A row a case. A case's memory is free when the next is made; what fails is a row that says
+    so.
 
     Args:
         setting: where and on what shapes.
@@ -39,7 +44,8 @@ def rows(
                 try:
                     row = measure(case, limits, repeats, sample_s, synchronise)
                     row["from_memory"] = setting.is_from_memory(case)
-                except Exception as error:  # out of memory, a kernel that does not compile, no such package
+                except Exception as error:
+                    # out of memory, a kernel that does not compile, no such package
                     row = _failed(f"{case.kernel} ({case.part}, {case.rows} rows)", error)
                 yield {"part_of": name, **row}
         except Exception as error:  # where a case was made: of this part there are no more

@@ -22,8 +22,8 @@ def measure(
 ) -> dict[str, Any]:
     """Check a case, then time it: a row of the record.
 
-    A sample is as many calls as take `sample_s`, one after another over the copies of the inputs, and one wait for
-    the device. Sides take turns at who is first.
+    A sample is as many calls as take `sample_s`, one after another over the copies of the inputs,
+    and one wait for the device. Sides take turns at who is first.
 
     Args:
         case: what to measure.
@@ -69,7 +69,8 @@ def measure(
 
 
 def check(case: Case) -> float | None:
-    """Relative difference of the two outputs, for the first copy of the inputs; None where there is one side only."""
+    """Relative difference of the two outputs, for the first copy of the inputs; None where there is
+    one side only."""
     if case.theirs is None:
         return None
     ours = case.seen(0, case.ours.call(0)).clone().double()
@@ -88,7 +89,9 @@ class _Sampler:
         self.sample()
         self.count = 1
         while (taken := self.sample() * self.count) < sample_s:
-            self.count = max(self.count + 1, min(10 * self.count, math.ceil(self.count * sample_s / taken)))
+            self.count = max(
+                self.count + 1, min(10 * self.count, math.ceil(self.count * sample_s / taken))
+            )
 
     def sample(self) -> float:
         call, start = self.call, self.next
@@ -102,7 +105,8 @@ class _Sampler:
 
 
 def median(values: Sequence[float]) -> dict[str, Any]:
-    """The median and its distribution-free 95 % interval, of order statistics (Conover 1999, section 3.2).
+    """The median and its distribution-free 95 % interval, of order statistics (Conover 1999,
+    section 3.2).
 
     Args:
         values: samples, at least one.

@@ -1,4 +1,5 @@
-"""A sweep's records in one file, in place of its folder: a path goes on inside, as in `name.tar.xz/cell/record.json`."""
+"""A sweep's records in one file, in place of its folder: a path goes on inside, as in
+`name.tar.xz/cell/record.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from minivllm.errors import BadInput
 from minivllm.platform import untrusted
 
 SUFFIX = ".tar.xz"
-KEPT_OPEN = 2  # archives whose files stay in memory: the one that is read, and the one it is compared with
+# archives whose files stay in memory: the one that is read, and the one it is compared with
+KEPT_OPEN = 2
 
 
 def is_archive(place: PathLike) -> bool:
@@ -22,7 +24,8 @@ def is_archive(place: PathLike) -> bool:
 
 
 def split(path: PathLike) -> tuple[str, str] | None:
-    """The archive that a path leads into and the name in it, "" of the archive itself; None for a path on the disk."""
+    """The archive that a path leads into and the name in it, "" of the archive itself; None for a
+    path on the disk."""
     head, found, name = os.fspath(path).partition(SUFFIX)
     if not found or (name and name[0] not in (os.sep, "/")) or not os.path.isfile(head + SUFFIX):
         return None
@@ -58,7 +61,8 @@ def names(archive: PathLike, file: str) -> list[str]:
 
 
 def exists(path: PathLike) -> bool:
-    """Whether there is a file or a folder, be it in an archive; in one that cannot be read is none."""
+    """Whether there is a file or a folder, be it in an archive; in one that cannot be read is
+    none."""
     if (inside := split(path)) is None:
         return os.path.exists(path)
     archive, name = inside
@@ -69,7 +73,8 @@ def exists(path: PathLike) -> bool:
 
 
 def holder(path: Path) -> Path | None:
-    """The file on the disk that has the content of a file: itself, or its archive; None where there is none."""
+    """The file on the disk that has the content of a file: itself, or its archive; None where there
+    is none."""
     inside = split(path)
     if inside is None:
         return path if path.is_file() else None
@@ -93,7 +98,8 @@ def open_file(path: Path, what: str) -> io.BufferedReader | io.BytesIO:
 
 
 def read_bytes(path: Path, limit: int, what: str) -> bytes:
-    """A file's whole content, be it in an archive. Raises BadInput as `open_file`; or the file is larger than the limit."""
+    """A file's whole content, be it in an archive. Raises BadInput as `open_file`; or the file is
+    larger than the limit."""
     if split(path) is None:
         return untrusted.read_bytes(path, limit, what)
     with open_file(path, what) as file:
@@ -104,5 +110,6 @@ def read_bytes(path: Path, limit: int, what: str) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """A JSON file's value, be it in an archive. Raises BadInput as `read_bytes` and `untrusted.parse_json`."""
+    """A JSON file's value, be it in an archive. Raises BadInput as `read_bytes` and
+    `untrusted.parse_json`."""
     return untrusted.parse_json(read_bytes(path, untrusted.MAX_JSON, what), what)

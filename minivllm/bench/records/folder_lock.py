@@ -15,11 +15,12 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, what: str, knob: str) -> Iterator[None]:
-    """Hold a folder of records: two processes that go by what it holds would measure everything twice.
+    """Hold a folder of records: two processes that go by what it holds would measure everything
+    twice.
 
     Args:
-        folder: `<runs_dir>/<name>`; made where it is not there, and removed, as is an empty `runs_dir`, where
-            nothing has come into it.
+        folder: `<runs_dir>/<name>`; made where it is not there, and removed, as is an empty
+            `runs_dir`, where nothing has come into it.
         what: is measured into it, a "sweep", a "search" or a "run".
         knob: that gives it another name.
 
@@ -29,12 +30,15 @@ def folder_lock(folder: Path, what: str, knob: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"runs_dir={folder.parent}: no folder for records can be made ({error})") from None
+        raise BadInput(
+            f"runs_dir={folder.parent}: no folder for records can be made ({error})"
+        ) from None
     lock = HolderLock(folder / LOCK, f"{what} {folder.name}")
     if not lock.acquire():
         holder = lock.holder()
         raise BadInput(
-            f"{what} {folder.name} is running in another process{holder and f': {holder}'}; wait, or give {knob}=..."
+            f"{what} {folder.name} is running in another process{holder and f': {holder}'}; "
+            f"wait, or give {knob}=..."
         )
     try:
         yield
@@ -49,7 +53,8 @@ def folder_lock(folder: Path, what: str, knob: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_folder(root: Path, given: str | None) -> Iterator[str]:
-    """Hold the folder of a lone run, and give its name; see `folder_name`. Raises BadInput also where another run has it."""
+    """Hold the folder of a lone run, and give its name; see `folder_name`. Raises BadInput also
+    where another run has it."""
     name = folder_name(root, given)
     with folder_lock(root / name, "run", "name"):
         yield name
@@ -60,7 +65,8 @@ def folder_name(root: Path, given: str | None) -> str:
 
     Args:
         root: folder of all records.
-        given: the name that the user wants; None is the time, made unique: such a run always measures anew.
+        given: the name that the user wants; None is the time, made unique: such a run always
+            measures anew.
 
     Raises:
         BadInput: the folder cannot be made, or something else has its name.
@@ -79,4 +85,6 @@ def folder_name(root: Path, given: str | None) -> str:
             count += 1
             name = f"{stamp}-{count}"
         except OSError as error:
-            raise BadInput(f"runs_dir={root}: no folder for records can be made ({error})") from None
+            raise BadInput(
+                f"runs_dir={root}: no folder for records can be made ({error})"
+            ) from None

@@ -85,7 +85,8 @@ def digest(value: Any) -> str:
 
 
 def _content(path: Any) -> Any:
-    """The hash of a file's bytes, which identifies it better than its name; other values as they are."""
+    """The hash of a file's bytes, which identifies it better than its name; other values as they
+    are."""
     if isinstance(path, str) and os.path.isfile(found := Path(os.path.expanduser(path))):
         with found.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -95,13 +96,18 @@ def _content(path: Any) -> Any:
 def _with_content(knobs: dict[str, Any]) -> dict[str, Any]:
     """A workload's knobs with what its files hold, at whatever depth there is a `path`."""
     return {
-        key: _with_content(value) if isinstance(value, dict) else _content(value) if key == "path" else value
+        key: _with_content(value)
+        if isinstance(value, dict)
+        else _content(value)
+        if key == "path"
+        else value
         for key, value in knobs.items()
     }
 
 
 def _steps_content(place: str) -> Any:
-    """What the recorded steps below a place hold, which tells a simulation apart better than their name."""
+    """What the recorded steps below a place hold, which tells a simulation apart better than their
+    name."""
     try:
         records = record_files(place)
     except BadInput:  # the engine will say so
@@ -119,11 +125,16 @@ def _steps_digest(path: Path) -> str:
 
 def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
     """What of `runtime` may change the numbers."""
-    return {key: value for key, value in _asked("runtime", runtime).items() if key not in NEUTRAL_RUNTIME}
+    return {
+        key: value
+        for key, value in _asked("runtime", runtime).items()
+        if key not in NEUTRAL_RUNTIME
+    }
 
 
 def _asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """A group's knobs without the unasked ones at their defaults, and with what null means: see `knob`."""
+    """A group's knobs without the unasked ones at their defaults, and with what null means: see
+    `knob`."""
     unasked, null_means = _declared(group, present(str(knobs.get("_target_"))))
     return {
         key: null_means.get(key) if value is None else value
@@ -153,16 +164,23 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """
     config = with_targets(anonymous(config), first)  # a secret's value is no part of it
     parts: dict[str, Any] = {
-        group: _asked(group, config[group]) for group in (*ENGINE_GROUPS, *LOAD_GROUPS) if config.get(group)
+        group: _asked(group, config[group])
+        for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
+        if config.get(group)
     }
-    model = {key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL}
+    model = {
+        key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL
+    }
     parts["model"] = {**model, "fingerprint": fingerprint}
     if parts.get("runtime"):
         parts["runtime"] = decisive_runtime(parts["runtime"])
     if parts.get("workload"):
         parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):
-        parts["engine"] = {**parts["engine"], "steps": _steps_content(str(parts["engine"]["steps"]))}
+        parts["engine"] = {
+            **parts["engine"],
+            "steps": _steps_content(str(parts["engine"]["steps"])),
+        }
     parts["engine"] = {k: v for k, v in parts.get("engine", {}).items() if k not in NEUTRAL_ENGINE}
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
@@ -212,8 +230,8 @@ def quality_wanted(config: dict[str, Any]) -> bool:
 def quality_id(config: dict[str, Any]) -> str | None:
     """Identity of what is measured of quality, and whether alone; None where nothing is.
 
-    It is no part of a cell, whose speed it does not change. But a record without quality, or with that of
-    another text, does not stand for one with it.
+    It is no part of a cell, whose speed it does not change. But a record without quality, or with
+    that of another text, does not stand for one with it.
     """
     if not quality_wanted(config):
         return None
@@ -222,7 +240,8 @@ def quality_id(config: dict[str, Any]) -> str | None:
 
 
 def profile_wanted(config: dict[str, Any]) -> bool:
-    """Whether some steps are traced after the measurement; a record without a trace does not stand for one with it."""
+    """Whether some steps are traced after the measurement; a record without a trace does not stand
+    for one with it."""
     return bool((config.get("runtime") or {}).get("profile"))
 
 
@@ -252,7 +271,9 @@ def run_id(
 
 def cell_name(config: dict[str, Any]) -> str:
     """A readable name that is safe in a file system, such as "qwen3-nf4-continuous"."""
-    choices = {group: str(option) for group, option in (config.get("choices") or {}).items() if option}
+    choices = {
+        group: str(option) for group, option in (config.get("choices") or {}).items() if option
+    }
     peer = choices.get("engine", "minivllm") not in (
         "minivllm",
         "simulated",
@@ -291,5 +312,7 @@ def expand(
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
         run = run_id(cell, device, arm, block, quality, python, profile_wanted(config))
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
-        measurements.append(Measurement(run, cell, sweep, arm, block, str(directory), config, position))
+        measurements.append(
+            Measurement(run, cell, sweep, arm, block, str(directory), config, position)
+        )
     return measurements

@@ -20,7 +20,8 @@ MOST = 4096  # bytes of the file that are read
 
 
 class HolderLock:
-    """A lock between processes, whose file holds a JSON object: pid, command, started (UTC) and host of who has it.
+    """A lock between processes, whose file holds a JSON object: pid, command, started (UTC) and
+    host of who has it.
 
     Args:
         path: the lock file; its folder is there.
@@ -36,12 +37,14 @@ class HolderLock:
         """Take the lock; False where another process has it and `wait` does not say to wait for it.
 
         Raises:
-            BadInput: the file cannot be locked: a folder or a link is in the way, it is another user's, the disk is full.
+            BadInput: the file cannot be locked: a folder or a link is in the way, it is another
+                user's, the disk is full.
         """
         try:
             if not stat.S_ISREG(os.lstat(self._path).st_mode):
                 raise BadInput(
-                    f"{self._what}: {self._path} is in the way of the lock file, which it is not: remove it"
+                    f"{self._what}: {self._path} is in the way of the lock file, which it is "
+                    "not: remove it"
                 )
         except FileNotFoundError:
             pass
@@ -76,7 +79,10 @@ class HolderLock:
             with open(self._path, "rb", opener=_plainly) as file:
                 said: dict[str, Any] = json.loads(file.read(MOST))
             host = "" if said["host"] == platform.node() else f" on {said['host']}"
-            return f"process {int(said['pid'])}{host} ({said['command']}), since {said['started'].replace('T', ' ')}"
+            return (
+                f"process {int(said['pid'])}{host} ({said['command']}), since "
+                f"{said['started'].replace('T', ' ')}"
+            )
         return ""
 
     def _write(self, text: str) -> None:
@@ -87,11 +93,13 @@ class HolderLock:
     def _unusable(self, error: Exception) -> BadInput:
         reason = getattr(error, "strerror", None) or first_line(error)
         return BadInput(
-            f"{self._what}: the lock file {self._path} cannot be used ({reason}): if it is another user's, let its owner "
-            "remove it or allow others to write to it"
+            f"{self._what}: the lock file {self._path} cannot be used ({reason}): if it is "
+            "another user's, let its owner remove it or allow others to write to it"
         )
 
 
 def _plainly(path: str, flags: int) -> int:
     """Neither follow a link nor wait for a pipe, and make no file."""
-    return os.open(path, (flags & ~os.O_CREAT) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    return os.open(
+        path, (flags & ~os.O_CREAT) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    )

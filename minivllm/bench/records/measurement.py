@@ -9,7 +9,8 @@ from typing import Any
 from minivllm.bench.records.record import Ablation, Record
 
 SIMULATED = (
-    "minivllm.bench.targets.simulated.SimulatedEngine"  # the `_target_` of what predicts instead of measuring
+    # the `_target_` of what predicts instead of measuring
+    "minivllm.bench.targets.simulated.SimulatedEngine"
 )
 DEFAULT_ARM = "default"  # the name of an arm for which nothing was set
 
@@ -26,7 +27,8 @@ class Measurement:
         block: number of the repeat, from 0.
         directory: where the record goes, `<runs_dir>/<sweep>/<cell name>-<run_id>`.
         config: the resolved configuration.
-        position: of the arm within its sweep; the report keeps this order, the first is the baseline.
+        position: of the arm within its sweep; the report keeps this order, the first is the
+            baseline.
         ablation: the fields of the record's `ablation`; None outside one.
     """
 

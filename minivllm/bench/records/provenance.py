@@ -132,7 +132,11 @@ def environment(device: str, python: str | None = None) -> dict[str, Any]:
         python: another interpreter that the engine computes in.
     """
     gpu = open_gpu(device).describe()
-    facts = {"packages": packages(), "device": gpu.get("name") or cpu()["model"], "driver": gpu.get("driver")}
+    facts = {
+        "packages": packages(),
+        "device": gpu.get("name") or cpu()["model"],
+        "driver": gpu.get("driver"),
+    }
     if threads := usual_threads():
         facts["threads"] = threads
     return facts if python is None else {**facts, "peer_packages": peer_packages(python)}
@@ -163,7 +167,8 @@ def git() -> tuple[str | None, str | None]:
 
 
 def command() -> str:
-    """The command line, without secrets and the folders of this machine that the interpreter and the script lie in."""
+    """The command line, without secrets and the folders of this machine that the interpreter and
+    the script lie in."""
     words = list(sys.orig_argv)
     words[0] = Path(words[0]).name
     script = next((i for i, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
@@ -205,6 +210,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "cpu": cpu(),
         "threads": thread_count(runtime),
         "seed": measure.get("seed"),
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),  # UTC, so that its text sorts
+        # UTC, so that its text sorts
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),
         "host": platform.node() or None,
     }

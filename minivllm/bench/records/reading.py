@@ -1,4 +1,5 @@
-"""Reading records back: the one place where a record.json becomes a dictionary, a row, or a line of a pandas frame."""
+"""Reading records back: the one place where a record.json becomes a dictionary, a row, or a line of
+a pandas frame."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     import pandas
 
 DEPTH = 2  # folders from the root of all records to a record
-PARTED = ("config", "provenance")  # fields that consist of parts, most of which many records have in common
+# fields that consist of parts, most of which many records have in common
+PARTED = ("config", "provenance")
 MAX_PARTS = 1 << 14  # that are kept
 
 
@@ -36,8 +38,8 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """Every record.json below the given places, sorted, each once.
 
     Args:
-        paths: a record directory, a sweep's folder or archive, the root of all records, a record.json, a glob
-            pattern of any of these, or a list of such.
+        paths: a record directory, a sweep's folder or archive, the root of all records, a
+            record.json, a glob pattern of any of these, or a list of such.
 
     Raises:
         BadInput: a place does not exist or a pattern matches nothing.
@@ -47,14 +49,17 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
         path = os.path.expanduser(place)
         matches = [path] if archive.exists(path) else glob.glob(path)
         if not matches:
-            raise BadInput(f"no such file or folder: {place}; give a folder of records, such as runs/<name>")
+            raise BadInput(
+                f"no such file or folder: {place}; give a folder of records, such as runs/<name>"
+            )
         for match in matches:
             found.update(_below(match))
     return [Path(name) for name in sorted(found, key=lambda name: name.split(os.sep))]
 
 
 def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
-    """Each record.json of a folder or an archive, or of those in it; in a record's own folder are no others."""
+    """Each record.json of a folder or an archive, or of those in it; in a record's own folder are
+    no others."""
     record = os.path.join(place, RECORD)
     if archive.is_archive(place):
         yield from _archived(place)
@@ -64,7 +69,8 @@ def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
         yield os.path.normpath(place)
     elif depth:
         folders: list[str] = []
-        with suppress(OSError), os.scandir(place) as entries:  # hidden ones are being written, or replaced
+        # hidden ones are being written, or replaced
+        with suppress(OSError), os.scandir(place) as entries:
             folders = [
                 entry.path
                 for entry in entries
@@ -75,7 +81,8 @@ def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
 
 
 def _archived(place: str) -> list[str]:
-    """Each record.json of an archive; the archive itself where it cannot be read, so that whoever reads it is told why."""
+    """Each record.json of an archive; the archive itself where it cannot be read, so that whoever
+    reads it is told why."""
     try:
         return archive.names(os.path.normpath(place), RECORD)
     except BadInput:
@@ -86,7 +93,8 @@ def _archived(place: str) -> list[str]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record of the present schema, without secrets; older ones are migrated, see `schema.current`.
+    """A record of the present schema, without secrets; older ones are migrated, see
+    `schema.current`.
 
     Args:
         path: a record.json, or whatever holds the JSON of one.
@@ -108,9 +116,11 @@ class _Part(NamedTuple):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
-    """A record without the parts of `PARTED`, and these, by field and name; only the parts are without secrets.
+    """A record without the parts of `PARTED`, and these, by field and name; only the parts are
+    without secrets.
 
-    Of thousands of records most parts are the same few, which are checked, masked and flattened once.
+    Of thousands of records most parts are the same few, which are checked, masked and flattened
+    once.
     """
     value = read_json(path, str(path))
     parts: dict[str, dict[str, _Part]] = {}
@@ -124,7 +134,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
                     for name, item in inside.items()
                     if name != redaction.AS_WRITTEN and (whole == "config" or type(item) is dict)
                 }
-                record[whole] = {name: item for name, item in inside.items() if name not in parts[whole]}
+                record[whole] = {
+                    name: item for name, item in inside.items() if name not in parts[whole]
+                }
         return checked(record), parts
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -144,7 +156,8 @@ def _part(whole: str, name: str, content: bytes) -> _Part:
     checked({whole: given})
     if whole == "config":
         shown = redaction.shown(given)
-        if shown != given:  # what was stored before secrets were masked may stand in other texts, too
+        # what was stored before secrets were masked may stand in other texts, too
+        if shown != given:
             redaction.learn(given)
     else:
         shown = redaction.clean(given)
@@ -176,7 +189,8 @@ def record_in(directory: Path) -> dict[str, Any] | None:
 
 
 def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
-    """Records as dictionaries, each with its `directory` added, and the files that are not records, with a warning.
+    """Records as dictionaries, each with its `directory` added, and the files that are not records,
+    with a warning.
 
     Raises:
         BadInput: a place does not exist.
@@ -220,7 +234,8 @@ def _warn(damaged: list[Damaged]) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the search for cycles, which records have none of: thousands of them are read in half of the time."""
+    """Without the search for cycles, which records have none of: thousands of them are read in half
+    of the time."""
     if not gc.isenabled():
         yield
         return
@@ -232,7 +247,8 @@ def uncollected() -> Iterator[None]:
 
 
 def read_records(paths: PathLike | Iterable[PathLike]) -> list[dict[str, Any]]:
-    """Records as dictionaries, each with its `directory` added; unreadable ones are left out, with a warning."""
+    """Records as dictionaries, each with its `directory` added; unreadable ones are left out, with
+    a warning."""
     return scan(paths)[0]
 
 
@@ -267,7 +283,8 @@ _TOP, _CHOICES, _CONFIG = _Column(""), _Column("choices"), _Column("config")
 
 
 def flatten(record: dict[str, Any]) -> dict[str, Any]:
-    """One level of columns: "metrics.ttft_ms.p50", "config.batching.max_num_seqs", "choices.quant"."""
+    """One level of columns: "metrics.ttft_ms.p50", "config.batching.max_num_seqs",
+    "choices.quant"."""
     columns: dict[str, Any] = {}
     config = record.get("config") or {}
     _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)
@@ -283,8 +300,9 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
         paths: as for `record_files`.
 
     Returns:
-        The frame; `frame.attrs["unreadable"]` lists the files that were left out, and `frame.attrs["damaged"]` tables that are
-        not those that were recorded. Each is a path with a `reason`.
+        The frame; `frame.attrs["unreadable"]` lists the files that were left out, and
+        `frame.attrs["damaged"]` tables that are not those that were recorded. Each is a path with a
+        `reason`.
 
     Raises:
         BadInput: a place does not exist.
@@ -298,6 +316,8 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
     frame = pandas.DataFrame(rows)
     damaged = [table for row in rows for table in damaged_tables(row) if archive.exists(table)]
     if damaged:
-        warnings.warn(f"{len(damaged)} table(s) damaged: {damaged[0]} {damaged[0].reason} ...", stacklevel=2)
+        warnings.warn(
+            f"{len(damaged)} table(s) damaged: {damaged[0]} {damaged[0].reason} ...", stacklevel=2
+        )
     frame.attrs |= {"unreadable": unreadable, "damaged": damaged}
     return frame

@@ -13,7 +13,8 @@ SCHEMA_VERSION = 2
 KERNELS_VERSION = 1  # of kernels.json, which is no Record
 STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
 DESIGNS = ("leave_one_out", "add_one_in", "pairs", "factorial")
-# Annotations say more of a type than Python's own can: texts to choose from, or the fields of an object; schema.py reads them.
+# Annotations say more of a type than Python's own can: texts to choose from, or the fields of an
+# object; schema.py reads them.
 
 
 @dataclass
@@ -60,7 +61,8 @@ class Metrics:
 
 @dataclass
 class Memory:
-    """Bytes. Device figures are null on a CPU; there the weights and the pool lie in host memory."""
+    """Bytes. Device figures are null on a CPU; there the weights and the pool lie in host
+    memory."""
 
     weights: int | None = None  # as stored by the quantisation method
     weights_16bit: int | None = None  # the same tensors at two bytes an element
@@ -106,7 +108,8 @@ class Cold:
 
 @dataclass
 class Quality:
-    """What is left of the model's quality, against a reference precision; definitions in quality.py."""
+    """What is left of the model's quality, against a reference precision; definitions in
+    quality.py."""
 
     perplexity: float | None = None
     bits_per_byte: float | None = None
@@ -114,8 +117,10 @@ class Quality:
     kl_mean: float | None = None  # KL(reference || candidate), nats a token
     kl_p99: float | None = None
     kl_tokens: int = 0  # the first so many of `tokens`, whose reference distributions are stored
-    top1_agreement: float | None = None  # share of tokens whose likeliest successor is the reference's
-    prefix_mean: float | None = None  # greedy tokens identical with the reference's, mean over prompts
+    # share of tokens whose likeliest successor is the reference's
+    top1_agreement: float | None = None
+    # greedy tokens identical with the reference's, mean over prompts
+    prefix_mean: float | None = None
     prefix_min: int | None = None
     prefix_of: int = 0  # greedy tokens of each prompt
     prompts: int = 0
@@ -144,7 +149,8 @@ class Failure:
 
 @dataclass
 class Ablation:
-    """Where a measurement stands in an ablation; all that the analysis needs besides the figures."""
+    """Where a measurement stands in an ablation; all that the analysis needs besides the
+    figures."""
 
     design: Annotated[str, DESIGNS]
     metric: str  # below `metrics`: what the verdicts are about
@@ -154,7 +160,8 @@ class Ablation:
     order: int = 0  # of the arm within its block, which is shuffled
     seed: int = 0  # of the shuffling
     lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
-    named: bool = False  # whether the command asked for the metric; else the records decide what ranks
+    # whether the command asked for the metric; else the records decide what ranks
+    named: bool = False
 
 
 class Measure(TypedDict, total=False):
@@ -252,10 +259,11 @@ class Record:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as it is stored: without secrets, and with files and folders by their names.
+    """The configuration as it is stored: without secrets, and with files and folders by their
+    names.
 
-    Where those lie says nothing on another machine: what is in a model's folder is told by the fingerprint
-    within `cell_id`, a text's content by `reference_id`.
+    Where those lie says nothing on another machine: what is in a model's folder is told by the
+    fingerprint within `cell_id`, a text's content by `reference_id`.
     """
     config = shown(config)
     places = (("model", ("path", "weights")), ("quality", ("text",)), ("engine", ("python",)))

@@ -1,4 +1,5 @@
-"""Which JSON is a record: the types of record.py's dataclasses checked value by value, and older versions brought up to date."""
+"""Which JSON is a record: the types of record.py's dataclasses checked value by value, and older
+versions brought up to date."""
 
 from __future__ import annotations
 
@@ -14,14 +15,26 @@ from minivllm.bench.records.record import SCHEMA_VERSION, Record
 from minivllm.config.moved import present, with_targets
 from minivllm.errors import BadInput
 
-Found = tuple[str, str] | None  # where below the value, such as ".ttft_ms.p50", and what is wrong there
+# where below the value, such as ".ttft_ms.p50", and what is wrong there
+Found = tuple[str, str] | None
 Check = Callable[[Any], Found]
 
-REQUIRED = frozenset({"schema_version", "run_id", "cell_id", "status"})  # without these it is no record
+# without these it is no record
+REQUIRED = frozenset({"schema_version", "run_id", "cell_id", "status"})
 DEEPEST = 32  # objects and lists within each other
 LARGEST = 1e30  # of a number; sums of what is larger overflow
 ROUNDING = 1e-6  # by which what cannot be negative may be
-MEASURED = ("metrics", "memory", "energy", "cost", "roofline", "breakdown", "cold", "quality", "liveness")
+MEASURED = (
+    "metrics",
+    "memory",
+    "energy",
+    "cost",
+    "roofline",
+    "breakdown",
+    "cold",
+    "quality",
+    "liveness",
+)
 COUNTED = {"liveness"}  # by engines and plug-ins, who may count downwards
 SIGNED = {"energy.joules_above_idle"}  # idle power is measured too, and a window may lie below it
 
@@ -41,7 +54,8 @@ def current(record: Any) -> dict[str, Any]:
     A measurement that ended well with a number that cannot be is invalid, and says so.
 
     Raises:
-        BadInput: it is no record, of a version that nothing leads from, or a value has another type than its field.
+        BadInput: it is no record, of a version that nothing leads from, or a value has another type
+            than its field.
     """
     return checked(migrated(record))
 
@@ -66,7 +80,8 @@ def migrated(record: Any) -> dict[str, Any]:
 
 
 def checked(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the present version, or some fields of one, once each value has its field's type; see `current`."""
+    """A record of the present version, or some fields of one, once each value has its field's type;
+    see `current`."""
     if (found := checker(Record)(record)) is not None:
         raise BadInput(f"{found[0].lstrip('.')} {found[1]}")
     if record.get("status") == "ok" and (wrong := impossible(record)):
@@ -81,7 +96,8 @@ def _known() -> str:
 
 
 def impossible(record: dict[str, Any]) -> list[str]:
-    """A sentence for each measured number that is not finite, or negative where that has no meaning.
+    """A sentence for each measured number that is not finite, or negative where that has no
+    meaning.
 
     Args:
         record: as a dictionary; not checked, and not yet as JSON has it, which knows no NaN.
@@ -90,7 +106,8 @@ def impossible(record: dict[str, Any]) -> list[str]:
         f"{name} is {value:.4g}: no measurement gives that"
         for part in MEASURED
         for name, value in _numbers(record.get(part), part)
-        if not math.isfinite(value) or (value < -ROUNDING and part not in COUNTED and name not in SIGNED)
+        if not math.isfinite(value)
+        or (value < -ROUNDING and part not in COUNTED and name not in SIGNED)
     ]
 
 
@@ -110,7 +127,8 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
 
 @cache
 def checker(kind: Any) -> Check:
-    """What tells whether a JSON value is of a type: of a dataclass, a TypedDict, or what their fields are made of."""
+    """What tells whether a JSON value is of a type: of a dataclass, a TypedDict, or what their
+    fields are made of."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return _any
@@ -131,10 +149,14 @@ def _fields_of(kind: Any) -> Check:
     hints = get_type_hints(kind, include_extras=True)
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else [*hints]  # no class variables
     checks = {name: (_plain(hints[name]), checker(hints[name])) for name in names}
-    others = (frozenset({str, int, float, bool, NoneType}), _any)  # what a later version may have added
+    # what a later version may have added
+    others = (frozenset({str, int, float, bool, NoneType}), _any)
     required: list[str] = []
-    if is_dataclass(kind) and kind is not Record:  # a record may lack what an older version did not write
-        required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    # a record may lack what an older version did not write
+    if is_dataclass(kind) and kind is not Record:
+        required = [
+            f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
+        ]
 
     def check(value: Any) -> Found:
         if type(value) is not dict:
@@ -214,7 +236,9 @@ def _any(value: Any) -> Found:
 def _shallow(value: Any, left: int) -> bool:
     kind = type(value)
     if kind is dict:
-        return left > 0 and all(_shallow(v, left - 1) for v in value.values() if type(v) in (dict, list))
+        return left > 0 and all(
+            _shallow(v, left - 1) for v in value.values() if type(v) in (dict, list)
+        )
     return kind is not list or (left > 0 and all(_shallow(v, left - 1) for v in value))
 
 
@@ -240,7 +264,13 @@ def _whole(value: Any) -> Found:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", NoneType: "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        NoneType: "null",
+    }
     return names.get(type(value), "a number")
 
 

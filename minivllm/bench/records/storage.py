@@ -65,7 +65,8 @@ def standing(directory: Path) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove a record directory; the record goes first, so that none is ever left without its files."""
+    """Remove a record directory; the record goes first, so that none is ever left without its
+    files."""
     with suppress(OSError):
         (directory / RECORD).unlink()
     shutil.rmtree(directory, ignore_errors=True)
@@ -73,7 +74,10 @@ def remove(directory: Path) -> None:
 
 def discard_trace(directory: Path) -> None:
     """Remove the files of a trace, and what an export that did not end has left."""
-    for path in (*(directory / name for name in (TRACE, OPERATIONS, IDLE)), *directory.glob(f".{TRACE}.*")):
+    for path in (
+        *(directory / name for name in (TRACE, OPERATIONS, IDLE)),
+        *directory.glob(f".{TRACE}.*"),
+    ):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -108,13 +112,14 @@ def write_record(
 
 
 def hand_over(directory: Path, record: Record) -> None:
-    """Write a worker's record for the supervisor, without secrets, and with numbers that are not finite: it judges them."""
+    """Write a worker's record for the supervisor, without secrets, and with numbers that are not
+    finite: it judges them."""
     write_text(directory / HANDOVER, json.dumps(clean(record.to_dict()), default=str))
 
 
 def finish(directory: Path, record: dict[str, Any]) -> None:
-    """Write record.json, the last of a measurement's files, with the digests of its tables, and remove what it takes the place
-    of."""
+    """Write record.json, the last of a measurement's files, with the digests of its tables, and
+    remove what it takes the place of."""
     write_json(directory / RECORD, {**record, "digests": digests(directory)})
     with suppress(OSError):
         (directory / HANDOVER).unlink()

@@ -40,7 +40,8 @@ def read_table(
         needed: those of them that must be there, with a number in each row.
 
     Raises:
-        BadInput: it is missing, torn, or not the table that the record was written with; the line says which.
+        BadInput: it is missing, torn, or not the table that the record was written with; the line
+            says which.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -72,7 +73,9 @@ def _check_kind(column: str, kind: pyarrow.DataType) -> None:
 
     def numbers(of: pyarrow.DataType) -> bool:
         return bool(
-            pyarrow.types.is_integer(of) or pyarrow.types.is_floating(of) or pyarrow.types.is_boolean(of)
+            pyarrow.types.is_integer(of)
+            or pyarrow.types.is_floating(of)
+            or pyarrow.types.is_boolean(of)
         )
 
     if column in TEXTS:
@@ -90,7 +93,8 @@ def _check_kind(column: str, kind: pyarrow.DataType) -> None:
 def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     """Tables of a record that are missing, torn, or not those that it was written with.
 
-    Of a table without a digest, as of every record of schema 1, only the first and the last bytes are looked at.
+    Of a table without a digest, as of every record of schema 1, only the first and the last bytes
+    are looked at.
 
     Args:
         row: the record flattened, with its `directory`.
@@ -101,7 +105,9 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     for name in TABLES:
         path, digest = directory / name, row.get(f"digests.{name}")
         # Of a simulated engine there is no telemetry; an archive may leave some tables out.
-        wanted = (name in (REQUESTS, STEPS) or digest is not None) and name not in (row.get("slimmed") or ())
+        wanted = (name in (REQUESTS, STEPS) or digest is not None) and name not in (
+            row.get("slimmed") or ()
+        )
         if (reason := _damage(path, digest)) is not None and (wanted or archive.exists(path)):
             found.append(Damaged(path, reason))
     return found

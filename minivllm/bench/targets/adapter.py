@@ -1,4 +1,5 @@
-"""What every engine behind `BenchEngine` does alike: text, and the refusal of what can never be served."""
+"""What every engine behind `BenchEngine` does alike: text, and the refusal of what can never be
+served."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ class Adapter:
             raise BadInput(f"request {request_id} has an empty prompt; give at least one token")
         if length >= limit:
             raise BadInput(
-                f"request {request_id}: the prompt has {length} tokens and the context is {limit}, "
-                "which leaves no room for output; shorten the prompt or raise model.max_model_len if it is below the model's own"
+                f"request {request_id}: the prompt has {length} tokens and the context is "
+                f"{limit}, which leaves no room for output; shorten the prompt or raise "
+                "model.max_model_len if it is below the model's own"
             )
         simulated = self.info.clock is not None  # its prompts may be too long to look through
         if not simulated and not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:

@@ -17,14 +17,16 @@ from minivllm.engine.options import SamplingParams
 class EngineOutput:
     """Tokens of one request that became available to the caller at one moment.
 
-    With its last output a request may correct what it said before: `counts` has an entry for each of its tokens so
-    far, and says how many tokens came in that one's place, which stood for a chunk of unknown size.
+    With its last output a request may correct what it said before: `counts` has an entry for each
+    of its tokens so far, and says how many tokens came in that one's place, which stood for a chunk
+    of unknown size.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "shed"; None while it goes on
-    started_s: float | None = None  # clock time of the request's first step, where the engine knows it
+    # clock time of the request's first step, where the engine knows it
+    started_s: float | None = None
     error: str | None = None  # why the engine ended it, where it did and knows
     counts: tuple[int, ...] | None = None  # see above
 
@@ -49,14 +51,16 @@ class EngineInfo:
     attention_backend: str | None = None
     warnings: list[str] = field(default_factory=list)
     keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
-    clock: ClockProtocol | None = None  # of an engine whose time is simulated; None is the machine's
+    # of an engine whose time is simulated; None is the machine's
+    clock: ClockProtocol | None = None
 
 
 class BenchEngine(Protocol):
     """An engine under test. Single-threaded: the driver calls, the engine answers.
 
-    One with a clock of its own (`info.clock`) is a simulation: the driver goes by that clock, prompts may
-    come as any sequence instead of a list, and nothing that is read off the machine is put into its record.
+    One with a clock of its own (`info.clock`) is a simulation: the driver goes by that clock,
+    prompts may come as any sequence instead of a list, and nothing that is read off the machine is
+    put into its record.
     """
 
     info: EngineInfo
@@ -65,17 +69,20 @@ class BenchEngine(Protocol):
         """Take a request. Raises BadInput if it can never be served."""
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        """Run one step (in-process engines) or wait up to `timeout_s` (remote ones) for new tokens."""
+        """Run one step (in-process engines) or wait up to `timeout_s` (remote ones) for new
+        tokens."""
 
     def reset(self) -> None:
         """Empty caches and zero counters and step records, before a measured window."""
 
     def steps(self) -> list[dict[str, Any]]:
-        """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens, context_tokens,
-        waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted, kv_slots_allocated, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
+        """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens,
+        context_tokens, waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted,
+        kv_slots_allocated, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache": {...}}."""
+        """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache":
+        {...}}."""
 
     def text(self, token_ids: list[int]) -> str | None:
         """Decoded text, or None without a tokenizer."""
@@ -92,15 +99,18 @@ class ProfiledEngine(BenchEngine, Protocol):
     """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
 
     def phases(self) -> AbstractContextManager[None]:
-        """While it is open, the phases of a step are ranges of torch's profiler, named as in the breakdown."""
+        """While it is open, the phases of a step are ranges of torch's profiler, named as in the
+        breakdown."""
 
 
 @runtime_checkable
 class LogitsEngine(BenchEngine, Protocol):
-    """An engine whose quality can be measured: it also gives logits. The others' quality is null."""
+    """An engine whose quality can be measured: it also gives logits. The others' quality is
+    null."""
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
-        """Logits of every position of one sequence, float32 [tokens, vocab], computed as for a request.
+        """Logits of every position of one sequence, float32 [tokens, vocab], computed as for a
+        request.
 
         Called between requests only. Raises BadInput if the sequence does not fit.
         """

@@ -1,4 +1,5 @@
-"""A process that a peer engine needs beside it: its words go to the log, and it never outlives the worker."""
+"""A process that a peer engine needs beside it: its words go to the log, and it never outlives the
+worker."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from minivllm.redaction import hide
 
 TAIL_LINES = 15
 LAST_WORDS_S = 1.0
-# Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG, SIGTERM.
+# Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,
+# SIGTERM.
 LEASH = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -70,7 +72,8 @@ class Child:
         self._pump.start()
 
     def _copy(self) -> None:
-        """Pass on what it prints, but for secrets; descriptor 2 is whichever log the worker writes at the time."""
+        """Pass on what it prints, but for secrets; descriptor 2 is whichever log the worker writes
+        at the time."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             text = hide(line.decode(errors="replace"))

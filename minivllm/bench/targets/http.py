@@ -1,4 +1,5 @@
-"""HTTP to one server, from an event loop in a thread: bounded in size and time, and to no other address."""
+"""HTTP to one server, from an event loop in a thread: bounded in size and time, and to no other
+address."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Client:
     A redirect is an error: it would be a detour in every measured time, and lead away with the key.
 
     Args:
-        url: where the API is; a user and password in it are sent as basic authentication, a query with every request.
+        url: where the API is; a user and password in it are sent as basic authentication, a query
+            with every request.
         key: sent as a bearer token, unless the URL has a user; None for none.
         connections: most requests under way at once.
 
@@ -41,7 +43,9 @@ class Client:
             parts = urlsplit(url)
             _ = parts.port  # checks it
         except ValueError as error:
-            raise BadInput(f"engine.url is no address ({error}); give http://host:port/v1") from None
+            raise BadInput(
+                f"engine.url is no address ({error}); give http://host:port/v1"
+            ) from None
         self._query = f"?{parts.query}" if parts.query else ""
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._path = parts.path.rstrip("/")
@@ -85,7 +89,8 @@ class Client:
         """The body of a short answer.
 
         Raises:
-            ServerError: no connection, a status that is no success, a redirect, or too long an answer in size or time.
+            ServerError: no connection, a status that is no success, a redirect, or too long an
+                answer in size or time.
         """
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         what = f"{method} {address}"
@@ -101,7 +106,8 @@ class Client:
             raise ServerError(_words(error)) from error
 
     async def ask_json(self, path: str) -> Any:
-        """The JSON value of a short answer to GET; see `ask`. Raises ServerError for no JSON, too."""
+        """The JSON value of a short answer to GET; see `ask`. Raises ServerError for no JSON,
+        too."""
         address = self.address(path)
         body = await self.ask("GET", address)
         try:
@@ -113,7 +119,8 @@ class Client:
         """The lines of the answer to a POST, as they come.
 
         Raises:
-            ServerError: no connection, a status that is no success, a redirect, or a line that is too long.
+            ServerError: no connection, a status that is no success, a redirect, or a line that is
+                too long.
         """
         try:
             async with self._session.post(
@@ -134,11 +141,16 @@ class Client:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {server_words(str(error))}" if str(error) else type(error).__name__
+    return (
+        f"{type(error).__name__}: {server_words(str(error))}"
+        if str(error)
+        else type(error).__name__
+    )
 
 
 async def _line(response: aiohttp.ClientResponse) -> bytes:
-    """The next line; ServerError for one that is too long, which releases of aiohttp say in two ways."""
+    """The next line; ServerError for one that is too long, which releases of aiohttp say in two
+    ways."""
     try:
         return await response.content.readline()
     except (HttpProcessingError, ValueError) as error:
@@ -153,15 +165,19 @@ async def _require_success(response: aiohttp.ClientResponse, what: str = "") -> 
     if 300 <= response.status < 400:
         target = server_words(response.headers.get("Location", "nowhere"))
         raise ServerError(
-            f"{prefix}: it redirects to {target}, which is not followed; give the final address in engine.url"
+            f"{prefix}: it redirects to {target}, which is not followed; give the final address "
+            "in engine.url"
         )
     if not 200 <= response.status < 300:
         text = await _body(response, MOST_ERROR, prefix, cut=True)
         raise ServerError(f"{prefix}: {server_words(text.decode('utf-8', 'replace'))}")
 
 
-async def _body(response: aiohttp.ClientResponse, limit: int, what: str, cut: bool = False) -> bytes:
-    """The whole body; ServerError if it is longer than the limit, unless the rest may be left out."""
+async def _body(
+    response: aiohttp.ClientResponse, limit: int, what: str, cut: bool = False
+) -> bytes:
+    """The whole body; ServerError if it is longer than the limit, unless the rest may be left
+    out."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk

@@ -25,15 +25,20 @@ def require(engine: Mapping[str, Any], name: str | None = None) -> None:
         return
     what = f"engine={name}" if name else support.engine
     if support.package is not None and find_spec(support.package) is None:
-        raise NotInstalled(f"{what} needs {support.package}, which is not installed: {support.install}")
+        raise NotInstalled(
+            f"{what} needs {support.package}, which is not installed: {support.install}"
+        )
     if support.peer is None:
         return
     if not (python := engine.get("python")):
         raise NotInstalled(
-            f"{what} needs an interpreter that has {support.peer}, as engine.python=$HOME/{support.peer.lower()}/bin/python "
-            f"or in MINIVLLM_{support.peer.upper()}_PYTHON: {support.install}"
+            f"{what} needs an interpreter that has {support.peer}, as "
+            f"engine.python=$HOME/{support.peer.lower()}/bin/python or in "
+            f"MINIVLLM_{support.peer.upper()}_PYTHON: {support.install}"
         )
     if (versions := peer_packages(python)) is None:
-        raise NotInstalled(f"engine.python={python} is no Python interpreter that runs: {support.install}")
+        raise NotInstalled(
+            f"engine.python={python} is no Python interpreter that runs: {support.install}"
+        )
     if not versions.keys() & {*support.peer_packages}:
         raise NotInstalled(f"engine.python={python} has no {support.peer}: {support.install}")

@@ -1,4 +1,5 @@
-"""Counters that scheduler and cache keep of their own work, whoever carries their plans out, and what passes report."""
+"""Counters that scheduler and cache keep of their own work, whoever carries their plans out, and
+what passes report."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ def since(base: Counters, now: Counters) -> Counters:
     }
 
 
-def pass_counters(reports: Sequence[PassReport], own: Collection[str], has_experts: bool) -> dict[str, float]:
-    """What passes did to the model: each under the name of its knob's work, a user's own under its own name.
+def pass_counters(
+    reports: Sequence[PassReport], own: Collection[str], has_experts: bool
+) -> dict[str, float]:
+    """What passes did to the model: each under the name of its knob's work, a user's own under its
+    own name.
 
     Args:
         reports: in order.
@@ -51,7 +55,8 @@ def pass_counters(reports: Sequence[PassReport], own: Collection[str], has_exper
     fused, grouped, native, compiled = (
         by_name.get(name, PassReport(name)) for name in ("fuse", "grouped", "native", "compile")
     )
-    experts = grouped.counters.get("experts", 0) if fused.count else 0  # fused first, and grouped then
+    # fused first, and grouped then
+    experts = grouped.counters.get("experts", 0) if fused.count else 0
     counters = {
         "modules_fused": float(fused.count - experts),
         "native_layers": float(native.count),

@@ -47,8 +47,8 @@ class MinivllmEngine(Adapter):
         decoding = config["decoding"]
         if decoding["n"] > 1 and decoding["beam_width"] == 1:
             raise BadInput(
-                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use decoding.n=1 and more "
-                "requests"
+                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use "
+                "decoding.n=1 and more requests"
             )
         begin = time.monotonic()
         self.engine: Engine = build_engine(config, progress)
@@ -103,11 +103,16 @@ class MinivllmEngine(Adapter):
         )
 
     def _compile_s(self) -> float | None:
-        """Seconds of compiling kernels and layers and of recording graphs; None where there are none of these."""
+        """Seconds of compiling kernels and layers and of recording graphs; None where there are
+        none of these."""
         kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
         times = [kernels.compile_s] if kernels is not None else []
         times += [graphs.capture_s] if graphs is not None else []
-        times += [report.seconds for report in self.engine.loaded.passes if report.name == CompileLayers.name]
+        times += [
+            report.seconds
+            for report in self.engine.loaded.passes
+            if report.name == CompileLayers.name
+        ]
         return sum(times) if times else None
 
     def _note_start(self, event: StateChanged) -> None:
@@ -125,11 +130,14 @@ class MinivllmEngine(Adapter):
             request = output.request
             token_ids = () if output.token_id is None else (output.token_id,)
             started = self._started.get(request.request_id)
-            self._started[request.request_id] = None  # told once, even if it is preempted and starts again
+            # told once, even if it is preempted and starts again
+            self._started[request.request_id] = None
             if output.finish_reason is not None:
                 del self._started[request.request_id]
             error = None if request.error is None else str(request.error)
-            outputs.append(EngineOutput(request.request_id, token_ids, output.finish_reason, started, error))
+            outputs.append(
+                EngineOutput(request.request_id, token_ids, output.finish_reason, started, error)
+            )
         return outputs
 
     def reset(self) -> None:

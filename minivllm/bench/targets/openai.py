@@ -1,4 +1,5 @@
-"""engine=openai: any server that speaks OpenAI's completions API, behind the interface of every engine."""
+"""engine=openai: any server that speaks OpenAI's completions API, behind the interface of every
+engine."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.options import INSTALL, OpenAIOptions
-from minivllm.bench.targets.stream import ServerError, Tokens, read_stream, served_models, server_words
+from minivllm.bench.targets.stream import (
+    ServerError,
+    Tokens,
+    read_stream,
+    served_models,
+    server_words,
+)
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -28,19 +35,22 @@ PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is
 LOOK_S = 0.5  # between two looks at whether a server has started
 GRACE_S = 15.0
 TOKEN_IDS = {"return_token_ids": True}  # a server that knows it tells the ids of each chunk
-# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there are so far.
+# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there
+# are so far.
 COUNTING: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM, SGLang
     {"timings_per_token": True},  # llama.cpp
 )
 PROBE = (1, 2, 3, 4)
 NOTES = (
-    "the server's batching, cache and precision are its own; no memory, breakdown or use of bandwidth is known",
+    "the server's batching, cache and precision are its own; no memory, breakdown or use of "
+    "bandwidth is known",
     "first tokens include the way over HTTP",
 )
 KEEPS = (
-    "the server's prefix cache was not emptied, and has what earlier measurements have shown it of these prompts (the warm-up "
-    "shows it others): start it without one, or set engine.cache_reset"
+    "the server's prefix cache was not emptied, and has what earlier measurements have shown it "
+    "of these prompts (the warm-up shows it others): start it without one, or set "
+    "engine.cache_reset"
 )
 
 
@@ -48,7 +58,8 @@ class OpenAIEngine(Adapter):
     """Sends every request as a stream of its own, from an event loop in a thread.
 
     Args:
-        config: the resolved configuration; `model` is what the server serves, as far as prompts need to know.
+        config: the resolved configuration; `model` is what the server serves, as far as prompts
+            need to know.
         url: where /completions and /models are below.
         model: its name on the server; None is the first that it lists.
         command: starts the server; None if it runs already.
@@ -58,10 +69,12 @@ class OpenAIEngine(Adapter):
         max_connections: most requests under way at once.
         extra: further fields of each request; None is TOKEN_IDS.
         cache_reset: path to POST to that empties the server's prefix cache.
-        idle_timeout_s: requests are given up where none of those under way has got a token for so long.
+        idle_timeout_s: requests are given up where none of those under way has got a token for so
+            long.
 
     Raises:
-        BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses such requests.
+        BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses
+            such requests.
     """
 
     def __init__(
@@ -91,7 +104,8 @@ class OpenAIEngine(Adapter):
         self._reset_path, self._idle_s = cache_reset, idle_timeout_s
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
         self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
-        self._heard_s = 0.0  # when a token or an end last came, or else the first of the requests under way
+        # when a token or an end last came, or else the first of the requests under way
+        self._heard_s = 0.0
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: Child | None = None
         self._clear()
@@ -132,15 +146,17 @@ class OpenAIEngine(Adapter):
                 return self._models()
             except (OSError, ServerError) as error:
                 raise BadInput(
-                    f"engine.url={where}: no server answers there as it should ({error}); start it, "
-                    "or have it started with engine.command"
+                    f"engine.url={where}: no server answers there as it should ({error}); start "
+                    "it, or have it started with engine.command"
                 ) from error
         try:
             words = shlex.split(command)
         except ValueError as error:
             raise BadInput(f"engine.command cannot be read as a command line ({error})") from None
         if not words:
-            raise BadInput("engine.command is empty: give the program that starts the server, or null")
+            raise BadInput(
+                "engine.command is empty: give the program that starts the server, or null"
+            )
         # PYTHONPATH leads to this project's packages, which the server's must not meet.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._child = Child(words, kept)
@@ -154,8 +170,8 @@ class OpenAIEngine(Adapter):
                 last = str(error)
             time.sleep(LOOK_S)
         raise BadInput(
-            f"engine.command: {where} did not answer within engine.start_timeout_s={timeout_s:g} ({last}); "
-            f"the server {self._child.last_words()}"
+            f"engine.command: {where} did not answer within engine.start_timeout_s={timeout_s:g} "
+            f"({last}); the server {self._child.last_words()}"
         )
 
     def _models(self) -> dict[str, int | None]:
@@ -172,7 +188,8 @@ class OpenAIEngine(Adapter):
         return model
 
     def _probe(self, prompt: str) -> None:
-        """Find out with short requests whether prompts go as ids or text, and how tokens can be counted."""
+        """Find out with short requests whether prompts go as ids or text, and how tokens can be
+        counted."""
         refusals: list[str] = []
         for self._as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
             if self._as_text and self.tokenizer is None:
@@ -185,11 +202,13 @@ class OpenAIEngine(Adapter):
                 refusals.append(str(error))
         else:
             raise BadInput(
-                f"engine.url={self._client.address('')}: the server refuses requests as this engine sends them: "
-                f"{'; '.join(dict.fromkeys(refusals))}"
+                f"engine.url={self._client.address('')}: the server refuses requests as this "
+                f"engine sends them: {'; '.join(dict.fromkeys(refusals))}"
             )
         if self._as_text:
-            self.info.warnings.append("prompts were sent as text: the server may cut them into other tokens")
+            self.info.warnings.append(
+                "prompts were sent as text: the server may cut them into other tokens"
+            )
         for self._counting in () if tokens.by_ids else (*COUNTING, {}):
             try:
                 if not self._counting or self._ask(2).told:
@@ -198,7 +217,8 @@ class OpenAIEngine(Adapter):
                 continue  # it does not take that
 
     def _ask(self, wanted: int) -> Tokens:
-        """One short request to its end. Raises ServerError where that is none, BadInput where it does not come."""
+        """One short request to its end. Raises ServerError where that is none, BadInput where it
+        does not come."""
         outputs: list[EngineOutput] = []
         tokens = self._tokens("probe", outputs.append, wanted)
         body = self._body(list(PROBE), wanted, SamplingParams(max_tokens=wanted, ignore_eos=True))
@@ -244,8 +264,8 @@ class OpenAIEngine(Adapter):
         }
 
     def _as_server_text(self, prompt: list[int]) -> str:
-        """A prompt as text from which a server makes the same tokens: special tokens are written out, but for those that
-        it puts in front of every text."""
+        """A prompt as text from which a server makes the same tokens: special tokens are written
+        out, but for those that it puts in front of every text."""
         assert self.tokenizer is not None
         added = self.tokenizer.encode("")
         own = prompt[len(added) :] if prompt[: len(added)] == added else prompt
@@ -261,7 +281,9 @@ class OpenAIEngine(Adapter):
             self._heard_s = time.monotonic()
         self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
 
-    def _tokens(self, request_id: str, deliver: Callable[[EngineOutput], None], wanted: int) -> Tokens:
+    def _tokens(
+        self, request_id: str, deliver: Callable[[EngineOutput], None], wanted: int
+    ) -> Tokens:
         tokenizer = self.tokenizer
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, False))
         return Tokens(request_id, deliver, wanted, count, self.info.vocab_size)
@@ -283,12 +305,16 @@ class OpenAIEngine(Adapter):
         """Wait for the next tokens; see BenchEngine."""
         outputs: list[EngineOutput] = []
         try:
-            outputs.append(self._results.get(timeout=None if timeout_s is None else max(timeout_s, 0)))
+            outputs.append(
+                self._results.get(timeout=None if timeout_s is None else max(timeout_s, 0))
+            )
             while not self._results.empty():
                 outputs.append(self._results.get())
         except queue.Empty:
             if self._child is not None and self._child.process.poll() is not None:
-                raise RuntimeError(f"engine.command: the server {self._child.last_words()}") from None
+                raise RuntimeError(
+                    f"engine.command: the server {self._child.last_words()}"
+                ) from None
         if outputs:
             self._heard_s = time.monotonic()
         elif self._tasks and time.monotonic() - self._heard_s > self._idle_s:
@@ -303,7 +329,8 @@ class OpenAIEngine(Adapter):
         for task, tokens in self._tasks.values():
             task.cancel()
             tokens.fail(
-                f"the server has sent no token of any request for engine.idle_timeout_s={self._idle_s:g} s"
+                "the server has sent no token of any request for "
+                f"engine.idle_timeout_s={self._idle_s:g} s"
             )
 
     def reset(self) -> None:
@@ -326,7 +353,8 @@ class OpenAIEngine(Adapter):
         return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """What the server said of the requests, and how well tokens could be told apart; see BenchEngine."""
+        """What the server said of the requests, and how well tokens could be told apart; see
+        BenchEngine."""
         tokens = [tokens for _, tokens in self._seen]
         said = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
         lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]

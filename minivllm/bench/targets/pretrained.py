@@ -25,8 +25,8 @@ from minivllm.platform.threads import thread_count
 class Pretrained:
     """A loaded transformers model, ready to generate.
 
-    Its own generation config is blank, so that nothing of a checkpoint's generation_config.json (sampling, as
-    many have it) is mixed into what is asked.
+    Its own generation config is blank, so that nothing of a checkpoint's generation_config.json
+    (sampling, as many have it) is mixed into what is asked.
     """
 
     model: Any
@@ -48,7 +48,8 @@ class Pretrained:
         count = sum(p.numel() for p in parameters)
         size = sum(p.numel() * p.element_size() for p in parameters)
         embedding: torch.Tensor = self.model.get_input_embeddings().weight
-        # A tied head reads the embedding's storage for every token, a separate embedding is only looked up.
+        # A tied head reads the embedding's storage for every token, a separate embedding is only
+        # looked up.
         idle = 0 if config.tie_word_embeddings else embedding.numel()
         linear = self._linear_parameters()
         return EngineInfo(
@@ -80,11 +81,14 @@ class Pretrained:
         )
 
     def _linear_parameters(self) -> list[nn.Parameter]:
-        """Of the layers' linear layers alone, without the head; a mixture has classes of its own for them."""
+        """Of the layers' linear layers alone, without the head; a mixture has classes of its own
+        for them."""
         head = self.model.get_output_embeddings()
         modules = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
         ends = (".experts.gate_up_proj", ".experts.down_proj", ".mlp.gate.weight")
-        mixture = [parameter for name, parameter in self.model.named_parameters() if name.endswith(ends)]
+        mixture = [
+            parameter for name, parameter in self.model.named_parameters() if name.endswith(ends)
+        ]
         return [parameter for module in modules for parameter in module.parameters()] + mixture
 
 
@@ -119,14 +123,16 @@ def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrai
     except (ImportError, ValueError) as error:
         line = first_line(error)
         raise BadInput(
-            f"transformers cannot load this model with attn_implementation={attn_implementation}: {line}"
+            "transformers cannot load this model with "
+            f"attn_implementation={attn_implementation}: {line}"
         ) from error
     model.generation_config = transformers.GenerationConfig()
     return Pretrained(model.eval(), sizes, source, length, device, dtype)
 
 
 def import_transformers(peer: str) -> Any:
-    """The library, told not to draw progress bars into the log. Raises BadInput where it is missing."""
+    """The library, told not to draw progress bars into the log. Raises BadInput where it is
+    missing."""
     try:
         import transformers
         from transformers.utils import logging
@@ -159,7 +165,8 @@ def _random(
         raise BadInput(f"this version of transformers has no {architecture}: {INSTALL} --upgrade")
     # A published config.json may lack model_type, which the model's class tells, too.
     config = getattr(transformers, architecture).config_class.from_dict(source.config)
-    # On the device itself and not on the meta device: the rotary tables are computed here and must be real.
+    # On the device itself and not on the meta device: the rotary tables are computed here and must
+    # be real.
     with device, no_init_weights():
         model = transformers.AutoModelForCausalLM.from_config(config, **options)
     model.tie_weights()
@@ -172,7 +179,8 @@ def _random(
 
 
 def _as_stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """A parameter under the names of the models here. A mixture's experts are one tensor there and many here."""
+    """A parameter under the names of the models here. A mixture's experts are one tensor there and
+    many here."""
     mixture, inside, part = name.partition(".mlp.experts.")
     if not inside:
         yield name, parameter

@@ -30,10 +30,12 @@ class _Ranges:
 
 @contextmanager
 def phase_ranges(engine: Engine) -> Iterator[None]:
-    """While it is open, a step is the ranges schedule, prepare, forward, sample and emit, one after the other.
+    """While it is open, a step is the ranges schedule, prepare, forward, sample and emit, one after
+    the other.
 
-    They begin where the engine takes the times of its breakdown. With `runtime.overlap` the first step of all reads
-    no tokens, so its `sample` goes on to its end; the last one computes nothing, so it has no `prepare` and `forward`.
+    They begin where the engine takes the times of its breakdown. With `runtime.overlap` the first
+    step of all reads no tokens, so its `sample` goes on to its end; the last one computes nothing,
+    so it has no `prepare` and `forward`.
     """
     ranges, usual = _Ranges(), engine.launcher.mark
     engine.launcher.mark = ranges.mark

@@ -40,7 +40,8 @@ ROW = (
 def _in_windows(
     costs: dict[str, Any], scheduled: Sequence[ScheduledRequest], context: float, pairs: float
 ) -> tuple[float, float]:
-    """Tokens of context that a step reads, and its prompts' pairs: means over layers with and without a window."""
+    """Tokens of context that a step reads, and its prompts' pairs: means over layers with and
+    without a window."""
     window, near, near_pairs = costs["window"], 0, 0.0
     for part in scheduled:
         held = part.seq_len
@@ -53,8 +54,9 @@ def _in_windows(
 class SimulatedTokens(Sequence[Any]):
     """A request's tokens by where they come from; a slice costs the same however long it is.
 
-    Slices are hashable, and equal where the tokens are: a range of positions (of a `LazyPrompt`'s text, or
-    of this answer, which nobody else has), a tuple of token ids, or a tuple of such pieces.
+    Slices are hashable, and equal where the tokens are: a range of positions (of a `LazyPrompt`'s
+    text, or of this answer, which nobody else has), a tuple of token ids, or a tuple of such
+    pieces.
 
     Args:
         prompt: the prompt.
@@ -81,7 +83,12 @@ class SimulatedTokens(Sequence[Any]):
             run = bisect_right(starts, index) - 1
             return runs[run][index - starts[run]]
         start, stop, step = index.start, index.stop, index.step
-        if step is not None or start is None or stop is None or not 0 <= start < stop <= self.length:
+        if (
+            step is not None
+            or start is None
+            or stop is None
+            or not 0 <= start < stop <= self.length
+        ):
             start, stop, step = index.indices(self.length)
             if step != 1:
                 raise ValueError("simulated tokens are cut into stretches only")
@@ -124,18 +131,22 @@ class SimulatedRequest(Request):
 
 
 class SimulatedEngine(Adapter):
-    """Plans every step with the real scheduler, then lets the time pass that the step would have taken.
+    """Plans every step with the real scheduler, then lets the time pass that the step would have
+    taken.
 
     No weights are loaded and torch is not imported. Answers go on to `max_tokens`.
 
     Args:
-        config: the resolved configuration; the model's architecture, `quant`, `batching` and `cache` count.
+        config: the resolved configuration; the model's architecture, `quant`, `batching` and
+            `cache` count.
         steps: records to fit step times to (`fit_records`); None goes by the roofline.
         bandwidth_gb_s: memory bandwidth, 1e9 bytes a second.
         tflops: matrix rate, 1e12 operations a second.
         overhead_ms: of every step, beside the roofline's time.
-        memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's own.
-        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a second; None takes no time.
+        memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's
+            own.
+        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a
+            second; None takes no time.
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
 
     Raises:
@@ -166,8 +177,9 @@ class SimulatedEngine(Adapter):
             self.step_times = RooflineTimes(costs, bandwidth_gb_s * 1e9, tflops * 1e12, overhead_ms)
         else:
             raise BadInput(
-                "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to records of "
-                "this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
+                "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
+                "records of this model, or engine.bandwidth_gb_s and engine.tflops for a "
+                "roofline"
             )
         # Records do not say what was near: what is fitted to them goes by the whole context.
         self._windowed = costs if steps is None and costs["window"] is not None else None
@@ -183,8 +195,8 @@ class SimulatedEngine(Adapter):
         if (eviction := layout.eviction) is not None:
             if eviction.scored:
                 raise BadInput(
-                    f"cache.eviction={eviction.name} goes by attention scores, and nothing is computed in a simulation: "
-                    "use cache.eviction=streaming, or engine=minivllm"
+                    f"cache.eviction={eviction.name} goes by attention scores, and nothing is "
+                    "computed in a simulation: use cache.eviction=streaming, or engine=minivllm"
                 )
             eviction.check(model.windows)
         self.clock = VirtualClock()
@@ -218,7 +230,9 @@ class SimulatedEngine(Adapter):
         self._largest_batch: int
         self._begin()
 
-    def submit(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def submit(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> None:
         """See BenchEngine."""
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
         request = SimulatedRequest(
@@ -281,7 +295,14 @@ class SimulatedEngine(Adapter):
         for part in scheduled:
             computed(part)
         if self._num_steps % self._stride == 0:
-            known = (start, len(scheduled), prefill + decoded, prefill, context, len(scheduler.waiting))
+            known = (
+                start,
+                len(scheduled),
+                prefill + decoded,
+                prefill,
+                context,
+                len(scheduler.waiting),
+            )
             self._note(known, milliseconds)
         self._num_steps += 1
         self._largest_batch = max(self._largest_batch, len(scheduled))

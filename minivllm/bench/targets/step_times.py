@@ -27,11 +27,13 @@ FEATURES = (
     *("prefill_step", "prefill_tokens", "prefill_tokens_to_256", "context_tokens", "prefill_pairs"),
 )
 COUNTS = ("num_requests", "num_prefill_tokens", "context_tokens")  # of a recorded step
-FEW = 256  # prefill tokens up to which one more may cost more: matrix products are not efficient yet
+# prefill tokens up to which one more may cost more: matrix products are not efficient yet
+FEW = 256
 # Requests past which one more may cost more: where reading the weights no longer is the most of it.
 RIDGE = 16
 SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
-MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"  # whose steps are those of this scheduler
+# whose steps are those of this scheduler
+MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
 STALL = 3.0  # times what was predicted: the machine did something else
 ROUNDS = 20
@@ -41,15 +43,17 @@ LEAST_STEPS = 50
 class StepTimes(Protocol):
     """Predicts steps."""
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
+    def __call__(
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+    ) -> float:
         """Milliseconds of a step, and of the gap after it.
 
         Args:
             requests: in the step.
             tokens: computed in it.
             prefill: those of them that catch up on a prompt.
-            context: cached tokens that attention reads, over all requests; by the roofline a mean over the layers,
-                as those with a sliding window read fewer (`pairs` too).
+            context: cached tokens that attention reads, over all requests; by the roofline a mean
+                over the layers, as those with a sliding window read fewer (`pairs` too).
             pairs: of a prefill token and a token that it attends to.
         """
 
@@ -73,7 +77,9 @@ class FittedTimes:
     records: int
     error: float
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
+    def __call__(
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+    ) -> float:
         """See StepTimes."""
         fixed, each, above, started, token, early, read, pair = self.coefficients
         wide = requests - RIDGE if requests > RIDGE else 0
@@ -96,7 +102,8 @@ class FittedTimes:
 
 @dataclass(frozen=True)
 class RooflineTimes:
-    """The time that the hardware's limits allow: bytes at the bandwidth or operations at the matrix rate.
+    """The time that the hardware's limits allow: bytes at the bandwidth or operations at the matrix
+    rate.
 
     Args:
         costs: of the model (`architecture_costs`).
@@ -110,10 +117,13 @@ class RooflineTimes:
     flops: float
     overhead_ms: float
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: float, pairs: float) -> float:
+    def __call__(
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+    ) -> float:
         """See StepTimes. A decoding token's pairs are its context."""
         costs = self.costs
-        experts = min(costs["experts"], costs["experts_per_token"] * tokens)  # if no two tokens share one
+        # if no two tokens share one
+        experts = min(costs["experts"], costs["experts_per_token"] * tokens)
         moved = costs["streamed_weight_bytes"] + experts * costs["expert_weight_bytes"]
         moved += costs["kv_bytes_per_token"] * context
         done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * requests
@@ -123,8 +133,8 @@ class RooflineTimes:
     def describe(self) -> str:
         """See StepTimes."""
         return (
-            f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} TFLOP/s, "
-            f"{self.overhead_ms:g} ms a step besides"
+            f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} "
+            f"TFLOP/s, {self.overhead_ms:g} ms a step besides"
         )
 
 
@@ -160,11 +170,13 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
     if steps < LEAST_STEPS:
         raise BadInput(
             f"engine.steps={place}: {used} of {len(records)} records there have the same "
-            f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps that did not overlap; at least {LEAST_STEPS} "
-            "are needed: measure a few cells of this model with engine=minivllm runtime.overlap=false first"
+            f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps that did not overlap; at "
+            f"least {LEAST_STEPS} are needed: measure a few cells of this model with "
+            "engine=minivllm runtime.overlap=false first"
         )
     coefficients, error = fit(
-        np.concatenate([features for features, _ in columns]), np.concatenate([times for _, times in columns])
+        np.concatenate([features for features, _ in columns]),
+        np.concatenate([times for _, times in columns]),
     )
     return FittedTimes(tuple(coefficients.tolist()), steps, used, error)
 
@@ -189,7 +201,8 @@ def _measured(record: dict[str, Any]) -> bool:
 def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
     """Features [n, len(FEATURES)] and milliseconds [n] of recorded steps.
 
-    What is recorded does not say which request had which share; equal shares are assumed for the pairs.
+    What is recorded does not say which request had which share; equal shares are assumed for the
+    pairs.
     """
     times = sum(
         np.asarray([value or 0.0 for value in table[phase]])
@@ -208,9 +221,10 @@ def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
 def fit(features: Matrix, times: Matrix) -> tuple[Matrix, float]:
     """Non-negative coefficients that predict most steps, whatever some others do.
 
-    The error of a step counts relative to the square root of its time, so that neither the many short steps
-    nor the few long ones decide alone. Huber's weights (1964) keep outliers from deciding what is one; then
-    the level is set so that the total time is right but for stalls, since times are skewed.
+    The error of a step counts relative to the square root of its time, so that neither the many
+    short steps nor the few long ones decide alone. Huber's weights (1964) keep outliers from
+    deciding what is one; then the level is set so that the total time is right but for stalls,
+    since times are skewed.
 
     Args:
         features: [n, k].
@@ -228,7 +242,9 @@ def fit(features: Matrix, times: Matrix) -> tuple[Matrix, float]:
         coefficients = nonnegative_least_squares(features * weights[:, None], times * weights)
     predicted = np.maximum(features @ coefficients, 1e-6)
     usual = times <= STALL * predicted
-    coefficients = coefficients * (float(times[usual].sum()) / max(float(predicted[usual].sum()), 1e-6))
+    coefficients = coefficients * (
+        float(times[usual].sum()) / max(float(predicted[usual].sum()), 1e-6)
+    )
     error = np.abs(times - predicted) / predicted
     return coefficients, float(np.median(error))
 
@@ -255,4 +271,6 @@ def nonnegative_least_squares(a: Matrix, b: Matrix) -> Matrix:
 
 
 def _supports(columns: Sequence[int]) -> list[tuple[int, ...]]:
-    return [support for size in range(1, len(columns) + 1) for support in combinations(columns, size)]
+    return [
+        support for size in range(1, len(columns) + 1) for support in combinations(columns, size)
+    ]

@@ -24,16 +24,19 @@ MOST_LINES = 1000  # that it is written in; all known servers write one
 MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
 MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
 MOST_WORDS = 300  # and that are kept
-LONGEST_TOKEN = 1024  # characters; the longest of known vocabularies, runs of spaces, have a few hundred
+# characters; the longest of known vocabularies, runs of spaces, have a few hundred
+LONGEST_TOKEN = 1024
 REASONS = {"stop": "stop", "length": "length"}
 
 
 class ServerError(ValueError):
-    """What a server sent is an error, or is not what this API allows; one line that is safe to show."""
+    """What a server sent is an error, or is not what this API allows; one line that is safe to
+    show."""
 
 
 def server_words(text: str) -> str:
-    """A server's error text, which servers like to wrap in JSON, as one line that is safe to show."""
+    """A server's error text, which servers like to wrap in JSON, as one line that is safe to
+    show."""
     text = text[:MOST_ERROR]
     try:
         parsed = json.loads(text)
@@ -80,7 +83,9 @@ def read_event(value: Any, vocab_size: int | None = None) -> Event:
     if choices is not None and not isinstance(choices, list):
         raise _wrong("choices", choices, "a list")
     if choices and len(choices) > 1:
-        raise ServerError(f"an event of the stream holds {len(choices)} choices, and one was asked for")
+        raise ServerError(
+            f"an event of the stream holds {len(choices)} choices, and one was asked for"
+        )
     choice = _object(choices[0], "choices[0]") if choices else {}
     usage = _object(event.get("usage") or {}, "usage")
     timings = _object(event.get("timings") or {}, "timings")  # of llama.cpp
@@ -135,13 +140,16 @@ def _token_ids(value: Any, vocab_size: int | None) -> tuple[int, ...] | None:
     if value is None:
         return None
     limit = vocab_size or MOST_TOKENS << 10
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < limit for item in value):
+    if not isinstance(value, list) or not all(
+        type(item) is int and 0 <= item < limit for item in value
+    ):
         raise _wrong("token_ids", value, f"a list of whole numbers from 0 to {limit - 1}")
     return tuple(value)
 
 
 def served_models(value: Any) -> dict[str, int | None]:
-    """The answer to /models: names, in the server's order, with the longest context where it says one.
+    """The answer to /models: names, in the server's order, with the longest context where it says
+    one.
 
     Raises:
         ServerError: it is no such list, or lists nothing.
@@ -149,17 +157,22 @@ def served_models(value: Any) -> dict[str, int | None]:
     data = value.get("data") if isinstance(value, dict) else None
     if not isinstance(data, list) or not data:
         raise ServerError(
-            f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is engine.url right?"
+            f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is "
+            "engine.url right?"
         )
     models: dict[str, int | None] = {}
     for entry in data:
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
-            raise ServerError(f"GET /models: {printable(reprlib.repr(entry))} is no model with an id")
+            raise ServerError(
+                f"GET /models: {printable(reprlib.repr(entry))} is no model with an id"
+            )
         context = entry.get("max_model_len")
         context = int(context) if isinstance(context, float) and context.is_integer() else context
         if context is not None and (type(context) is not int or context < 1):
             shown = printable(reprlib.repr(context))
-            raise ServerError(f"GET /models: max_model_len={shown} must be a whole number of 1 or more")
+            raise ServerError(
+                f"GET /models: max_model_len={shown} must be a whole number of 1 or more"
+            )
         models[entry["id"]] = context
     return models
 
@@ -170,9 +183,10 @@ def served_models(value: Any) -> dict[str, int | None]:
 class Tokens:
     """Counts the tokens of one stream as they come, and hands them on.
 
-    A chunk holds as many tokens as the server says: by their ids, by log-probabilities, or by a count of all tokens
-    so far (`usage` or `timings` on each chunk). A chunk of which only the text is known is handed on as one token;
-    how many it held is settled at the end, when the total is known.
+    A chunk holds as many tokens as the server says: by their ids, by log-probabilities, or by a
+    count of all tokens so far (`usage` or `timings` on each chunk). A chunk of which only the text
+    is known is handed on as one token; how many it held is settled at the end, when the total is
+    known.
 
     Args:
         request_id: of the request.
@@ -195,7 +209,8 @@ class Tokens:
         self._reason: str | None = None
         self._ended = False
         self._total: int | None = None  # output tokens in all, as the server counts them
-        self._texts: dict[int, str] = {}  # index of a token that stands for a chunk -> the chunk's text
+        # index of a token that stands for a chunk -> the chunk's text
+        self._texts: dict[int, str] = {}
         self._room = LONGEST_TOKEN * wanted  # characters that such texts may still have
         self.produced = 0
         self.chunks = 0
@@ -217,7 +232,8 @@ class Tokens:
         """One event of the stream, a JSON value.
 
         Raises:
-            ServerError: it is an error, has a field of the wrong type, or makes more tokens than were asked for.
+            ServerError: it is an error, has a field of the wrong type, or makes more tokens than
+                were asked for.
         """
         seen = read_event(event, self._vocab_size)
         if seen.prompt_tokens is not None:
@@ -233,10 +249,15 @@ class Tokens:
             self._texts[self.produced] = seen.text
             self._room -= len(seen.text)
         held = int(unsure) if told is None else told
-        # The last text of a stream may be what a stop string had held back: a chunk without a token of its own.
+        # The last text of a stream may be what a stop string had held back: a chunk without a token
+        # of its own.
         most = max(self._total or 0, self.produced + held - bool(self._texts))
         if most > self._wanted or self._room < 0:
-            found = f"{most} tokens or more" if most > self._wanted else "more text than so many tokens have"
+            found = (
+                f"{most} tokens or more"
+                if most > self._wanted
+                else "more text than so many tokens have"
+            )
             raise ServerError(f"the stream holds {found}, and max_tokens is {self._wanted}")
         if held:
             self.chunks += 1
@@ -281,11 +302,13 @@ class Tokens:
         reason = REASONS.get(self._reason, "abort")
         error = printable(self._reason)[:MOST_WORDS] if reason == "abort" else None
         counts = self._settle_texts() if self._texts else self._settle_told()
-        rest = 0 if self.produced or not self._total else self._total  # of a stream without a single chunk
+        # of a stream without a single chunk
+        rest = 0 if self.produced or not self._total else self._total
         self._pass_on((UNKNOWN_TOKEN,) * rest, reason, error, counts)
 
     def _settle_told(self) -> tuple[int, ...] | None:
-        """Compare what the chunks told with the total; tokens that no chunk told of came with the last one."""
+        """Compare what the chunks told with the total; tokens that no chunk told of came with the
+        last one."""
         difference = 0 if self._total is None else self._total - self.produced
         self.late = max(0, difference)
         # An end token may be counted, but not sent, or the other way round.
@@ -295,7 +318,8 @@ class Tokens:
         return (*(1,) * (self.produced - 1), 1 + self.late)
 
     def _settle_texts(self) -> tuple[int, ...] | None:
-        """How many tokens each chunk held that is known by its text: the total, distributed by our own count."""
+        """How many tokens each chunk held that is known by its text: the total, distributed by our
+        own count."""
         total, asked = self._total, self._wanted if self._reason == "length" else None
         if total is None and asked is not None and asked in (self.produced, self.produced - 1):
             total = asked  # a token a chunk is as many as were asked for
@@ -321,7 +345,8 @@ class Tokens:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Distribute `total` tokens over chunks: one each, the rest in proportion to what their weights are above one.
+    """Distribute `total` tokens over chunks: one each, the rest in proportion to what their weights
+    are above one.
 
     Where there are more chunks than tokens, the last chunks get none.
     """
@@ -351,8 +376,8 @@ async def read_stream(lines: AsyncIterator[bytes], tokens: Tokens) -> None:
 
 
 async def _events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
-    """The JSON values of a stream. One that is whole in its line is taken at once, whether or not an empty line follows; one
-    of several lines, which the standard allows, at the empty line."""
+    """The JSON values of a stream. One that is whole in its line is taken at once, whether or not
+    an empty line follows; one of several lines, which the standard allows, at the empty line."""
     parts: list[str] = []
     at_start = True
     async for line in lines:

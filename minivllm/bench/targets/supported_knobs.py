@@ -1,7 +1,7 @@
 """The check that an engine supports every knob that is set. Free of torch.
 
-A knob that a peer does not support must not be set: a result under a configuration that was not run is worse than
-none. What each peer supports is declared in `options.py`.
+A knob that a peer does not support must not be set: a result under a configuration that was not run
+is worse than none. What each peer supports is declared in `options.py`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ HARNESS = ("task", "workload", "arrival", "engine", "measure")
 def support_of(engine: Mapping[str, Any]) -> Support | None:
     """What an engine declares, by its resolved group; None for a class of the user's own."""
     options = OPTIONS.get(str(engine.get("_target_")))
-    return options.supported(engine) if options is not None and issubclass(options, EngineOptions) else None
+    return (
+        options.supported(engine)
+        if options is not None and issubclass(options, EngineOptions)
+        else None
+    )
 
 
 def require_supported(config: Mapping[str, Any], support: Support | None = None) -> None:
     """Compare a resolved configuration with the defaults, before its engine is started.
 
     Args:
-        config: as `minivllm.config.compose.compose` returns it; groups that it lacks are not checked.
+        config: as `minivllm.config.compose.compose` returns it; groups that it lacks are not
+            checked.
         support: what the engine declares; None looks it up.
 
     Raises:
@@ -73,7 +78,11 @@ def _summary(groups: Mapping[str, Knobs]) -> str:
     """What a peer supports, for messages."""
     parts = [
         knobs.says
-        or (f"{group}.*" if knobs.names == ALL else ", ".join(f"{group}.{name}" for name in knobs.names))
+        or (
+            f"{group}.*"
+            if knobs.names == ALL
+            else ", ".join(f"{group}.{name}" for name in knobs.names)
+        )
         for group, knobs in groups.items()
     ]
     return ", ".join([*parts, "engine.*"])

@@ -1,4 +1,5 @@
-"""engine=transformers: transformers' `generate` in static batches, behind the interface of every engine."""
+"""engine=transformers: transformers' `generate` in static batches, behind the interface of every
+engine."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ class _Batch:
         engine: takes the tokens and the counts.
     """
 
-    def __init__(self, requests: list[_Request], eos: frozenset[int], engine: TransformersEngine) -> None:
+    def __init__(
+        self, requests: list[_Request], eos: frozenset[int], engine: TransformersEngine
+    ) -> None:
         self.requests = requests
         self.live = list(enumerate(requests))
         self.width = max(len(request.prompt) for request in requests)
@@ -72,7 +75,8 @@ class _Batch:
         self._engine = engine
 
     def put(self, value: torch.Tensor) -> None:
-        """Called by generate: first with the prompts, [rows, width], then each step with [rows] tokens."""
+        """Called by generate: first with the prompts, [rows, width], then each step with [rows]
+        tokens."""
         if self.cancelled:
             raise _Cancelled
         if value.dim() > 1:
@@ -83,7 +87,11 @@ class _Batch:
             token = token_ids[row]
             request.produced += 1
             reason = (
-                "stop" if token in self.ends else "length" if request.produced >= request.wanted else None
+                "stop"
+                if token in self.ends
+                else "length"
+                if request.produced >= request.wanted
+                else None
             )
             started = self.started_s if request.produced == 1 else None
             outputs.append(EngineOutput(request.request_id, (token,), reason, started))
@@ -93,13 +101,15 @@ class _Batch:
         if outputs:
             self._engine.results.put(outputs)
         if not live:
-            raise _Cancelled  # generate knows where answers end by a token, but not by a length of their own
+            # generate knows where answers end by a token, but not by a length of their own
+            raise _Cancelled
 
     def end(self) -> None:
         """Called by generate; that a batch is over is said when generate has returned."""
 
     def _count(self, now: float) -> None:
-        """Add the step that ends now to the engine's records, before its tokens change the batch."""
+        """Add the step that ends now to the engine's records, before its tokens change the
+        batch."""
         live, rows = len(self.live), len(self.requests)
         context = sum(len(request.prompt) + request.produced for _, request in self.live)
         tokens = live if self._turns else context
@@ -123,11 +133,13 @@ class _Batch:
 
 
 class TransformersEngine(Adapter):
-    """Static batching, as transformers' users have it: the next batch starts when the last answer is done.
+    """Static batching, as transformers' users have it: the next batch starts when the last answer
+    is done.
 
-    `poll` starts a batch of what is waiting. `generate` runs in a thread of its own, and a streamer passes
-    each step's tokens on when they are there. A request that is done is reported at once; its row goes on
-    in the batch, as generate does it, and what it computes then is counted as wasted.
+    `poll` starts a batch of what is waiting. `generate` runs in a thread of its own, and a streamer
+    passes each step's tokens on when they are there. A request that is done is reported at once;
+    its row goes on in the batch, as generate does it, and what it computes then is counted as
+    wasted.
 
     Args:
         config: the resolved configuration.
@@ -137,7 +149,8 @@ class TransformersEngine(Adapter):
         attn_implementation: transformers' name of the attention.
 
     Raises:
-        BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot be loaded.
+        BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot
+            be loaded.
     """
 
     def __init__(
@@ -189,7 +202,9 @@ class TransformersEngine(Adapter):
             self._start()
         outputs: list[EngineOutput] = []
         try:
-            self._take(self.results.get(timeout=None if timeout_s is None else max(timeout_s, 0)), outputs)
+            self._take(
+                self.results.get(timeout=None if timeout_s is None else max(timeout_s, 0)), outputs
+            )
             while not self.results.empty():
                 self._take(self.results.get(), outputs)
         except queue.Empty:
@@ -207,7 +222,9 @@ class TransformersEngine(Adapter):
             requests.append(self.waiting.popleft())
         self._batch = batch = _Batch(requests, self._eos, self)
         self.counts["generate_calls"] += 1
-        self.counts["padded_tokens"] += sum(batch.width - len(request.prompt) for request in requests)
+        self.counts["padded_tokens"] += sum(
+            batch.width - len(request.prompt) for request in requests
+        )
         self._largest_batch = max(self._largest_batch, len(requests))
         # The number of threads is each thread's own, and may have been changed in this one.
         self._jobs.put((batch, torch.get_num_threads()))
@@ -230,7 +247,9 @@ class TransformersEngine(Adapter):
                 torch.set_num_threads(threads)
                 self._generate(batch)
                 if batch.live:
-                    raise RuntimeError(f"generate returned with {len(batch.live)} requests unfinished")
+                    raise RuntimeError(
+                        f"generate returned with {len(batch.live)} requests unfinished"
+                    )
             except _Cancelled:
                 pass
             except BaseException as caught:
@@ -242,7 +261,9 @@ class TransformersEngine(Adapter):
         """Run a batch, left-padded, to the end of its longest answer."""
         device, params = self._loaded.device, batch.requests[0].params
         pads = [batch.width - len(request.prompt) for request in batch.requests]
-        rows = [[0] * pad + request.prompt for pad, request in zip(pads, batch.requests, strict=True)]
+        rows = [
+            [0] * pad + request.prompt for pad, request in zip(pads, batch.requests, strict=True)
+        ]
         mask = [[0] * pad + [1] * (batch.width - pad) for pad in pads]
         options: dict[str, Any] = {"do_sample": False}
         if not params.greedy:
@@ -273,20 +294,25 @@ class TransformersEngine(Adapter):
         )
 
     def _static_cache(self, rows: int, length: int) -> Any:
-        """An empty cache for so many rows and at least so many tokens; the same again while they fit.
+        """An empty cache for so many rows and at least so many tokens; the same again while they
+        fit.
 
-        A compiled step is compiled anew for another shape, so lengths are rounded up: a warm-up with shorter
-        answers then uses the shape that is measured.
+        A compiled step is compiled anew for another shape, so lengths are rounded up: a warm-up
+        with shorter answers then uses the shape that is measured.
         """
-        # Padding to one width may take more than any request's own length, and more than the model's longest.
+        # Padding to one width may take more than any request's own length, and more than the
+        # model's longest.
         length = max(
-            length, min(-(-length // STATIC_CACHE_STEP) * STATIC_CACHE_STEP, self.info.max_model_len)
+            length,
+            min(-(-length // STATIC_CACHE_STEP) * STATIC_CACHE_STEP, self.info.max_model_len),
         )
         if self._cache is not None and (self._cache_rows, self._cache_length) == (rows, length):
             self._cache.reset()
             return self._cache
         self._cache = None  # first make room
-        self._cache = self._transformers.StaticCache(self._loaded.model.config, max_cache_len=length)
+        self._cache = self._transformers.StaticCache(
+            self._loaded.model.config, max_cache_len=length
+        )
         self._cache_rows, self._cache_length = rows, length
         return self._cache
 
@@ -296,7 +322,8 @@ class TransformersEngine(Adapter):
         return None if self._cache is None else self._cache_length
 
     def _compiling(self) -> dict[str, Any]:
-        """Options of `GenerationConfig`: transformers compiles by itself on a GPU, and elsewhere when told to."""
+        """Options of `GenerationConfig`: transformers compiles by itself on a GPU, and elsewhere
+        when told to."""
         if not self._compile:
             return {"disable_compile": True}
         compiling = self._transformers.CompileConfig(fullgraph=False)

@@ -1,7 +1,8 @@
-"""engine=transformers_continuous: transformers' continuous batching, behind the interface of every engine.
+"""engine=transformers_continuous: transformers' continuous batching, behind the interface of every
+engine.
 
-`generate_batch` takes a list of prompts and returns when all are done; requests that arrive over time go to the
-manager that it is made of, which is what is driven here.
+`generate_batch` takes a list of prompts and returns when all are done; requests that arrive over
+time go to the manager that it is made of, which is what is driven here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ NO_EOS = -1
 PAGED = "paged|"
 SENTINEL = "reset"
 WAIT_S = 0.2  # between two looks at whether the thread is still alive
-NOTE = "transformers' continuous batching shows no steps: no breakdown, use of bandwidth or queueing time"
+NOTE = (
+    "transformers' continuous batching shows no steps: no breakdown, use of bandwidth or "
+    "queueing time"
+)
 
 
 @dataclass(slots=True)
@@ -43,7 +47,8 @@ class TransformersContinuousEngine(Adapter):
         compile_level: transformers' `default_compile_level`.
 
     Raises:
-        BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot be loaded.
+        BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot
+            be loaded.
     """
 
     def __init__(
@@ -52,7 +57,9 @@ class TransformersContinuousEngine(Adapter):
         require_supported(config, TransformersContinuousOptions.support)
         self._transformers = import_transformers(TransformersContinuousOptions.support.engine)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, TransformersContinuousOptions.support.engine)
+        self._loaded = load(
+            config, attn_implementation, TransformersContinuousOptions.support.engine
+        )
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
         self._config, self._compile_level = config, compile_level
         self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
@@ -70,14 +77,22 @@ class TransformersContinuousEngine(Adapter):
         temperature, top_k, top_p = self._decoding
         options: dict[str, Any] = {"do_sample": False}
         if temperature:
-            options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+            options = {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_k": top_k,
+                "top_p": top_p,
+            }
         settings = self._batching()
-        if not hasattr(settings, "auto_switch_to_flash"):  # older releases: the name of the attention says it
+        # older releases: the name of the attention says it
+        if not hasattr(settings, "auto_switch_to_flash"):
             name = self._loaded.attn_implementation.removeprefix(PAGED)
             self._loaded.model.set_attn_implementation(PAGED + name)
         try:
             self._manager = self._loaded.model.init_continuous_batching(
-                generation_config=self._transformers.GenerationConfig(eos_token_id=NO_EOS, **options),
+                generation_config=self._transformers.GenerationConfig(
+                    eos_token_id=NO_EOS, **options
+                ),
                 continuous_batching_config=settings,
             )
         except (ImportError, ValueError) as error:
@@ -97,7 +112,8 @@ class TransformersContinuousEngine(Adapter):
             "allow_block_sharing": cache["prefix_caching"],
             "auto_switch_to_flash": False,  # attn_implementation says which
             "default_compile_level": self._compile_level,
-            "seed": 0 if seed is None else seed,  # one generator for all, whatever a request's own seed
+            # one generator for all, whatever a request's own seed
+            "seed": 0 if seed is None else seed,
         }
         kind = self._transformers.ContinuousBatchingConfig
         known = {field.name for field in fields(kind)}
@@ -107,8 +123,8 @@ class TransformersContinuousEngine(Adapter):
             options["page_size" if "page_size" in known else "block_size"] = cache["block_size"]
         if unknown := options.keys() - known:
             raise BadInput(
-                f"this transformers has no {', '.join(sorted(unknown))} in ContinuousBatchingConfig: "
-                f"{INSTALL} --upgrade"
+                f"this transformers has no {', '.join(sorted(unknown))} in "
+                f"ContinuousBatchingConfig: {INSTALL} --upgrade"
             )
         return kind(**options)
 
@@ -117,7 +133,8 @@ class TransformersContinuousEngine(Adapter):
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         if _decoding(params) != self._decoding:
             raise BadInput(
-                f"request {request_id}: all requests of {TransformersContinuousOptions.support.engine} share one way of decoding"
+                f"request {request_id}: all requests of "
+                f"{TransformersContinuousOptions.support.engine} share one way of decoding"
             )
         eos = frozenset(() if params.ignore_eos else self.info.eos_token_ids)
         self._requests += 1
@@ -127,7 +144,11 @@ class TransformersContinuousEngine(Adapter):
 
     def _add(self, request_id: str, prompt: list[int], wanted: int, eos: frozenset[int]) -> None:
         self._manager.add_request(
-            prompt, request_id, max_new_tokens=wanted, streaming=True, eos_token_id=sorted(eos) or [NO_EOS]
+            prompt,
+            request_id,
+            max_new_tokens=wanted,
+            streaming=True,
+            eos_token_id=sorted(eos) or [NO_EOS],
         )
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
@@ -150,7 +171,8 @@ class TransformersContinuousEngine(Adapter):
             raise RuntimeError("transformers' generation thread has ended; the log says why")
 
     def _output(self, result: Any) -> EngineOutput | None:
-        """The tokens of a result that were not there before; None if nobody waits for it any more."""
+        """The tokens of a result that were not there before; None if nobody waits for it any
+        more."""
         if result.error is not None:
             raise RuntimeError(f"transformers: {result.error}")
         name, request = result.request_id, self._unfinished.get(result.request_id)

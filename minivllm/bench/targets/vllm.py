@@ -1,4 +1,5 @@
-"""engine=vllm: vLLM's own engine, in an interpreter of its own, behind the interface of every engine."""
+"""engine=vllm: vLLM's own engine, in an interpreter of its own, behind the interface of every
+engine."""
 
 from __future__ import annotations
 
@@ -41,13 +42,16 @@ class VllmEngine(Adapter):
     Args:
         config: the resolved configuration.
         python: the interpreter that has vLLM.
-        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice on a GPU.
+        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
+            on a GPU.
         args: further `EngineArgs`, which win over what is made of the configuration.
         env: further environment variables of that process.
 
     Raises:
-        BadInput: a knob is set that is not honoured, there is no vLLM, or it refuses the configuration.
-        RuntimeError: the process ended; its last words are in the message, and all of them in the log.
+        BadInput: a knob is set that is not honoured, there is no vLLM, or it refuses the
+            configuration.
+        RuntimeError: the process ended; its last words are in the message, and all of them in the
+            log.
     """
 
     def __init__(
@@ -74,7 +78,9 @@ class VllmEngine(Adapter):
         self._selector.register(self._results, selectors.EVENT_READ)
         command = (str(python), str(WORKER), str(results))
         try:
-            self._child = Child(command, _environment(config, env or {}), (results,), "engine.python")
+            self._child = Child(
+                command, _environment(config, env or {}), (results,), "engine.python"
+            )
         finally:
             os.close(results)
         try:
@@ -139,7 +145,8 @@ class VllmEngine(Adapter):
             raise BadInput(f"vLLM refuses this configuration: {line[:600]}")
         if kind in ("ImportError", "ModuleNotFoundError"):
             raise BadInput(
-                f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its environment"
+                f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its "
+                "environment"
             )
         raise RuntimeError(f"vLLM: {kind}: {line}")
 
@@ -165,7 +172,8 @@ class VllmEngine(Adapter):
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "seed": None if params.greedy else params.seed,
-            "ignore_eos": True,  # vLLM has no tokenizer to know it from: it is one of the stop tokens
+            # vLLM has no tokenizer to know it from: it is one of the stop tokens
+            "ignore_eos": True,
             "stop_token_ids": [*eos, *params.stop_token_ids],
         }
         self._unfinished.add(request_id)
@@ -185,7 +193,9 @@ class VllmEngine(Adapter):
             self._steps += bool(step)
             self._largest_batch = max(self._largest_batch, len(step))
             outputs += [EngineOutput(name, tuple(ids), reason) for name, ids, reason in step]
-        self._unfinished.difference_update(output.request_id for output in outputs if output.finish_reason)
+        self._unfinished.difference_update(
+            output.request_id for output in outputs if output.finish_reason
+        )
         return outputs
 
     def reset(self) -> None:
@@ -250,7 +260,8 @@ def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None
 
 
 def _environment(config: dict[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
-    """Of vLLM's process: without the way to our packages, with as many threads, and pinned as little."""
+    """Of vLLM's process: without the way to our packages, with as many threads, and pinned as
+    little."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ours = {
         "OMP_NUM_THREADS": str(thread_count(config["runtime"])),
@@ -262,5 +273,7 @@ def _environment(config: dict[str, Any], further: Mapping[str, Any]) -> dict[str
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         index = int(device.removeprefix("cuda:"))
-        ours["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) and visible[0] else str(index)
+        ours["CUDA_VISIBLE_DEVICES"] = (
+            visible[index] if index < len(visible) and visible[0] else str(index)
+        )
     return {**kept, **ours, **{str(name): str(value) for name, value in further.items()}}

@@ -1,9 +1,10 @@
-"""The other end of engine=vllm: runs in vLLM's own interpreter, and imports nothing but vLLM and the standard library.
+"""The other end of engine=vllm: runs in vLLM's own interpreter, and imports nothing but vLLM and
+the standard library.
 
     python vllm_worker.py RESULTS_FD
 
-Commands come on standard input, one JSON object a line; the first says how to build the engine. Answers go to
-the descriptor, in the same form, so that nothing that vLLM prints can disturb them.
+Commands come on standard input, one JSON object a line; the first says how to build the engine.
+Answers go to the descriptor, in the same form, so that nothing that vLLM prints can disturb them.
 
     -> {"args": {...EngineArgs...}, "config": {...config.json...} or null}
     <- {"ready": {...}}                      or {"error": "...", "type": "..."}
@@ -25,7 +26,8 @@ import tempfile
 import threading
 from typing import Any
 
-# In this file's folder other modules are named as the libraries are. (vLLM's processes run these lines, too.)
+# In this file's folder other modules are named as the libraries are. (vLLM's processes run these
+# lines, too.)
 sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
 
 
@@ -65,11 +67,15 @@ class Worker:
         if "model_type" not in config:  # a published config.json may leave it to the class
             import transformers
 
-            config["model_type"] = getattr(transformers, config["architectures"][0]).config_class.model_type
+            config["model_type"] = getattr(
+                transformers, config["architectures"][0]
+            ).config_class.model_type
         with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
                 json.dump(config, file)
-            return LLMEngine.from_engine_args(EngineArgs(**{"model": folder, "load_format": "dummy", **args}))
+            return LLMEngine.from_engine_args(
+                EngineArgs(**{"model": folder, "load_format": "dummy", **args})
+            )
 
     def describe(self) -> dict[str, Any]:
         """What was settled on."""

@@ -25,15 +25,17 @@ ARRIVAL_STREAM = 0xA331  # keeps arrival noise apart from workload noise drawn w
 class Arrival:
     """An arrival process, of requests that follow no other: of a talk, its first turn.
 
-    Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine does.
-    Closed loop: at most `concurrency` requests are in flight, and a request is due the moment its slot
-    becomes free; the schedule is then not used. A talk keeps its slot while its user thinks.
+    Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine
+    does. Closed loop: at most `concurrency` requests are in flight, and a request is due the moment
+    its slot becomes free; the schedule is then not used. A talk keeps its slot while its user
+    thinks.
     """
 
     concurrency: int | None = None
 
     def schedule(self, n: int, seed: int) -> list[float]:
-        """Seconds after the start at which each of `n` requests is due, ascending; all at once by default."""
+        """Seconds after the start at which each of `n` requests is due, ascending; all at once by
+        default."""
         return [0.0] * n
 
     def due(self, requests: Sequence[WorkloadRequest], seed: int) -> list[float]:
@@ -46,7 +48,8 @@ class Offline(Arrival):
 
 
 class Concurrency(ConcurrencyOptions, Arrival):  # type: ignore[misc]  # an option cannot be set anew
-    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last one has ended."""
+    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last
+    one has ended."""
 
 
 class Constant(RateOptions, Arrival):
@@ -58,7 +61,8 @@ class Constant(RateOptions, Arrival):
 
 
 class Poisson(RateOptions, Arrival):
-    """Open loop: independent users, so exponential gaps between arrivals; the first request comes at 0."""
+    """Open loop: independent users, so exponential gaps between arrivals; the first request comes
+    at 0."""
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Arrival times in seconds; the same seed gives the same times."""
@@ -77,8 +81,8 @@ class Gamma(GammaOptions, Arrival):
 class Ramp(RampOptions, Arrival):
     """Open loop: a Poisson process whose rate goes in a straight line from one value to another.
 
-    A process of rate 1 with its time stretched (Cinlar 1975): its k-th arrival, at S_k, comes here when
-    the rate has added up to S_k.
+    A process of rate 1 with its time stretched (Cinlar 1975): its k-th arrival, at S_k, comes here
+    when the rate has added up to S_k.
 
     """
 
@@ -125,7 +129,9 @@ def _after(gaps: NDArray[np.float64]) -> list[float]:
     return [float(time) for time in np.cumsum(gaps)]
 
 
-NO_TIMES = "arrival=replay needs a workload whose requests have times of their own: use workload=trace"
+NO_TIMES = (
+    "arrival=replay needs a workload whose requests have times of their own: use workload=trace"
+)
 
 
 def check_times(arrival: object, workload: object) -> None:
@@ -159,6 +165,7 @@ def check_span(arrival: Arrival, num_requests: object, seed: int, timeout_s: flo
     last_s = max(arrival.schedule(num_requests, seed), default=0.0)
     if not last_s <= timeout_s:
         raise BadInput(
-            f"arrival: the last of {num_requests:,} requests is due {last_s:,.6g} s after the start, and a measurement has "
-            f"measure.timeout_s={timeout_s:g}; set a higher rate or ask for fewer"
+            f"arrival: the last of {num_requests:,} requests is due {last_s:,.6g} s after the "
+            f"start, and a measurement has measure.timeout_s={timeout_s:g}; set a higher rate or "
+            "ask for fewer"
         )

@@ -17,7 +17,8 @@ class Talks:
     A turn's prompt is the prompt of the turn before it, the answer that came, and its own tokens.
 
     Args:
-        requests: of the workload. One that follows no other opens a talk; its index is in `openings`.
+        requests: of the workload. One that follows no other opens a talk; its index is in
+            `openings`.
         simulated: answers have no tokens, only positions (`answer_positions`).
 
     Raises:
@@ -34,15 +35,16 @@ class Talks:
                 before = place.get(request.follows, i)
                 if before >= i or before in self._next:
                     raise BadInput(
-                        f"the workload's request {request.request_id} must follow an earlier request, and no "
-                        f"other may follow the same: {request.follows}"
+                        f"the workload's request {request.request_id} must follow an earlier "
+                        f"request, and no other may follow the same: {request.follows}"
                     )
                 self._next[before] = i
         self._prompts: dict[int, Sequence[int]] = {}  # of talks that go on
         self._due: list[tuple[float, int]] = []  # heap of turns that wait for their time
 
     def prompt(self, index: int) -> Sequence[int]:
-        """The prompt of a request, whose turn has come; of a later turn all that was said before, too."""
+        """The prompt of a request, whose turn has come; of a later turn all that was said before,
+        too."""
         prompt = self._prompts.pop(index, self._requests[index].prompt_token_ids)
         if index in self._next:
             self._prompts[index] = prompt

@@ -13,23 +13,28 @@ from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 
 FILE_ADVICE = (
-    "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len if it is below the model's own, or leave it "
-    "out with workload.too_long=skip"
+    "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len "
+    "if it is below the model's own, or leave it out with workload.too_long=skip"
 )
 SLOW_S = 2.0  # of a chat template that refuses messages
-AS_LINES = "requests are messages that the model's chat template refuses, written as lines of `role: content`"
+AS_LINES = (
+    "requests are messages that the model's chat template refuses, written as lines of `role: "
+    "content`"
+)
 NO_TEMPLATE = (
-    "requests are messages, written as lines of `role: content`, since the model has no chat template"
+    "requests are messages, written as lines of `role: content`, since the model has no chat "
+    "template"
 )
 
 
 class File(FromFile):
     """Prompts of one's own: a JSON object a line, or the conversations of a ShareGPT file.
 
-    A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's chat template, or as
-    `role: content` lines where it has none), and may have `max_tokens`, `output_len` or another usual name of the output's
-    length; other keys are left alone. Of a conversation the first question of its user is the prompt, and the answer to it
-    says how long the output is. What is not taken is counted in the notes.
+    A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's
+    chat template, or as `role: content` lines where it has none), and may have `max_tokens`,
+    `output_len` or another usual name of the output's length; other keys are left alone. Of a
+    conversation the first question of its user is the prompt, and the answer to it says how long
+    the output is. What is not taken is counted in the notes.
 
     Args:
         path: the file.
@@ -59,27 +64,30 @@ class File(FromFile):
         self.output_len = at_least_one("workload.output_len", output_len)
 
     def check_file(self, max_model_len: int) -> None:
-        """See `FromFile.check_lengths`: the file is missing, a line is wrong, or a request is longer than the context."""
+        """See `FromFile.check_lengths`: the file is missing, a line is wrong, or a request is
+        longer than the context."""
         taken = 0
         for line in read_prompt_file(self.path, self.format):
             if taken == self.num_requests:
                 break
             if line.token_ids is not None:
-                taken += self._fits(line, len(line.token_ids), self._output_len(line), max_model_len)
+                taken += self._fits(
+                    line, len(line.token_ids), self._output_len(line), max_model_len
+                )
                 continue
             taken += 1  # how many tokens its text has is not known yet
             if not self.skips and (asked := self._output_len(line)) > max_model_len:
                 raise BadInput(
-                    f"{line.where}: the request has {asked} output tokens beside its prompt, and the context holds "
-                    f"{max_model_len}: {FILE_ADVICE}"
+                    f"{line.where}: the request has {asked} output tokens beside its prompt, and "
+                    f"the context holds {max_model_len}: {FILE_ADVICE}"
                 )
 
     def make(self, reader: Reader, seed: int) -> Workload:
         """The file's requests, in its order; see `Generator.generate`.
 
         Raises:
-            BadInput: naming file and line: not readable, text without a tokenizer, an id outside the
-                vocabulary, or a request longer than the context; or nothing is left.
+            BadInput: naming file and line: not readable, text without a tokenizer, an id outside
+                the vocabulary, or a request longer than the context; or nothing is left.
         """
         requests: list[WorkloadRequest] = []
         tokens = 0
@@ -110,13 +118,16 @@ class File(FromFile):
             raise BadInput(f"workload.path={self.path} has no request that can be used: {why}")
         return Workload(tuple(requests), notes)
 
-    def _prompt(self, line: PromptLine, reader: Reader, tally: Tally) -> tuple[str | None, tuple[int, ...]]:
+    def _prompt(
+        self, line: PromptLine, reader: Reader, tally: Tally
+    ) -> tuple[str | None, tuple[int, ...]]:
         """A request's text, where it has one, and its token ids."""
         text, token_ids, vocab_size = line.text, line.token_ids, reader.vocab_size
         if text is not None:
             if reader.encode is None:
                 raise BadInput(
-                    f"{line.where}: this model has no tokenizer; give prompt_token_ids instead of text"
+                    f"{line.where}: this model has no tokenizer; give prompt_token_ids instead "
+                    "of text"
                 )
             rendered = self._render(line, reader, tally)
             text, token_ids = (text, tuple(reader.encode(text))) if rendered is None else rendered
@@ -129,8 +140,11 @@ class File(FromFile):
             )
         return text, token_ids
 
-    def _render(self, line: PromptLine, reader: Reader, tally: Tally) -> tuple[str, tuple[int, ...]] | None:
-        """Messages as the chat template writes them; None where there are none, or none is written."""
+    def _render(
+        self, line: PromptLine, reader: Reader, tally: Tally
+    ) -> tuple[str, tuple[int, ...]] | None:
+        """Messages as the chat template writes them; None where there are none, or none is
+        written."""
         if line.messages is None:
             return None
         if reader.render_chat is None:
@@ -146,13 +160,15 @@ class File(FromFile):
             return None
 
     def _output_len(self, line: PromptLine, encode: Encode | None = None) -> int:
-        """Tokens to generate; at least so many where an answer says it and there is no tokenizer to count it."""
+        """Tokens to generate; at least so many where an answer says it and there is no tokenizer to
+        count it."""
         if line.answer is not None:
             return max(1, len(encode(line.answer))) if encode else 1
         return line.max_tokens or self.output_len
 
     def _fits(self, line: PromptLine, prompt_len: int, output_len: int, max_model_len: int) -> bool:
-        """Whether the context holds a request; where it does not and none may be skipped, BadInput."""
+        """Whether the context holds a request; where it does not and none may be skipped,
+        BadInput."""
         if self.skips:
             return prompt_len + output_len <= max_model_len
         check_fits(f"{line.where}: the request", prompt_len, output_len, max_model_len, FILE_ADVICE)

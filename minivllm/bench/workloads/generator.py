@@ -1,4 +1,5 @@
-"""What all workload generators have in common: for whom requests are made, and knobs that several have."""
+"""What all workload generators have in common: for whom requests are made, and knobs that several
+have."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Reader:
         vocab_size: number of token ids.
         max_model_len: longest context, in tokens.
         decode: token ids to text, to store the prompts' text beside their ids; None leaves it out.
-        render_chat: messages to the text that the chat template writes and its token ids; None without a template.
+        render_chat: messages to the text that the chat template writes and its token ids; None
+            without a template.
     """
 
     encode: Encode | None
@@ -42,7 +44,8 @@ class Reader:
 
     @property
     def encode_further(self) -> Encode | None:
-        """The same for text that follows on other text: without the tokens that the tokenizer puts around everything."""
+        """The same for text that follows on other text: without the tokens that the tokenizer puts
+        around everything."""
         if (encode := self.encode) is None:
             return None
         around = encode("")
@@ -102,14 +105,17 @@ class Generator(ABC):
 
 
 class Drawn(Options, Generator):
-    """A generator that draws lengths: its options have `input_len`, `output_len` and more of `LENGTHS`."""
+    """A generator that draws lengths: its options have `input_len`, `output_len` and more of
+    `LENGTHS`."""
 
     LENGTHS: ClassVar[tuple[str, ...]] = ("input_len", "output_len")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # The distributions, by knob.
-        self.lengths = {name: Lengths.parse(f"workload.{name}", getattr(self, name)) for name in self.LENGTHS}
+        self.lengths = {
+            name: Lengths.parse(f"workload.{name}", getattr(self, name)) for name in self.LENGTHS
+        }
 
 
 class FromFile(Generator):
@@ -148,7 +154,8 @@ class FromFile(Generator):
     def check_lengths(self, max_model_len: int) -> None:
         """Read the file and fail early, before any engine is built, on what cannot be served.
 
-        A sweep asks this of each of its arms: a file that was found good is not read again while it stays as it is.
+        A sweep asks this of each of its arms: a file that was found good is not read again while it
+        stays as it is.
 
         Raises:
             BadInput: the file is missing, a line is wrong, or a request is longer than the context.

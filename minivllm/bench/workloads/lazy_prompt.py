@@ -30,14 +30,15 @@ class _Computed(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class LazyPrompt(_Computed):
-    """A sequence of token ids, given by runs of positions in an endless text that nobody has written.
+    """A sequence of token ids, given by runs of positions in an endless text that nobody has
+    written.
 
-    The text's token at each position comes from (seed, position) alone, so prompts that share a run share
-    its tokens: that is how the hash ids of a trace become really shared prefixes.
+    The text's token at each position comes from (seed, position) alone, so prompts that share a run
+    share its tokens: that is how the hash ids of a trace become really shared prefixes.
 
     Args:
-        runs: stretches of the text, none empty, positions in [0, 2^63); a run that follows on from the one
-            before is part of it.
+        runs: stretches of the text, none empty, positions in [0, 2^63); a run that follows on from
+            the one before is part of it.
         vocab_size: ids are uniform over [0, vocab_size).
         seed: of the text.
     """
@@ -81,7 +82,8 @@ class JoinedPrompt(_Computed):
 
 
 def runs_of(prompt: Sequence[int]) -> tuple[Sequence[int], ...]:
-    """A prompt by stretches that are equal where its tokens are; ranges of positions wherever it has them."""
+    """A prompt by stretches that are equal where its tokens are; ranges of positions wherever it
+    has them."""
     if isinstance(prompt, LazyPrompt):
         return prompt.runs
     if isinstance(prompt, JoinedPrompt):

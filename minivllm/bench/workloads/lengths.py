@@ -31,10 +31,10 @@ NAMES = ("value", "mean", "std", "min", "max", "values", "weights", "path")
 class Lengths:
     """A distribution over whole numbers of tokens.
 
-    `fixed` is `value`; `uniform` takes every length from `min` to `max`, both included; `normal` and
-    `lognormal` have the given `mean` and `std` in tokens before they are rounded and clipped to
-    [`min`, `max`] (1 and unbounded where not given); `empirical` draws from `values`, each as often as its
-    entry in `weights` says beside the others (all alike where not given).
+    `fixed` is `value`; `uniform` takes every length from `min` to `max`, both included; `normal`
+    and `lognormal` have the given `mean` and `std` in tokens before they are rounded and clipped to
+    [`min`, `max`] (1 and unbounded where not given); `empirical` draws from `values`, each as often
+    as its entry in `weights` says beside the others (all alike where not given).
     """
 
     distribution: str
@@ -50,8 +50,8 @@ class Lengths:
     def parse(cls, knob: str, spec: int | Mapping[str, Any]) -> Lengths:
         """Read a length knob: a whole number, or a mapping with `distribution` and its parameters.
 
-        Parameters that are None count as not given, so that an option file can show them all. An empirical
-        length has its `values` there, or in the file `path`, one a line.
+        Parameters that are None count as not given, so that an option file can show them all. An
+        empirical length has its `values` there, or in the file `path`, one a line.
 
         Raises:
             BadInput: naming `knob` and what is wrong with it.
@@ -80,7 +80,9 @@ class Lengths:
                 _tokens(f"{knob}.{key}", given[key])
         for key, least in (("mean", 1.0), ("std", 0.0)):
             if key in given and not (_is_number(given[key]) and least <= given[key] <= LONGEST):
-                raise BadInput(f"{knob}.{key}={given[key]!r} must be a number of tokens, at least {least:g}")
+                raise BadInput(
+                    f"{knob}.{key}={given[key]!r} must be a number of tokens, at least {least:g}"
+                )
         if "min" in given and "max" in given and given["min"] > given["max"]:
             raise BadInput(f"{knob}.min={given['min']} is above {knob}.max={given['max']}")
         if name == "empirical":
@@ -93,7 +95,9 @@ class Lengths:
             return [self.value] * n
         if self.distribution == "uniform":
             assert self.min is not None and self.max is not None
-            return [int(length) for length in rng.integers(self.min, self.max, size=n, endpoint=True)]
+            return [
+                int(length) for length in rng.integers(self.min, self.max, size=n, endpoint=True)
+            ]
         if self.distribution == "empirical":
             shares = np.array(self.weights) / math.fsum(self.weights) if self.weights else None
             return [int(length) for length in rng.choice(self.values, size=n, p=shares)]
@@ -142,7 +146,9 @@ def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None
         or not all(_is_number(weight) and 0 <= weight < math.inf for weight in weights)
         or not 0 < math.fsum(weights) < math.inf
     ):
-        raise BadInput(f"{knob}.weights={weights!r} must be {len(values)} numbers, none negative, not all 0")
+        raise BadInput(
+            f"{knob}.weights={weights!r} must be {len(values)} numbers, none negative, not all 0"
+        )
     return {"values": tuple(values), "weights": tuple(map(float, weights))}
 
 
@@ -154,7 +160,8 @@ def _read(knob: str, path: Path) -> list[int]:
         if said := line.strip():
             if not re.fullmatch("[0-9]{1,10}", said):
                 raise BadInput(f"{path}:{number}: {said!r:.40} is not a number of tokens")
-            lengths.append(_tokens(f"{path}:{number}", int(said)))  # int() strips fewer kinds of space
+            # int() strips fewer kinds of space
+            lengths.append(_tokens(f"{path}:{number}", int(said)))
     return lengths
 
 

@@ -11,15 +11,18 @@ from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
-TALK_ADVICE = "lower workload.turns, workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
+TALK_ADVICE = (
+    "lower workload.turns, workload.input_len or workload.output_len, or raise "
+    "model.max_model_len if it is below the model's own"
+)
 
 
 class MultiTurn(Drawn, MultiTurnOptions):
     """Users who talk: ask, read the answer, think, ask on.
 
-    The workload holds what the users say and for how long they think. The answers are the engine's own, and
-    become part of the next turn's prompt (see `Talks`); with `ignore_eos` their lengths, and so the work, are
-    the same whatever an engine says.
+    The workload holds what the users say and for how long they think. The answers are the engine's
+    own, and become part of the next turn's prompt (see `Talks`); with `ignore_eos` their lengths,
+    and so the work, are the same whatever an engine says.
 
     Raises:
         BadInput: a knob has no sensible value.
@@ -32,7 +35,9 @@ class MultiTurn(Drawn, MultiTurnOptions):
         """See Generator; it is the conversation that may be longer than the context."""
         count = round(self.num_conversations * self.lengths["turns"].typical)
         tokens = count * self.lengths["input_len"].typical
-        check_amount("workload.num_conversations times workload.turns", count, tokens, "ask for fewer")
+        check_amount(
+            "workload.num_conversations times workload.turns", count, tokens, "ask for fewer"
+        )
         longest = [self.lengths[name].longest for name in ("turns", "input_len", "output_len")]
         turns, own, output = (1 if length is None else length for length in longest)
         what = f"workload={self.name}: the longest last turn"
@@ -55,7 +60,9 @@ class MultiTurn(Drawn, MultiTurnOptions):
             if self.think == "exponential":
                 thought = rng.exponential(self.think_s, size=turns).tolist()
             history = 0
-            for turn, (ids, output_len, think_s) in enumerate(zip(prompts, outputs, thought, strict=True)):
+            for turn, (ids, output_len, think_s) in enumerate(
+                zip(prompts, outputs, thought, strict=True)
+            ):
                 request = WorkloadRequest(
                     f"r{i}.{turn}",
                     ids,

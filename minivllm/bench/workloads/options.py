@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option
 
-# A number of tokens, or a distribution of it, which the workload checks (minivllm/bench/workloads/lengths.py).
+# A number of tokens, or a distribution of it, which the workload checks
+# (minivllm/bench/workloads/lengths.py).
 Length = int | dict[str, Any]
 
 
@@ -93,7 +94,8 @@ class SharedPrefixOptions(SyntheticOptions):
 
     Args:
         num_requests, output_len, ignore_eos: see `SyntheticOptions`.
-        input_len: tokens of a request's own, after the prefix; a number, or a distribution (see `Lengths`).
+        input_len: tokens of a request's own, after the prefix; a number, or a distribution (see
+            `Lengths`).
         num_prefixes: trees, and so different first tokens.
         prefix_len: tokens of a node; a number, or a distribution.
         depth: nodes on a way from root to leaf; 1 is the root alone.
@@ -210,8 +212,9 @@ class GammaOptions(RateOptions):
 
     Args:
         rate: mean arrivals per second.
-        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less comes in
-            bursts, more is more even. The gaps' coefficient of variation is 1 / sqrt(burstiness).
+        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less
+            comes in bursts, more is more even. The gaps' coefficient of variation is 1 /
+            sqrt(burstiness).
     """
 
     burstiness: float = knob(0.5, above=0, at_least=LEAST, at_most=MOST)

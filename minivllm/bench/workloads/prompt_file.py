@@ -1,4 +1,5 @@
-"""Reading a file of prompts: JSON lines or one JSON list, of prompts, OpenAI messages or ShareGPT conversations."""
+"""Reading a file of prompts: JSON lines or one JSON list, of prompts, OpenAI messages or ShareGPT
+conversations."""
 
 from __future__ import annotations
 
@@ -43,10 +44,18 @@ LENGTH_KEYS = frozenset(
             "numpredict",
             "completiontokens",
         ),
-        *("generatedtokens", "responsetokens", "genlen", "generationlen", "generationlength", "decodelen"),
+        *(
+            "generatedtokens",
+            "responsetokens",
+            "genlen",
+            "generationlen",
+            "generationlength",
+            "decodelen",
+        ),
     )
 )
-# Numbers whose names look like a length of the output, though they are none of these, and of the input's they are not.
+# Numbers whose names look like a length of the output, though they are none of these, and of the
+# input's they are not.
 LOOKS_LIKE_LENGTH = re.compile(r"tok|len|predict|output|generat|complet|respons|answer|repl(y|ies)")
 OTHER_LENGTH = re.compile(r"prompt|input|context|total|question|histor|block|vocab|penalty|id$")
 NAME_LENGTH = 40  # most characters of a file's own names in a note
@@ -69,8 +78,8 @@ TOOLS = "requests have tools, whose descriptions are not part of the prompt"
 class PromptLine:
     """One request: text or token ids, never both; `where` is the file and line number for messages.
 
-    `answer` is what somebody was answered, as ShareGPT has it: the output shall be as long. `messages` are what `text`
-    is made of, for a model that has a chat template.
+    `answer` is what somebody was answered, as ShareGPT has it: the output shall be as long.
+    `messages` are what `text` is made of, for a model that has a chat template.
     """
 
     where: str
@@ -81,13 +90,16 @@ class PromptLine:
     messages: tuple[dict[str, Any], ...] | None = None
 
 
-def read_prompt_file(path: Path, format: str = "auto", tally: Tally | None = None) -> Iterator[PromptLine]:
+def read_prompt_file(
+    path: Path, format: str = "auto", tally: Tally | None = None
+) -> Iterator[PromptLine]:
     """Parse a file of prompts, an entry at a time.
 
     Args:
         path: the file.
-        format: jsonl (JSON objects, one a line; blank lines are skipped), sharegpt (one JSON list of conversations, see
-            `parse_conversation`), or auto, which tells by the first character: a list may hold whatever a line may.
+        format: jsonl (JSON objects, one a line; blank lines are skipped), sharegpt (one JSON list
+            of conversations, see `parse_conversation`), or auto, which tells by the first
+            character: a list may hold whatever a line may.
         tally: counts the entries and what is not taken from them.
 
     Raises:
@@ -98,7 +110,9 @@ def read_prompt_file(path: Path, format: str = "auto", tally: Tally | None = Non
     listed = _first_character(path, knob) == b"["
     if format == "sharegpt" or (format == "auto" and listed):
         if not listed:
-            raise BadInput(f"{path}: a ShareGPT file is one JSON list of conversations, at least one")
+            raise BadInput(
+                f"{path}: a ShareGPT file is one JSON list of conversations, at least one"
+            )
         entries = _listed(path, knob, format, tally)
     else:
         entries = (
@@ -144,13 +158,18 @@ def parse_line(line: bytes, where: str, tally: Tally | None = None) -> PromptLin
     """
     row = untrusted.parse_json(line, f"{where}: the line", "each line must be one JSON object")
     tally = Tally() if tally is None else tally
-    if isinstance(row, dict) and any(key in row for key in CONVERSATION_KEYS) and not _is_prompt(row):
+    if (
+        isinstance(row, dict)
+        and any(key in row for key in CONVERSATION_KEYS)
+        and not _is_prompt(row)
+    ):
         return parse_conversation(row, where, tally)
     return parse_row(row, where, tally)
 
 
 def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
-    """One request as JSON; OpenAI's batch files have it in `body`. A key that is null is as if it were not there.
+    """One request as JSON; OpenAI's batch files have it in `body`. A key that is null is as if it
+    were not there.
 
     Raises:
         BadInput: starting with `where`.
@@ -163,7 +182,9 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
         present = [key for key in PROMPT_KEYS if row.get(key) is not None]
     if len(present) != 1:
         found = f"it has {' and '.join(present)}" if present else "it has none of them"
-        raise BadInput(f"{where}: a line must have exactly one of {', '.join(PROMPT_KEYS)}; {found}")
+        raise BadInput(
+            f"{where}: a line must have exactly one of {', '.join(PROMPT_KEYS)}; {found}"
+        )
     max_tokens = _max_tokens(row, where, tally)
     if row.get("tools"):
         tally.unused[TOOLS] += 1
@@ -171,7 +192,9 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
     if kind == "prompt" and isinstance(value, list) and value:  # as the completions API takes them
         if isinstance(value[0], int):
             return PromptLine(where, None, _token_ids(value, f"{where}: prompt"), max_tokens)
-        kind, value = ("messages", value) if isinstance(value[0], dict) else ("prompt", _single(value, where))
+        kind, value = (
+            ("messages", value) if isinstance(value[0], dict) else ("prompt", _single(value, where))
+        )
     if kind == "prompt":
         return PromptLine(where, text(value, f"{where}: prompt"), None, max_tokens)
     if kind == "prompt_token_ids":
@@ -219,13 +242,15 @@ def _max_tokens(row: dict[str, Any], where: str, tally: Tally) -> int | None:
     if not given:
         for name in _lookalikes(row):
             tally.unused[
-                f"lines have {name}, which is no known name of the output's length: workload.output_len is taken; name "
-                "it max_tokens if it is meant"
+                f"lines have {name}, which is no known name of the output's length: "
+                "workload.output_len is taken; name it max_tokens if it is meant"
             ] += 1
         return None
     value = whole(row[given[0]])
     if type(value) is not int or value < 1:
-        raise BadInput(f"{where}: {_name(given[0])}={value!r:.60} must be a whole number of at least 1")
+        raise BadInput(
+            f"{where}: {_name(given[0])}={value!r:.60} must be a whole number of at least 1"
+        )
     return value
 
 
@@ -233,7 +258,10 @@ def _lookalikes(row: dict[str, Any]) -> Iterator[str]:
     """Names of numbers that may be meant for the output's length, also those a level below."""
     for key, value in row.items():
         inner = value if isinstance(value, dict) else {}
-        for name, number in ((key, value), *((f"{key}.{below}", item) for below, item in inner.items())):
+        for name, number in (
+            (key, value),
+            *((f"{key}.{below}", item) for below, item in inner.items()),
+        ):
             plain = _plain(name.rpartition(".")[2])
             known = plain in LENGTH_KEYS or (
                 LOOKS_LIKE_LENGTH.search(plain) and not OTHER_LENGTH.search(plain)
@@ -254,11 +282,15 @@ def _name(key: str) -> str:
 # ---- conversations
 
 
-def parse_conversation(conversation: Any, where: str, tally: Tally | None = None) -> PromptLine | None:
-    """One conversation of a ShareGPT file: the first question of its user, and what that was answered.
+def parse_conversation(
+    conversation: Any, where: str, tally: Tally | None = None
+) -> PromptLine | None:
+    """One conversation of a ShareGPT file: the first question of its user, and what that was
+    answered.
 
-    Turns have `from` and `value`, or `role` and `content`; speakers are known in any case of letters. Blank turns are
-    passed over. Where the user speaks several times before an answer, all of it is the question. Later questions are counted.
+    Turns have `from` and `value`, or `role` and `content`; speakers are known in any case of
+    letters. Blank turns are passed over. Where the user speaks several times before an answer, all
+    of it is the question. Later questions are counted.
 
     Returns:
         The request; None where nobody asks or no answer follows, which `tally` counts.
@@ -305,5 +337,7 @@ def _turn(turn: Any, where: str, tally: Tally) -> tuple[str, str]:
     if name in USERS or name in ASSISTANTS:
         return "user" if name in USERS else "assistant", words
     if name not in OTHERS:
-        tally.unused[f"turns are of {_name(speaker)!r}, who is known neither as user nor as assistant"] += 1
+        tally.unused[
+            f"turns are of {_name(speaker)!r}, who is known neither as user nor as assistant"
+        ] += 1
     return "other", words

@@ -1,4 +1,5 @@
-"""Where the prompts of synthetic workloads come from: pieces of text, or random ids without a tokenizer."""
+"""Where the prompts of synthetic workloads come from: pieces of text, or random ids without a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Encode = Callable[[str], list[int]]
 
 @cache
 def source_text() -> str:
-    """Text that the embedded model was not trained on; standard library sources where it is missing."""
+    """Text that the embedded model was not trained on; standard library sources where it is
+    missing."""
     if HELD_OUT.is_file():
         return HELD_OUT.read_text(encoding="utf-8")
     return "\n".join(inspect.getsource(importlib.import_module(name)) for name in FALLBACK_MODULES)
@@ -48,11 +50,15 @@ def draw_prompts(
         BadInput: the tokenizer gives too few tokens to make a prompt of.
     """
     if encode is None:
-        return [tuple(int(token) for token in rng.integers(0, vocab_size, size=length)) for length in lengths]
+        return [
+            tuple(int(token) for token in rng.integers(0, vocab_size, size=length))
+            for length in lengths
+        ]
     text, starts = source_text(), _line_starts()
     prompts = []
     for length in lengths:
-        # Lines that leave room before the end of the text; long prompts begin anywhere and wrap round.
+        # Lines that leave room before the end of the text; long prompts begin anywhere and wrap
+        # round.
         usable = bisect_right(starts, len(text) - CHARACTERS_PER_TOKEN * length) or len(starts)
         prompts.append(_cut(text, starts[int(rng.integers(usable))], length, encode))
     return prompts
@@ -67,4 +73,6 @@ def _cut(text: str, start: int, length: int, encode: Encode) -> tuple[int, ...]:
         if len(token_ids) > length:
             return tuple(token_ids[:length])
         characters *= 2
-    raise BadInput(f"the tokenizer made no prompt of {length} tokens out of {characters} characters of text")
+    raise BadInput(
+        f"the tokenizer made no prompt of {length} tokens out of {characters} characters of text"
+    )

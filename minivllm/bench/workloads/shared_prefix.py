@@ -1,4 +1,5 @@
-"""workload=shared_prefix: prompts that begin alike, as behind a system prompt or in a tree of documents."""
+"""workload=shared_prefix: prompts that begin alike, as behind a system prompt or in a tree of
+documents."""
 
 from __future__ import annotations
 
@@ -12,15 +13,18 @@ from minivllm.bench.workloads.prompts import Encode, draw_prompts
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM, Synthetic
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
-PREFIX_ADVICE = "lower workload.prefix_len, workload.depth or workload.input_len, or raise model.max_model_len if it is below the model's own"
+PREFIX_ADVICE = (
+    "lower workload.prefix_len, workload.depth or workload.input_len, or raise "
+    "model.max_model_len if it is below the model's own"
+)
 
 
 class SharedPrefix(Synthetic, SharedPrefixOptions):
     """Requests that share the beginnings of their prompts, token for token.
 
-    A prompt is the texts of the nodes on a way from the root of a tree to one of its leaves, and then a text
-    of its own. There are `num_prefixes` trees; every node has `branching` children, down to `depth`. Each
-    request takes a leaf at random, all alike.
+    A prompt is the texts of the nodes on a way from the root of a tree to one of its leaves, and
+    then a text of its own. There are `num_prefixes` trees; every node has `branching` children,
+    down to `depth`. Each request takes a leaf at random, all alike.
 
     Raises:
         BadInput: a knob has no sensible value.
@@ -43,7 +47,8 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
         """See `Generator.generate`."""
         self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
-        nodes: dict[tuple[int, ...], tuple[int, ...]] = {}  # way from the root -> the node's own text
+        # way from the root -> the node's own text
+        nodes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
         def text(length: Lengths, encode: Encode | None) -> tuple[int, ...]:
             return draw_prompts(length.sample(rng, 1), encode, reader.vocab_size, rng)[0]

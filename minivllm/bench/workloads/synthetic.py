@@ -1,4 +1,5 @@
-"""Synthetic workloads: prompts and outputs of set lengths, so that every engine does the same work."""
+"""Synthetic workloads: prompts and outputs of set lengths, so that every engine does the same
+work."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
 WORKLOAD_STREAM = 0x30AD  # keeps workload noise apart from arrival noise drawn with the same seed
-LENGTH_ADVICE = "lower workload.input_len or workload.output_len, or raise model.max_model_len if it is below the model's own"
+LENGTH_ADVICE = (
+    "lower workload.input_len or workload.output_len, or raise model.max_model_len if it is "
+    "below the model's own"
+)
 
 
 class Synthetic(Drawn, SyntheticOptions):
@@ -34,9 +38,15 @@ class Synthetic(Drawn, SyntheticOptions):
         """See Generator."""
         count = self.num_requests
         check_amount(
-            "workload.num_requests", count, count * self.lengths["input_len"].typical, "ask for fewer"
+            "workload.num_requests",
+            count,
+            count * self.lengths["input_len"].typical,
+            "ask for fewer",
         )
-        longest_in, longest_out = self.lengths["input_len"].longest, self.lengths["output_len"].longest
+        longest_in, longest_out = (
+            self.lengths["input_len"].longest,
+            self.lengths["output_len"].longest,
+        )
         if longest_in is not None and longest_out is not None:
             what = f"workload={self.name}: the longest request"
             check_fits(what, longest_in, longest_out, max_model_len, LENGTH_ADVICE)
@@ -48,7 +58,9 @@ class Synthetic(Drawn, SyntheticOptions):
         inputs = self.lengths["input_len"].sample(rng, self.num_requests)
         outputs = self.lengths["output_len"].sample(rng, self.num_requests)
         for i, lengths in enumerate(zip(inputs, outputs, strict=True)):
-            check_fits(f"workload={self.name}: request {i}", *lengths, reader.max_model_len, LENGTH_ADVICE)
+            check_fits(
+                f"workload={self.name}: request {i}", *lengths, reader.max_model_len, LENGTH_ADVICE
+            )
         prompts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
         return Workload(
             tuple(

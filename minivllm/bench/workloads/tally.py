@@ -12,8 +12,9 @@ MOST_NOTES = 8  # of each counter
 class Tally:
     """Counts of what a workload does not take from a file, so that nothing is lost unseen.
 
-    Every entry that is read becomes a request or is counted in `left_out`. Keys are the words that follow the
-    count in a record's notes, such as "requests were left out, longer than the context of 2048".
+    Every entry that is read becomes a request or is counted in `left_out`. Keys are the words that
+    follow the count in a record's notes, such as "requests were left out, longer than the context
+    of 2048".
     """
 
     read: int = 0  # entries: lines, conversations, rows
@@ -38,5 +39,7 @@ def _sentences(counts: Counter[str]) -> list[str]:
     said = [(words, count) for words, count in counts.items() if count]
     notes = [f"{count} {words}" for words, count in said[:MOST_NOTES]]
     if rest := said[MOST_NOTES:]:
-        notes.append(f"{sum(count for _, count in rest)} of {len(rest)} further kinds were not used")
+        notes.append(
+            f"{sum(count for _, count in rest)} of {len(rest)} further kinds were not used"
+        )
     return notes

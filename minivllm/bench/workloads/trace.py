@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits, not_negative, positive
+from minivllm.bench.workloads.checks import (
+    at_least_one,
+    check_amount,
+    check_fits,
+    not_negative,
+    positive,
+)
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.workloads.tally import Tally
@@ -16,17 +22,23 @@ from minivllm.platform.untrusted import printable
 
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
 STRETCH = 1 << 32  # of it that each line of the trace has for itself
-LOOK_AHEAD = 10_000  # lines that a request may be out of order by, where not all of a trace is taken
+# lines that a request may be out of order by, where not all of a trace is taken
+LOOK_AHEAD = 10_000
 FAILED = "requests of the file were left out, they failed when the trace was taken"
-LATER_TURNS = "requests are later turns of conversations: they come at the trace's times, not after an answer"
-TRACE_ADVICE = "lower workload.length_scale, raise model.max_model_len if it is below the model's own, or leave it out with workload.too_long=skip"
+LATER_TURNS = (
+    "requests are later turns of conversations: they come at the trace's times, not after an answer"
+)
+TRACE_ADVICE = (
+    "lower workload.length_scale, raise model.max_model_len if it is below the model's own, or "
+    "leave it out with workload.too_long=skip"
+)
 
 
 class Trace(FromFile):
     """Requests as long, and with `arrival=replay` as late, as those of a trace.
 
-    Prompts are random token ids: equal where the trace's hash ids are equal, different everywhere else.
-    They are computed when looked at (`LazyPrompt`), and have no text.
+    Prompts are random token ids: equal where the trace's hash ids are equal, different everywhere
+    else. They are computed when looked at (`LazyPrompt`), and have no text.
 
     Args:
         path: the trace's file.
@@ -59,13 +71,17 @@ class Trace(FromFile):
         ignore_eos: bool = True,
     ) -> None:
         advice = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
-        super().__init__(path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos)
+        super().__init__(
+            path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos
+        )
         self.block_tokens = (
             None if block_tokens is None else at_least_one("workload.block_tokens", block_tokens)
         )
         self.length_scale = positive("workload.length_scale", length_scale)
         self.start_s = not_negative("workload.start_s", start_s)
-        self.duration_s = None if duration_s is None else positive("workload.duration_s", duration_s)
+        self.duration_s = (
+            None if duration_s is None else positive("workload.duration_s", duration_s)
+        )
 
     def check_file(self, max_model_len: int) -> None:
         """See `FromFile.check_lengths`."""
@@ -83,7 +99,9 @@ class Trace(FromFile):
             prompt_len, output_len = self._lengths(row)
             prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), reader.vocab_size, seed)
             due_s = row.time_s - self.start_s
-            requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s))
+            requests.append(
+                WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s)
+            )
         return Workload(tuple(requests), notes)
 
     def _rows(self, max_model_len: int) -> tuple[list[TraceRow], tuple[str, ...]]:
@@ -105,13 +123,16 @@ class Trace(FromFile):
             if self.skips and sum(lengths) > max_model_len:
                 tally.left_out[too_long] += 1
                 return False
-            check_fits(f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE)
+            check_fits(
+                f"{self.path}:{row.line}: the request", *lengths, max_model_len, TRACE_ADVICE
+            )
             taken += 1
             check_amount(f"workload.path={self.path}", taken, 0, FEWER)
             tally.unused[LATER_TURNS] += row.later_turn
             if row.kind != "text":
                 tally.unused[
-                    f"requests are of type {printable(row.kind)!r}: random text as long stands for them"
+                    f"requests are of type {printable(row.kind)!r}: random text as long stands "
+                    "for them"
                 ] += 1
             return True
 
@@ -122,9 +143,18 @@ class Trace(FromFile):
         )
         if not rows:
             raise BadInput(
-                f"workload.path={self.path} has no request from workload.start_s={self.start_s:g} on"
-                + ("" if self.duration_s is None else f" within workload.duration_s={self.duration_s:g}")
-                + (f" that the context of {max_model_len} holds" if tally.left_out[too_long] else "")
+                f"workload.path={self.path} has no request from "
+                f"workload.start_s={self.start_s:g} on"
+                + (
+                    ""
+                    if self.duration_s is None
+                    else f" within workload.duration_s={self.duration_s:g}"
+                )
+                + (
+                    f" that the context of {max_model_len} holds"
+                    if tally.left_out[too_long]
+                    else ""
+                )
             )
         return rows, tally.notes(self.name, len(rows), self.num_requests)
 
@@ -140,7 +170,8 @@ class Trace(FromFile):
             return
         size = self.block_tokens or row.block_tokens
         blocks = -(-row.input_tokens // size)
-        if len(row.hash_ids) not in (blocks, row.input_tokens // size):  # some hash whole blocks alone
+        # some hash whole blocks alone
+        if len(row.hash_ids) not in (blocks, row.input_tokens // size):
             raise BadInput(self._other_blocks(row, size, blocks))
         scaled = size * self.length_scale
         spacing = size if self.length_scale <= 1 else math.ceil(scaled) + 1
@@ -149,7 +180,10 @@ class Trace(FromFile):
             if k == blocks - 1:
                 end = prompt_len  # rounding may have left a token over
             yield range(block * spacing, block * spacing + end - start)
-        if len(row.hash_ids) < blocks and (rest := prompt_len - round(len(row.hash_ids) * scaled)) > 0:
+        if (
+            len(row.hash_ids) < blocks
+            and (rest := prompt_len - round(len(row.hash_ids) * scaled)) > 0
+        ):
             start = UNSHARED + row.line * STRETCH
             yield range(start, start + rest)
 

@@ -1,4 +1,5 @@
-"""Reading traces of production traffic: when requests came and how long they were, never what they said."""
+"""Reading traces of production traffic: when requests came and how long they were, never what they
+said."""
 
 from __future__ import annotations
 
@@ -52,17 +53,18 @@ def read_trace(
     select: Callable[[TraceRow], bool | None] | None = None,
     look_ahead: int | None = None,
 ) -> tuple[list[TraceRow], int]:
-    """The requests of a trace, by time, and the number of those left out because they have no prompt or no
-    answer: they failed when the trace was taken.
+    """The requests of a trace, by time, and the number of those left out because they have no
+    prompt or no answer: they failed when the trace was taken.
 
     Args:
-        path: a CSV file as Azure (Splitwise, Patel et al. 2024) or BurstGPT (Wang et al. 2024) publish them,
-            or JSON lines as Mooncake (Qin et al. 2024) or Alibaba's Bailian (Wang et al. 2025) do.
+        path: a CSV file as Azure (Splitwise, Patel et al. 2024) or BurstGPT (Wang et al. 2024)
+            publish them, or JSON lines as Mooncake (Qin et al. 2024) or Alibaba's Bailian (Wang et
+            al. 2025) do.
         format: azure, mooncake, burstgpt, bailian, or auto, which tells by the first line.
-        select: shown each request in order of time, says whether it is wanted; None ends the reading. Only wanted
-            ones are kept in memory. By default all are.
-        look_ahead: lines that a request may be out of order by. Where it is given the file is read no further than it
-            must be; None sorts all requests.
+        select: shown each request in order of time, says whether it is wanted; None ends the
+            reading. Only wanted ones are kept in memory. By default all are.
+        look_ahead: lines that a request may be out of order by. Where it is given the file is read
+            no further than it must be; None sorts all requests.
 
     Raises:
         BadInput: naming the file and, where one is to blame, the line number.
@@ -106,7 +108,8 @@ def _by_time(path: Path, rows: Iterable[TraceRow], look_ahead: int | None) -> It
     for row in rows:
         if row.time_s < last:
             raise BadInput(
-                f"{path}:{row.line}: earlier than requests more than {look_ahead:,} lines above it; sort the trace by time"
+                f"{path}:{row.line}: earlier than requests more than {look_ahead:,} lines above "
+                "it; sort the trace by time"
             )
         heapq.heappush(waiting, (row.time_s, row.line, row))
         if len(waiting) > look_ahead:
@@ -130,20 +133,23 @@ def _detect(path: Path, number: int, head: str) -> str:
         if names.issuperset(columns):
             return format
     raise BadInput(
-        f"{path}:{number}: neither JSON lines nor a header with {', '.join(AZURE)} or {', '.join(BURSTGPT)}; "
-        f"set workload.format to one of {', '.join(FORMATS)} if it is one of those"
+        f"{path}:{number}: neither JSON lines nor a header with {', '.join(AZURE)} or "
+        f"{', '.join(BURSTGPT)}; set workload.format to one of {', '.join(FORMATS)} if it is one "
+        "of those"
     )
 
 
 def _detect_json(path: Path, number: int, head: str) -> str:
-    """Which of the formats in JSON lines. Their lengths have the same names, and their times differ by a factor of 1,000."""
+    """Which of the formats in JSON lines. Their lengths have the same names, and their times differ
+    by a factor of 1,000."""
     row = _object(head, f"{path}:{number}")
     if any(key in row for key in BAILIAN):
         return "bailian"
     if "hash_ids" not in row:
         raise BadInput(
-            f"{path}:{number}: whether its times are seconds or milliseconds cannot be told without hash_ids (Mooncake) or "
-            f"{' and '.join(BAILIAN)} (Bailian); set workload.format=mooncake for milliseconds, or bailian for seconds"
+            f"{path}:{number}: whether its times are seconds or milliseconds cannot be told "
+            f"without hash_ids (Mooncake) or {' and '.join(BAILIAN)} (Bailian); set "
+            "workload.format=mooncake for milliseconds, or bailian for seconds"
         )
     return "mooncake"
 
@@ -164,17 +170,22 @@ def _table(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterato
         missing = [name for name in columns if name not in header]
         if missing:
             raise BadInput(
-                f"{path}:{number}: the header lacks {', '.join(missing)}, which workload.format={format} needs"
+                f"{path}:{number}: the header lacks {', '.join(missing)}, which "
+                f"workload.format={format} needs"
             )
         for name in columns:
             if header.count(name) > 1:
-                raise BadInput(f"{path}:{number}: the header has {name} twice; leave one of the columns out")
+                raise BadInput(
+                    f"{path}:{number}: the header has {name} twice; leave one of the columns out"
+                )
         places = [header.index(name) for name in columns]
         images = header.index(IMAGES) if IMAGES in header else len(header)
         for cells in reader:
             where = f"{path}:{number}"
             if len(cells) <= max(places):
-                raise BadInput(f"{where}: {len(cells)} of {len(header)} columns; is the file cut off?")
+                raise BadInput(
+                    f"{where}: {len(cells)} of {len(header)} columns; is the file cut off?"
+                )
             time, prompt, answer = (cells[place] for place in places)
             yield TraceRow(
                 number,
@@ -192,14 +203,18 @@ def _object(line: str, where: str) -> dict[str, Any]:
     row = parse_json(line, f"{where}: the line")
     missing = [key for key in LENGTHS if not isinstance(row, dict) or key not in row]
     if missing:
-        raise BadInput(f"{where}: a JSON object with {', '.join(LENGTHS)} is needed; {missing[0]} is missing")
+        raise BadInput(
+            f"{where}: a JSON object with {', '.join(LENGTHS)} is needed; {missing[0]} is missing"
+        )
     found: dict[str, Any] = row
     return found
 
 
-def _jsonl(path: Path, lines: Iterable[tuple[int, str]], format: str, told: bool) -> Iterator[TraceRow]:
-    """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds. Where the format was not
-    told, fractions of milliseconds may be seconds, and are refused."""
+def _jsonl(
+    path: Path, lines: Iterable[tuple[int, str]], format: str, told: bool
+) -> Iterator[TraceRow]:
+    """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds.
+    Where the format was not told, fractions of milliseconds may be seconds, and are refused."""
     milliseconds = format == "mooncake"
     unit = "a time in milliseconds" if milliseconds else "a time in seconds"
     for number, line in lines:
@@ -207,14 +222,16 @@ def _jsonl(path: Path, lines: Iterable[tuple[int, str]], format: str, told: bool
         row = _object(line, where)
         if milliseconds and any(key in row for key in BAILIAN):
             raise BadInput(
-                f"{where}: {' and '.join(key for key in BAILIAN if key in row)} are columns of Bailian's traces, whose times "
-                "are in seconds and not in milliseconds; set workload.format=bailian"
+                f"{where}: {' and '.join(key for key in BAILIAN if key in row)} are columns of "
+                "Bailian's traces, whose times are in seconds and not in milliseconds; set "
+                "workload.format=bailian"
             )
         time = _read(_seconds, row["timestamp"], f"{where}: timestamp", unit)
         if milliseconds and not told and not time.is_integer():
             raise BadInput(
-                f"{where}: timestamp={row['timestamp']!r:.60} is a fraction, where Mooncake's times are whole milliseconds; set "
-                "workload.format=mooncake if these are milliseconds, or bailian if they are seconds"
+                f"{where}: timestamp={row['timestamp']!r:.60} is a fraction, where Mooncake's "
+                "times are whole milliseconds; set workload.format=mooncake if these are "
+                "milliseconds, or bailian if they are seconds"
             )
         kind = row.get("type")
         yield TraceRow(

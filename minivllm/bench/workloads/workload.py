@@ -16,14 +16,17 @@ from minivllm.platform.files import as_table, write_parquet
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """One request: a prompt as token ids (and text where there is a tokenizer), and how much to generate.
+    """One request: a prompt as token ids (and text where there is a tokenizer), and how much to
+    generate.
 
-    A later turn of a talk `follows` another request: its prompt is that request's prompt, the answer that the
-    engine gave, and then `prompt_token_ids`. It is due `think_s` after the end of that answer.
+    A later turn of a talk `follows` another request: its prompt is that request's prompt, the
+    answer that the engine gave, and then `prompt_token_ids`. It is due `think_s` after the end of
+    that answer.
     """
 
     request_id: str
-    prompt_token_ids: Sequence[int]  # a tuple, or a LazyPrompt; of a later turn only what its user adds
+    # a tuple, or a LazyPrompt; of a later turn only what its user adds
+    prompt_token_ids: Sequence[int]
     max_tokens: int
     ignore_eos: bool
     text: str | None = None
@@ -39,12 +42,21 @@ class WorkloadRequest:
 
     @property
     def stand_in(self) -> Sequence[int]:
-        """Token ids as many as the prompt may have; they are the prompt's own but for the turns before."""
-        return (*[0] * self.history_len, *self.prompt_token_ids) if self.follows else self.prompt_token_ids
+        """Token ids as many as the prompt may have; they are the prompt's own but for the turns
+        before."""
+        return (
+            (*[0] * self.history_len, *self.prompt_token_ids)
+            if self.follows
+            else self.prompt_token_ids
+        )
 
     def row(self) -> dict[str, Any]:
         """What is stored of it: plain data, a lazy prompt by its runs."""
-        row = {name: value for name, value in vars(self).items() if value != OPTIONAL.get(name, MISSING)}
+        row = {
+            name: value
+            for name, value in vars(self).items()
+            if value != OPTIONAL.get(name, MISSING)
+        }
         if isinstance(self.prompt_token_ids, LazyPrompt):
             prompt = self.prompt_token_ids
             row["prompt_token_ids"] = None
@@ -53,7 +65,8 @@ class WorkloadRequest:
         return row
 
 
-UNHASHED = ("request_id", "text", "follows")  # columns that a workload's hash is not of, or not as they are
+# columns that a workload's hash is not of, or not as they are
+UNHASHED = ("request_id", "text", "follows")
 MISSING = object()
 OPTIONAL = {
     item.name: item.default
@@ -66,13 +79,14 @@ OPTIONAL = {
 class Workload:
     """Requests in the order in which they arrive, a talk's turns one after the other.
 
-    Equal content has an equal `hash`, however it was made. `notes` say what was left out in making it; they
-    are neither stored nor part of what it is.
+    Equal content has an equal `hash`, however it was made. `notes` say what was left out in making
+    it; they are neither stored nor part of what it is.
     """
 
     requests: tuple[WorkloadRequest, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
-    _stored: Path | None = field(default=None, init=False, repr=False, compare=False)  # where it is, checked
+    # where it is, checked
+    _stored: Path | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -84,14 +98,23 @@ class Workload:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has them, the
-        time that a request came or the turn that it follows and when; 16 hexadecimal digits."""
+        """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has
+        them, the time that a request came or the turn that it follows and when; 16 hexadecimal
+        digits."""
         digest = hashlib.sha256()
         place = {request.request_id: i for i, request in enumerate(self.requests)}
         for request in self.requests:
-            row: list[Any] = [request.prompt_token_ids, request.max_tokens, bool(request.ignore_eos)]
+            row: list[Any] = [
+                request.prompt_token_ids,
+                request.max_tokens,
+                bool(request.ignore_eos),
+            ]
             if isinstance(prompt := request.prompt_token_ids, LazyPrompt):
-                row[0] = [[run.start, run.stop] for run in prompt.runs], prompt.vocab_size, prompt.seed
+                row[0] = (
+                    [[run.start, run.stop] for run in prompt.runs],
+                    prompt.vocab_size,
+                    prompt.seed,
+                )
             if request.due_s is not None:
                 row.append(request.due_s)
             if request.follows is not None:
@@ -100,7 +123,8 @@ class Workload:
         return digest.hexdigest()[:16]
 
     def save(self, folder: Path) -> Path:
-        """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at all.
+        """Store as `<folder>/<hash>.parquet` unless it is there; the file appears whole or not at
+        all.
 
         A file of that name that does not hold these requests (cut off, say) is written again.
         """
@@ -125,5 +149,6 @@ def _holds(path: Path, rows: list[dict[str, Any]]) -> bool:
     try:
         stored = pyarrow.parquet.read_table(path).select(wanted.column_names)
         return bool(stored.cast(wanted.schema).equals(wanted))
-    except (OSError, LookupError, ValueError, pyarrow.ArrowException):  # cut off, or another file altogether
+    except (OSError, LookupError, ValueError, pyarrow.ArrowException):
+        # cut off, or another file altogether
         return False

@@ -1,8 +1,9 @@
 """Selective eviction: which blocks a request gives up once it holds as many as it may. Pure Python.
 
-A request that has filled its budget drops whole blocks, the same in all layers and heads, and goes on. A step never
-computes beyond a full budget, so a request drops blocks at the same positions however its tokens are cut into steps:
-what a token attends to depends on the tokens before it alone. Tokens keep their true positions.
+A request that has filled its budget drops whole blocks, the same in all layers and heads, and goes
+on. A step never computes beyond a full budget, so a request drops blocks at the same positions
+however its tokens are cut into steps: what a token attends to depends on the tokens before it
+alone. Tokens keep their true positions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from minivllm.errors import BadInput
 
 @dataclass(frozen=True)
 class Eviction:
-    """A `cache.eviction` choice: which blocks go when a request's budget is full. The first and the newest stay.
+    """A `cache.eviction` choice: which blocks go when a request's budget is full. The first and the
+    newest stay.
 
     Args:
         block_size: tokens a block.
@@ -33,7 +35,8 @@ class Eviction:
     name: ClassVar[str]
     # Whether it goes by attention, which not every attention backend can return.
     scored: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False  # whether the attention that a block got counts on after an eviction
+    # whether the attention that a block got counts on after an eviction
+    remembers: ClassVar[bool] = False
 
     @property
     def capacity(self) -> int:
@@ -41,7 +44,8 @@ class Eviction:
         return self.budget * self.block_size
 
     def drop(self, scores: Sequence[float]) -> list[int]:
-        """Which of a request's `budget` full blocks go: at least one, in ascending order. Here: all that may.
+        """Which of a request's `budget` full blocks go: at least one, in ascending order. Here: all
+        that may.
 
         Args:
             scores: attention that each block got from the queries `observed`.
@@ -60,31 +64,34 @@ class Eviction:
     def check(self, windows: Iterable[int | None]) -> None:
         """Raises BadInput if a layer with such a sliding window would see wrong tokens.
 
-        Masks count tokens in the cache. That is right as long as all that a layer may see was kept in a row: what
-        was kept before that row is out of the layer's sight by either count.
+        Masks count tokens in the cache. That is right as long as all that a layer may see was kept
+        in a row: what was kept before that row is out of the layer's sight by either count.
         """
         kept = self.window * self.block_size
         largest = max((window for window in windows if window is not None), default=0)
         if largest > kept:
             raise BadInput(
-                f"cache.eviction={self.name} keeps the last {kept} tokens for sure, and the model has layers with a "
-                f"sliding window of {largest}: set cache.eviction_window={largest} or more, or cache.eviction=none"
+                f"cache.eviction={self.name} keeps the last {kept} tokens for sure, and the "
+                f"model has layers with a sliding window of {largest}: set "
+                f"cache.eviction_window={largest} or more, or cache.eviction=none"
             )
 
 
 class Streaming(Eviction):
     """Attention sinks and a window (StreamingLLM, Xiao et al. 2024).
 
-    The window is a least length: all between sinks and window goes at once, and then the request grows again. Unlike
-    in the paper, whose positions are those within the cache, tokens keep their positions.
+    The window is a least length: all between sinks and window goes at once, and then the request
+    grows again. Unlike in the paper, whose positions are those within the cache, tokens keep their
+    positions.
     """
 
     name = "streaming"
 
 
 class HeavyHitters(Eviction):
-    """Heavy hitters (H2O, Zhang et al. 2023): of the blocks between sinks and window, the half that got most attention
-    stays. Mass is summed over all layers, heads and queries since a block was computed."""
+    """Heavy hitters (H2O, Zhang et al. 2023): of the blocks between sinks and window, the half that
+    got most attention stays. Mass is summed over all layers, heads and queries since a block was
+    computed."""
 
     name = "h2o"
     scored = True
@@ -101,10 +108,11 @@ class HeavyHitters(Eviction):
 
 
 class SnapKV(HeavyHitters):
-    """The newest queries choose (SnapKV, Li et al. 2024): as H2O, by the attention of the window's queries alone.
+    """The newest queries choose (SnapKV, Li et al. 2024): as H2O, by the attention of the window's
+    queries alone.
 
-    The paper does so once, at the end of the prompt; here it happens whenever the budget is full, in a prompt that
-    exceeds it as in the output.
+    The paper does so once, at the end of the prompt; here it happens whenever the budget is full,
+    in a prompt that exceeds it as in the output.
     """
 
     name = "snapkv"
@@ -127,13 +135,13 @@ def make_eviction(
     Args:
         name: "none", "streaming", "h2o" or "snapkv".
         block_size: tokens a block.
-        budget, sinks, window: in tokens; the first is rounded down to whole blocks, the others up. No window is
-            half of the budget.
+        budget, sinks, window: in tokens; the first is rounded down to whole blocks, the others up.
+            No window is half of the budget.
         prefix_caching: whether prefixes are cached.
 
     Raises:
-        BadInput: there is no such policy; the budget leaves nothing to drop; prefixes are cached, whose blocks
-            come without the attention that they got.
+        BadInput: there is no such policy; the budget leaves nothing to drop; prefixes are cached,
+            whose blocks come without the attention that they got.
     """
     if name == "none":
         return None
@@ -144,13 +152,13 @@ def make_eviction(
     last = max(1, blocks // 2) if window is None else -(-window // block_size)
     if first + last >= blocks:
         raise BadInput(
-            f"cache.eviction_budget={budget} is {blocks} blocks of {block_size} tokens, and with {first} for sinks and "
-            f"{last} for the window nothing is left to evict: raise it, or lower eviction_sinks, eviction_window "
-            "or block_size"
+            f"cache.eviction_budget={budget} is {blocks} blocks of {block_size} tokens, and with "
+            f"{first} for sinks and {last} for the window nothing is left to evict: raise it, or "
+            "lower eviction_sinks, eviction_window or block_size"
         )
     if policy.scored and prefix_caching:
         raise BadInput(
-            f"cache.eviction={name} needs the attention that every block got, which is not known of cached prefixes: "
-            "use cache.prefix_caching=false or cache.eviction=streaming"
+            f"cache.eviction={name} needs the attention that every block got, which is not known "
+            "of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"
         )
     return policy(block_size, blocks, first, last)

@@ -1,4 +1,5 @@
-"""The disk tier's file: block-sized records, a checksum for each, written and read by a thread of its own."""
+"""The disk tier's file: block-sized records, a checksum for each, written and read by a thread of
+its own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MOST_BACKLOG = 1 << 26  # bytes that may wait to be written; a disk that is slow
 
 
 def scratch_file(folder: str | None) -> FileIO:
-    """A new file without a name, so that whatever ends the process (even SIGKILL) leaves nothing behind.
+    """A new file without a name, so that whatever ends the process (even SIGKILL) leaves nothing
+    behind.
 
     Where the system cannot do that (Windows), it is removed when it is closed.
 
@@ -29,13 +31,14 @@ def scratch_file(folder: str | None) -> FileIO:
         )
     except OSError as error:
         raise BadInput(
-            f"cache.offload_dir={folder or 'null'}: no file can be made there ({error.strerror or error}); "
-            "name a folder that exists and may be written to"
+            f"cache.offload_dir={folder or 'null'}: no file can be made there "
+            f"({error.strerror or error}); name a folder that exists and may be written to"
         ) from None
 
 
 class DiskFile:
-    """A file of records of equal size. Jobs are done in order, in the background; `poll` tells how they ended.
+    """A file of records of equal size. Jobs are done in order, in the background; `poll` tells how
+    they ended.
 
     Args:
         folder: where the file lies; see `scratch_file`.
@@ -46,9 +49,12 @@ class DiskFile:
         self.record_bytes = record_bytes
         self._file = scratch_file(folder)
         self._sums: dict[int, int] = {}  # CRC-32 of each record that was written whole
-        self._jobs: queue.SimpleQueue[tuple[int, int | None, memoryview] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, int | None, memoryview] | None] = (
+            queue.SimpleQueue()
+        )
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._asked = self._written = 0  # writes asked for, and done; each counter kept by one thread alone
+        # writes asked for, and done; each counter kept by one thread alone
+        self._asked = self._written = 0
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kv-offload", daemon=True)
         self._thread.start()
@@ -64,7 +70,8 @@ class DiskFile:
         self._jobs.put((record, None, content))
 
     def read(self, record: int, slot: int, target: memoryview) -> None:
-        """Fill `target`, the memory of host slot `slot`; nobody may touch it before `poll` tells."""
+        """Fill `target`, the memory of host slot `slot`; nobody may touch it before `poll`
+        tells."""
         self._jobs.put((record, slot, target))
 
     def poll(self) -> list[Finished]:
@@ -88,7 +95,10 @@ class DiskFile:
                 else:
                     self._read(record, memory)
             except OSError as reason:
-                error = f"record {record} could not be {'written' if slot is None else 'read'}: {reason}"
+                error = (
+                    f"record {record} could not be {'written' if slot is None else 'read'}: "
+                    f"{reason}"
+                )
             self._written += slot is None
             self._finished.put(Finished(record, slot, error))
 

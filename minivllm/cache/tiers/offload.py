@@ -1,4 +1,5 @@
-"""The tiers below the device: where cold blocks of the prefix cache lie, in host memory and on disk. Pure Python."""
+"""The tiers below the device: where cold blocks of the prefix cache lie, in host memory and on
+disk. Pure Python."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Finished(NamedTuple):
 
 
 class Disk(Protocol):
-    """What the tiers ask of a disk. Its jobs come with Transfers, and end in the order in which they came."""
+    """What the tiers ask of a disk. Its jobs come with Transfers, and end in the order in which
+    they came."""
 
     @property
     def backlogged(self) -> bool:
@@ -33,30 +35,41 @@ class Disk(Protocol):
 
 
 class OffloadTiers:
-    """Keeps blocks that the device had to give up, the least recently used going down and out first.
+    """Keeps blocks that the device had to give up, the least recently used going down and out
+    first.
 
-    A block's content never changes, so a tier keeps its copy when the one above takes it back: what leaves the
-    device again costs nothing. Slots that this step's transfers read or write belong to that step (`_busy`): they
-    are given to nobody else before `take`, since all saves are made before any load.
+    A block's content never changes, so a tier keeps its copy when the one above takes it back: what
+    leaves the device again costs nothing. Slots that this step's transfers read or write belong to
+    that step (`_busy`): they are given to nobody else before `take`, since all saves are made
+    before any load.
 
     Args:
         layout: how many blocks host memory and disk hold.
         prefix: the tree whose nodes are kept.
         counters: told what was moved.
-        disk: does the reading and writing; None (no memory is real) has each job done when the next step is planned.
+        disk: does the reading and writing; None (no memory is real) has each job done when the next
+            step is planned.
     """
 
     def __init__(
-        self, layout: CacheLayout, prefix: PrefixIndex, counters: CacheCounters, disk: Disk | None = None
+        self,
+        layout: CacheLayout,
+        prefix: PrefixIndex,
+        counters: CacheCounters,
+        disk: Disk | None = None,
     ) -> None:
         self.prefix, self.counters, self._disk = prefix, counters, disk
         self._most_ahead = layout.offload_slots // 2
-        self.host: OrderedDict[int, PrefixNode] = OrderedDict()  # by slot, the least recently used first
-        self.disk: OrderedDict[int, PrefixNode] = OrderedDict()  # by record, without those being read
+        # by slot, the least recently used first
+        self.host: OrderedDict[int, PrefixNode] = OrderedDict()
+        # by record, without those being read
+        self.disk: OrderedDict[int, PrefixNode] = OrderedDict()
         self.reading: dict[int, PrefixNode] = {}  # by the slot that is read into
         self._ahead: set[int] = set()  # slots that were read into and not used since
         self._free_slots: list[int] = []
-        self._unused_slots = iter(range(layout.host_slots, layout.host_slots + layout.offload_slots))
+        self._unused_slots = iter(
+            range(layout.host_slots, layout.host_slots + layout.offload_slots)
+        )
         self._free_records: list[int] = []
         self._unused_records = iter(range(layout.disk_records))
         self._busy: set[int] = set()
@@ -67,7 +80,8 @@ class OffloadTiers:
         self._num_reads = self._num_reads_done = 0
 
     def keep(self, node: PrefixNode) -> int | None:
-        """The device gives up the block of `node`: the host slot to save it to, None if it is kept already or lost."""
+        """The device gives up the block of `node`: the host slot to save it to, None if it is kept
+        already or lost."""
         if node.slot is None:
             slot = self._take_slot()
             if slot is not None and node.attached:  # making room may have lost one above it
@@ -82,7 +96,8 @@ class OffloadTiers:
         return None
 
     def hold(self, nodes: Iterable[PrefixNode]) -> None:
-        """A request uses these nodes, in order from the root: what of them is down here stays for this step."""
+        """A request uses these nodes, in order from the root: what of them is down here stays for
+        this step."""
         for node in list(nodes)[::-1]:  # so that a parent outlives its children
             if node.slot is not None:
                 self._ahead.discard(node.slot)
@@ -92,7 +107,8 @@ class OffloadTiers:
                 self.disk.move_to_end(node.record)
 
     def prefetch(self, nodes: list[PrefixNode]) -> int:
-        """Start reading those of `nodes` that are on disk only, as far as there are slots: the ticket to wait with."""
+        """Start reading those of `nodes` that are on disk only, as far as there are slots: the
+        ticket to wait with."""
         self.hold(nodes)
         ticket, reads = 0, []
         for node in nodes:
@@ -115,7 +131,8 @@ class OffloadTiers:
 
     @property
     def may_look_ahead(self) -> bool:
-        """Whether to read for requests that are not the next: half of the host's slots may wait for them."""
+        """Whether to read for requests that are not the next: half of the host's slots may wait for
+        them."""
         return len(self.reading) + len(self._ahead) < self._most_ahead
 
     def has_read(self, ticket: int) -> bool:
@@ -123,13 +140,15 @@ class OffloadTiers:
         return self._num_reads_done >= ticket
 
     def settle(self) -> None:
-        """Take note of what the disk has done. A block that it lost is computed again by whoever needs it."""
+        """Take note of what the disk has done. A block that it lost is computed again by whoever
+        needs it."""
         finished, self._handed = self._handed if self._disk is None else self._disk.poll(), []
         for record, slot, error in finished:
             if error is not None:
                 if not self.counters.disk_errors:
                     warnings.warn(
-                        f"cache.offload_disk_gb: {error}; such blocks are computed again (told once)",
+                        f"cache.offload_disk_gb: {error}; such blocks are computed again (told "
+                        "once)",
                         stacklevel=2,
                     )
                 self.counters.disk_errors += 1
@@ -139,7 +158,8 @@ class OffloadTiers:
             self._num_reads_done += 1
             node = self.reading.pop(slot)
             if node.record != record or error is not None or node.slot is not None:
-                self._free_slots.append(slot)  # it was lost while it was read, or came back another way
+                # it was lost while it was read, or came back another way
+                self._free_slots.append(slot)
             else:
                 node.slot = slot
                 self.host[slot] = node
@@ -151,7 +171,8 @@ class OffloadTiers:
                     self._forget_record(self.disk.pop(record))
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Spills (slot, record) and reads (record, slot) of the step that was planned; its slots are free to go after."""
+        """Spills (slot, record) and reads (record, slot) of the step that was planned; its slots
+        are free to go after."""
         spills, self._spills = self._spills, []
         reads, self._reads = self._reads, []
         self._handed += [Finished(record, slot) for record, slot in reads]
@@ -161,12 +182,15 @@ class OffloadTiers:
         return spills, reads
 
     def lose(self, node: PrefixNode) -> None:
-        """Take a node, and what hangs below it and is found no more, out of the tree and all tiers."""
+        """Take a node, and what hangs below it and is found no more, out of the tree and all
+        tiers."""
         for lost in self.prefix.detach(node):
             if lost.slot is not None:
                 del self.host[lost.slot]
                 self._ahead.discard(lost.slot)
-                (self._freed_late if lost.slot in self._busy else self._free_slots).append(lost.slot)
+                (self._freed_late if lost.slot in self._busy else self._free_slots).append(
+                    lost.slot
+                )
                 lost.slot = None
             if lost.record is not None:
                 self.disk.pop(lost.record, None)
@@ -198,7 +222,11 @@ class OffloadTiers:
     def _sink(self, slot: int, node: PrefixNode) -> None:
         """The host gives up a node: to the disk, unless another tier has it."""
         node.slot = None
-        if not node.block and node.record is None and not (self._disk is not None and self._disk.backlogged):
+        if (
+            not node.block
+            and node.record is None
+            and not (self._disk is not None and self._disk.backlogged)
+        ):
             record = self._take_record()
             if record is not None and node.attached:
                 node.record = record
@@ -210,8 +238,11 @@ class OffloadTiers:
         self._lose_if_nowhere(node)
 
     def _take_record(self) -> int | None:
-        """A record to write to, made free if need be; None if all are being read, or there is no disk."""
-        record = self._free_records.pop() if self._free_records else next(self._unused_records, None)
+        """A record to write to, made free if need be; None if all are being read, or there is no
+        disk."""
+        record = (
+            self._free_records.pop() if self._free_records else next(self._unused_records, None)
+        )
         if record is None and self.disk:
             record, node = self.disk.popitem(last=False)
             node.record = None

@@ -27,7 +27,8 @@ class BlockTransfers:
 
     def __init__(self, blocks: Sequence[Tensor], layout: CacheLayout) -> None:
         self.blocks = blocks
-        # A row of bytes for each slot, all layers side by side: one copy across the bus, and a record on disk.
+        # A row of bytes for each slot, all layers side by side: one copy across the bus, and a
+        # record on disk.
         self._widths = [part[0].nbytes for part in blocks]
         rows = (layout.host_slots + layout.offload_slots, sum(self._widths))
         if blocks[0].is_cuda and rows[0]:
@@ -40,9 +41,11 @@ class BlockTransfers:
         self._moves: deque[Callable[[], None]] = deque()  # what a call still has to do
 
     def run(self, moves: Transfers) -> None:
-        """Move blocks between device, host and disk and within the device, in the order that Transfers names.
+        """Move blocks between device, host and disk and within the device, in the order that
+        Transfers names.
 
-        What a call could not do (memory ran out, somebody interrupted it) the next one does first: the pool counts on it.
+        What a call could not do (memory ran out, somebody interrupted it) the next one does first:
+        the pool counts on it.
         """
         if not moves and not self._moves:
             return

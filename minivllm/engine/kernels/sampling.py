@@ -1,8 +1,10 @@
-"""A step's tokens, each logit read once: the largest of a row, or a draw from all of a row's tokens.
+"""A step's tokens, each logit read once: the largest of a row, or a draw from all of a row's
+tokens.
 
-A draw is the race of engine/sampler.py, the largest p / e, in logarithms: the largest of logit / T - log(e). The noise e is
-the same function of (seed, position, token). Vocabularies are cut into blocks of one size, so that few rows keep a GPU busy
-as well and a row's token does not depend on how many rows there are; a second kernel compares the blocks.
+A draw is the race of engine/sampler.py, the largest p / e, in logarithms: the largest of logit / T
+- log(e). The noise e is the same function of (seed, position, token). Vocabularies are cut into
+blocks of one size, so that few rows keep a GPU busy as well and a row's token does not depend on
+how many rows there are; a second kernel compares the blocks.
 """
 
 from __future__ import annotations
@@ -64,12 +66,15 @@ def _best_of_block(
 ):
     """One row and BLOCK of its tokens a program.
 
-    Scores count from the block's largest logit, as a softmax does, so that a low temperature takes no digits from them.
+    Scores count from the block's largest logit, as a softmax does, so that a low temperature takes
+    no digits from them.
     """
     row = tl.program_id(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < vocab
-    score = tl.load(logits + row.to(tl.int64) * vocab + i, mask=inside, other=-float("inf")).to(tl.float32)
+    score = tl.load(logits + row.to(tl.int64) * vocab + i, mask=inside, other=-float("inf")).to(
+        tl.float32
+    )
     score = tl.where(score == score, score, float("inf"))  # a maximum would lose NaN
     best = tl.max(score, 0)
     place = row * tl.num_programs(1) + tl.program_id(1)
@@ -80,7 +85,8 @@ def _best_of_block(
         score = (score - origin) * _inverse(tl.load(temperatures + row)) - tl.log(noise)
         best = tl.max(score, 0)
     tl.store(scores + place, best)
-    # Where none is as good as the best there is no number among them: then any token, but one that exists.
+    # Where none is as good as the best there is no number among them: then any token, but one that
+    # exists.
     tl.store(tokens + place, tl.min(tl.where(inside & (score == best), i, vocab - 1), 0))
 
 
@@ -115,17 +121,22 @@ def _best_of_row(
 
 
 def argmax(logits: Tensor, flag: bool = False) -> Tensor:
-    """See sampler.argmax, which flags rows without a finite largest logit; here only with `flag`."""
+    """See sampler.argmax, which flags rows without a finite largest logit; here only with
+    `flag`."""
     return _best(logits, None, flag)
 
 
 def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = None) -> Tensor:
     """See sampler.draw, which is called where there are filters.
 
-    Scores are rounded in another way than there, so another token is drawn where two are equally good up to the last bits of
-    float32: one in some 100,000.
+    Scores are rounded in another way than there, so another token is drawn where two are equally
+    good up to the last bits of float32: one in some 100,000.
     """
-    return _best(scores, columns) if top_k_bound is None else sampler.draw(scores, columns, top_k_bound)
+    return (
+        _best(scores, columns)
+        if top_k_bound is None
+        else sampler.draw(scores, columns, top_k_bound)
+    )
 
 
 def _best(logits: Tensor, columns: SamplingColumns | None, flag: bool = False) -> Tensor:
@@ -136,11 +147,21 @@ def _best(logits: Tensor, columns: SamplingColumns | None, flag: bool = False) -
     tops, tokens = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.int32)
     out = torch.empty(rows, dtype=torch.int64, device=device)
     draws = columns is not None
-    seeds, positions, temperatures = out, tokens, scores  # which are not read where nothing is drawn
+    # which are not read where nothing is drawn
+    seeds, positions, temperatures = out, tokens, scores
     if columns is not None:
         seeds, positions, temperatures = columns.seeds, columns.positions, columns.temperatures
     _best_of_block[(rows, blocks)](
-        logits, seeds, positions, temperatures, tops, scores, tokens, vocab, DRAWS=draws, BLOCK=BLOCK
+        logits,
+        seeds,
+        positions,
+        temperatures,
+        tops,
+        scores,
+        tokens,
+        vocab,
+        DRAWS=draws,
+        BLOCK=BLOCK,
     )
     _best_of_row[(rows,)](
         tops,

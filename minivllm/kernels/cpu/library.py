@@ -1,4 +1,5 @@
-"""The C++ kernels for CPUs: compiled once for a machine by torch's extension loader, kept, and loaded.
+"""The C++ kernels for CPUs: compiled once for a machine by torch's extension loader, kept, and
+loaded.
 
 They need a C++ compiler and ninja once. Without these every layer keeps to torch's own operations.
 """
@@ -26,7 +27,14 @@ from minivllm.errors import BadInput, first_line
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
 # Hidden: functions that another library might replace are called through a table, and not in line.
-_FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden"]
+_FLAGS = [
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Kernels:
 
 
 def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | None]:
-    """The kernels for what is built for a device, and why there are none although they were asked for.
+    """The kernels for what is built for a device, and why there are none although they were asked
+    for.
 
     Args:
         wanted: "off"; "auto" uses them where they can be had; "on" insists.
@@ -66,7 +75,9 @@ def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | Non
     except (RuntimeError, OSError, ImportError) as error:
         reason = f"the C++ kernels for CPUs are not used: {first_line(error)}"
         if wanted == "on":
-            raise BadInput(f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto") from None
+            raise BadInput(
+                f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto"
+            ) from None
         return None, reason
 
 
@@ -82,7 +93,8 @@ def load() -> Kernels:
     """Load the library, compiling it first if that was not done on this machine.
 
     Raises:
-        RuntimeError, OSError, ImportError: it cannot be compiled or loaded; the first line says why.
+        RuntimeError, OSError, ImportError: it cannot be compiled or loaded; the first line says
+            why.
     """
     begin = time.perf_counter()
     path = _cached_path()
@@ -129,7 +141,9 @@ def _compile(path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # ninja may lie beside an interpreter that was started by its path.
-    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
+    os.environ["PATH"] = os.pathsep.join(
+        (os.environ.get("PATH", ""), str(Path(sys.executable).parent))
+    )
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         cpp_extension.load(
             _NAME,

@@ -37,8 +37,14 @@ def panels_for(
 
     `kernel` is the knob quant.kernel: a value that names another one is obeyed.
     """
-    fits = dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
-    return kernels if kernels is not None and kernels.has_linear and fits and kernel == "auto" else None
+    fits = (
+        dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
+    )
+    return (
+        kernels
+        if kernels is not None and kernels.has_linear and fits and kernel == "auto"
+        else None
+    )
 
 
 class PanelLinear(LinearKernel):
@@ -47,8 +53,9 @@ class PanelLinear(LinearKernel):
     Args:
         kernels: that `panels_for` gave.
         form: how the weight is stored.
-        packed: pieces of the weight as `kernels.pack` makes them of [out, in]: of bfloat16, whose memory it may take
-            over, of int8, or of codes in uint8. All but the last have a multiple of 64 outputs.
+        packed: pieces of the weight as `kernels.pack` makes them of [out, in]: of bfloat16, whose
+            memory it may take over, of int8, or of codes in uint8. All but the last have a multiple
+            of 64 outputs.
         shape: outputs and inputs.
         bias: bfloat16 [out] or None.
         scales, zeros: [groups, out], or None as the format has none.

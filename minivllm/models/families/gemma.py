@@ -1,4 +1,5 @@
-"""Gemma (Mesnard et al. 2024): Llama with GeGLU, scaled embeddings, and norms that scale by 1 + weight."""
+"""Gemma (Mesnard et al. 2024): Llama with GeGLU, scaled embeddings, and norms that scale by 1 +
+weight."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from minivllm.models.layers import Embedding, HeadNorm, RMSNorm
 
 
 class GemmaNorm(RMSNorm):
-    """RMSNorm that scales by 1 + weight: the sum is never rounded to the weight's 16 bits, where it would lose most
-    of a small weight."""
+    """RMSNorm that scales by 1 + weight: the sum is never rounded to the weight's 16 bits, where it
+    would lose most of a small weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
@@ -31,7 +32,8 @@ class GemmaHeadNorm(HeadNorm):
 
 
 class ScaledEmbedding(Embedding):
-    """Embedding times the square root of its width, which is rounded to the compute dtype as in training."""
+    """Embedding times the square root of its width, which is rounded to the compute dtype as in
+    training."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config.vocab_size, config.hidden_size)

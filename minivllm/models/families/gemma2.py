@@ -1,4 +1,5 @@
-"""Gemma 2 (Riviere et al. 2024): Gemma with norms on both sides, soft caps, and a window in every other layer."""
+"""Gemma 2 (Riviere et al. 2024): Gemma with norms on both sides, soft caps, and a window in every
+other layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 3 text models (Kamath et al. 2025): Gemma 2 with a norm of queries and keys in place of the soft caps, and
-five windowed layers, with a rope of their own, to each one that sees everything."""
+"""Gemma 3 text models (Kamath et al. 2025): Gemma 2 with a norm of queries and keys in place of the
+soft caps, and five windowed layers, with a rope of their own, to each one that sees everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
     def make_attention(self, layer: int) -> Attention:
         """See LlamaForCausalLM."""
         c = self.config
-        norm = GemmaHeadNorm(c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps)
+        norm = GemmaHeadNorm(
+            c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps
+        )
         return Attention(c, layer, norm)
 
 

@@ -27,10 +27,12 @@ class Decoder(nn.Module):
         self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
         local = config.local_rope is not None
         self.rope_of_layer = [int(local and kind == SLIDING) for kind in config.layer_types]
-        self.rotaries = nn.ModuleList()  # filled by the loader, which knows device and longest sequence
+        # filled by the loader, which knows device and longest sequence
+        self.rotaries = nn.ModuleList()
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or less of them (`trim`)."""
+        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or less of
+        them (`trim`)."""
         x = self.embed_tokens(batch.token_ids)
         rotations = [rotary(batch) for rotary in self.rotaries]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
@@ -41,8 +43,8 @@ class Decoder(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """Llama 1 to 3.2 text models, and others saved in their format.
 
-    A family is a subclass that overrides the `make_` methods it differs in; what differs by a number is in
-    ModelConfig. Module names follow the checkpoint's.
+    A family is a subclass that overrides the `make_` methods it differs in; what differs by a
+    number is in ModelConfig. Module names follow the checkpoint's.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
@@ -81,11 +83,14 @@ class LlamaForCausalLM(nn.Module):
         config = self.config
         for rope in (config.rope, config.local_rope):
             if rope is not None:
-                self.model.rotaries.append(Rotary(rope, config.head_dim, max_positions, self.dtype, device))
+                self.model.rotaries.append(
+                    Rotary(rope, config.head_dim, max_positions, self.dtype, device)
+                )
 
     def trim(self) -> None:
-        """Let the last layer compute what comes after its attention for those tokens alone whose logits are wanted: no
-        other token of the step depends on it. Called before the attention modules are replaced."""
+        """Let the last layer compute what comes after its attention for those tokens alone whose
+        logits are wanted: no other token of the step depends on it. Called before the attention
+        modules are replaced."""
         last = self.model.layers[-1].get_submodule("self_attn")
         assert isinstance(last, Attention)
         self.trims = last.trims = True
@@ -96,15 +101,20 @@ class LlamaForCausalLM(nn.Module):
         c = self.config
         return [
             AttentionSpec(
-                c.num_heads, c.num_kv_heads, c.head_dim, c.attention_scale, window, c.attention_soft_cap
+                c.num_heads,
+                c.num_kv_heads,
+                c.head_dim,
+                c.attention_scale,
+                window,
+                c.attention_soft_cap,
             )
             for window in c.windows
         ]
 
     @property
     def experts_run(self) -> int | Tensor:
-        """Experts that the last step computed, over all layers; a dense model has none. A tensor (int64 []) where asking
-        would wait for the device."""
+        """Experts that the last step computed, over all layers; a dense model has none. A tensor
+        (int64 []) where asking would wait for the device."""
         return 0
 
     @property
@@ -117,8 +127,8 @@ class LlamaForCausalLM(nn.Module):
         """One step.
 
         Returns:
-            [tokens, hidden] after the final norm, in the compute dtype; of a trimmed model the rows alone whose logits
-            are wanted, or one where none are.
+            [tokens, hidden] after the final norm, in the compute dtype; of a trimmed model the rows
+            alone whose logits are wanted, or one where none are.
         """
         hidden: Tensor = self.model(batch, attention)
         return hidden

@@ -1,4 +1,5 @@
-"""Mistral (Jiang et al. 2023): Llama whose layers see a sliding window, which later versions gave up."""
+"""Mistral (Jiang et al. 2023): Llama whose layers see a sliding window, which later versions gave
+up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama whose checkpoint holds the fused matrices as they are used."""
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama whose checkpoint holds the fused matrices as they are
+used."""
 
 from __future__ import annotations
 

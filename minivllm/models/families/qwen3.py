@@ -12,5 +12,7 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     def make_attention(self, layer: int) -> Attention:
         """See LlamaForCausalLM."""
         c = self.config
-        norm = HeadNorm(c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps)
+        norm = HeadNorm(
+            c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps
+        )
         return Attention(c, layer, norm)

@@ -1,4 +1,5 @@
-"""The Qwen3 mixture-of-experts family (Yang et al. 2025): Qwen3 with experts in some or all layers."""
+"""The Qwen3 mixture-of-experts family (Yang et al. 2025): Qwen3 with experts in some or all
+layers."""
 
 from __future__ import annotations
 

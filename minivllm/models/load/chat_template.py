@@ -1,8 +1,10 @@
-"""Chat templates, rendered as transformers renders them (`apply_chat_template`), in a process of their own.
+"""Chat templates, rendered as transformers renders them (`apply_chat_template`), in a process of
+their own.
 
-A template is a program of whoever made the checkpoint. Jinja's sandbox keeps it from files and attributes, not from taking
-all memory or never ending, so it runs in a child process that has limits of both. The child is started when the first
-template is rendered and serves all further ones.
+A template is a program of whoever made the checkpoint. Jinja's sandbox keeps it from files and
+attributes, not from taking all memory or never ending, so it runs in a child process that has
+limits of both. The child is started when the first template is rendered and serves all further
+ones.
 """
 
 from __future__ import annotations
@@ -67,14 +69,15 @@ class _Renderer:
             while not answer.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - monotonic())):
                     raise BadInput(
-                        f"the chat template did not end within {SECONDS:g} s; use another checkpoint or template"
+                        f"the chat template did not end within {SECONDS:g} s; use another "
+                        "checkpoint or template"
                     )
                 piece = os.read(process.stdout.fileno(), 1 << 20)
                 answer += piece
                 if not piece or len(answer) > LONGEST:
                     raise BadInput(
-                        f"the chat template needs more than {size(MEMORY)} of memory or makes more than {size(LONGEST)} of "
-                        "text; use another checkpoint or template"
+                        f"the chat template needs more than {size(MEMORY)} of memory or makes "
+                        f"more than {size(LONGEST)} of text; use another checkpoint or template"
                     )
         return answer
 
@@ -102,7 +105,8 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
         variables: what else the template may use.
 
     Raises:
-        BadInput: the template refuses the conversation, takes too long or too much memory; or a value is none of JSON's.
+        BadInput: the template refuses the conversation, takes too long or too much memory; or a
+            value is none of JSON's.
     """
     known = {"tools": None, "documents": None, **variables, "messages": messages}
     try:
@@ -123,7 +127,8 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; here it is the text alone."""
+        """`{% generation %}` marks what the assistant said, for training; here it is the text
+        alone."""
 
         tags = {"generation"}
 
@@ -152,7 +157,8 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 
 
 def _serve() -> None:
-    """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error": ...}."""
+    """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error":
+    ...}."""
     with suppress(ImportError, OSError, ValueError):  # not every system has such a limit
         import resource
 

@@ -1,8 +1,8 @@
 """A folder of safetensors files: what is in it, checked before a weight is read. Free of torch.
 
 The format is an 8-byte little-endian header length, a JSON header and the tensors' bytes
-(https://github.com/huggingface/safetensors). Tensors are read by plain reads, not through a mapping, so
-that a process's memory is the model and not also the file.
+(https://github.com/huggingface/safetensors). Tensors are read by plain reads, not through a
+mapping, so that a process's memory is the model and not also the file.
 """
 
 from __future__ import annotations
@@ -57,15 +57,18 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Read the index and every header; no weight.
 
-        With an index, the index says which file a tensor is read from. Without one, or where it lists other files,
-        `model.safetensors` is the whole checkpoint, as for transformers; or else all .safetensors files together are.
+        With an index, the index says which file a tensor is read from. Without one, or where it
+        lists other files, `model.safetensors` is the whole checkpoint, as for transformers; or else
+        all .safetensors files together are.
 
         Raises:
-            BadInput: a file is missing, unreadable or shorter than its header says, or does not hold what
-                the index says.
+            BadInput: a file is missing, unreadable or shorter than its header says, or does not
+                hold what the index says.
         """
         index, warnings = _read_index(folder)
-        files = tuple(folder / name for name in sorted(set(index.values()))) or _weight_files(folder)
+        files = tuple(folder / name for name in sorted(set(index.values()))) or _weight_files(
+            folder
+        )
         held: dict[str, dict[str, StoredTensor]] = {}
         for file in files:
             for name, tensor in _read_header(file).items():
@@ -74,12 +77,14 @@ class Checkpoint:
             if file_name not in (holders := held.get(name, {})):
                 other = f" ({' and '.join(holders)} does)" if holders else ""
                 raise BadInput(
-                    f"{folder / INDEX} says that {file_name} holds tensor {name}, which it does not{other}: {_WHOLE}"
+                    f"{folder / INDEX} says that {file_name} holds tensor {name}, which it does "
+                    f"not{other}: {_WHOLE}"
                 )
         for name, holders in held.items():
             if name not in index and len(holders) > 1:
                 raise BadInput(
-                    f"{folder}: tensor {name} is in {' and '.join(holders)}: remove the file that is not the model's"
+                    f"{folder}: tensor {name} is in {' and '.join(holders)}: remove the file "
+                    "that is not the model's"
                 )
         tensors = with_model_names(
             {name: where[index.get(name, next(iter(where)))] for name, where in held.items()}
@@ -93,15 +98,18 @@ class Checkpoint:
         return next((file for file in others if _holds(file, name)), None)
 
     def fingerprint(self) -> str:
-        """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every tensor; and over what decides
-        prompts and where answers end, if it is there: the tokenizer (tokenizer.json, or else vocab.json and merges.txt)
-        and generation_config.json.
+        """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every
+        tensor; and over what decides prompts and where answers end, if it is there: the tokenizer
+        (tokenizer.json, or else vocab.json and merges.txt) and generation_config.json.
 
-        Not covered: tensors beyond their first 4 KiB, and the names of special tokens and the chat template
-        (tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja).
+        Not covered: tensors beyond their first 4 KiB, and the names of special tokens and the chat
+        template (tokenizer_config.json, special_tokens_map.json, added_tokens.json,
+        chat_template.jinja).
         """
         digest = hashlib.sha256()
-        tokenizer = next((names for names in ((TOKENIZER,), (VOCAB, MERGES)) if self._has(*names)), ())
+        tokenizer = next(
+            (names for names in ((TOKENIZER,), (VOCAB, MERGES)) if self._has(*names)), ()
+        )
         for name in ("config.json", *tokenizer, *((GENERATION,) if self._has(GENERATION) else ())):
             digest.update(read_bytes(self.folder / name, MAX_TOKENIZER, str(self.folder / name)))
         for file in self.files:
@@ -121,7 +129,8 @@ class Checkpoint:
 
 
 def _holds(file: Path, name: str) -> bool:
-    """Whether a file that is no part of a checkpoint has a tensor; one that cannot be read has none."""
+    """Whether a file that is no part of a checkpoint has a tensor; one that cannot be read has
+    none."""
     try:
         return name in with_model_names(_read_header(file))
     except BadInput:
@@ -143,8 +152,8 @@ def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
 
 
 def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """File name by tensor name, every file known to be there; and a warning, where a single file is read in its place.
-    Empty without an index."""
+    """File name by tensor name, every file known to be there; and a warning, where a single file is
+    read in its place. Empty without an index."""
     index = folder / INDEX
     if not named(index):
         return {}, ()
@@ -153,9 +162,14 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         raise BadInput(f"{index} has no weight_map: {_WHOLE}")
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise BadInput(f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}")
+            raise BadInput(
+                f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}"
+            )
     if named(folder / SINGLE) and SINGLE not in weight_map.values():
-        told = f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is not the model's"
+        told = (
+            f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is "
+            "not the model's"
+        )
         return {}, (told,)
     gone = {name: file for name, file in weight_map.items() if not os.path.exists(folder / file)}
     if gone:
@@ -176,11 +190,13 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return files
     if any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt")):
         raise BadInput(
-            f"{folder} holds pickled weights (.bin, .pt), which are not loaded because they can run code: convert them with "
-            f"python run.py task=convert model.path={folder} task.output=NEW_FOLDER"
+            f"{folder} holds pickled weights (.bin, .pt), which are not loaded because they can "
+            f"run code: convert them with python run.py task=convert model.path={folder} "
+            "task.output=NEW_FOLDER"
         )
     raise BadInput(
-        f"{folder} has no .safetensors file: give a folder with a checkpoint, or model.weights=random"
+        f"{folder} has no .safetensors file: give a folder with a checkpoint, or "
+        "model.weights=random"
     )
 
 
@@ -206,7 +222,9 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise ValueError(f"header length {length} in a file of {size} bytes")
-    header = parse_json(stream.read(length), f"{file} is not a readable safetensors file: its header", _AGAIN)
+    header = parse_json(
+        stream.read(length), f"{file} is not a readable safetensors file: its header", _AGAIN
+    )
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     return header, 8 + length
@@ -231,6 +249,8 @@ def _check_layout(tensors: dict[str, StoredTensor], start: int) -> int:
     at = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != at:
-            raise ValueError(f"tensor {name} begins at byte {tensor.begin}, where byte {at} is next")
+            raise ValueError(
+                f"tensor {name} begins at byte {tensor.begin}, where byte {at} is next"
+            )
         at = tensor.end
     return at

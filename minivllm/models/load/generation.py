@@ -1,4 +1,5 @@
-"""What a checkpoint says of generation: the tokens that end an answer, and how to decode by default. Free of torch."""
+"""What a checkpoint says of generation: the tokens that end an answer, and how to decode by
+default. Free of torch."""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ def read_generation(folder: Path | None) -> Values:
 
 
 def with_ends(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """A config.json with all tokens that end an answer as its `eos_token_id`: the one rule, which is vLLM's.
+    """A config.json with all tokens that end an answer as its `eos_token_id`: the one rule, which
+    is vLLM's.
 
-    They are those of generation_config.json, or, where it names none, of config.json; and the tokenizer's own end.
+    They are those of generation_config.json, or, where it names none, of config.json; and the
+    tokenizer's own end.
 
     Args:
         config: a parsed config.json that `ModelConfig` takes.
@@ -48,15 +51,18 @@ def with_ends(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, An
     every = dict.fromkeys([*named, *(() if own is None else (own,))])
     ends = [token for token in every if token < model.vocab_size]
     beyond = [str(token) for token in every if token >= model.vocab_size]
-    lost = f"of the tokens that end an answer, the vocabulary of {model.vocab_size} lacks {', '.join(beyond)}"
-    return ({**config, "eos_token_id": ends} if ends != [*model.eos_token_ids] else config), [lost] * bool(
-        beyond
+    lost = (
+        f"of the tokens that end an answer, the vocabulary of {model.vocab_size} lacks "
+        f"{', '.join(beyond)}"
     )
+    return ({**config, "eos_token_id": ends} if ends != [*model.eos_token_ids] else config), [
+        lost
+    ] * bool(beyond)
 
 
 def decoding_defaults(folder: Path | None) -> dict[str, Any]:
-    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them. A number so near to 0 that
-    SamplingParams has no such value is the least that there is.
+    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them. A number so
+    near to 0 that SamplingParams has no such value is the least that there is.
 
     Raises:
         BadInput: a value is of another type, or out of its range.
@@ -88,9 +94,11 @@ def described(defaults: dict[str, Any]) -> str:
 def unset_defaults(
     decoding: dict[str, Any], given: list[str] | None, found: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a checkpoint's defaults change in a configuration's `decoding`, where the user has left it unset.
+    """What a checkpoint's defaults change in a configuration's `decoding`, where the user has left
+    it unset.
 
-    A checkpoint that says how to draw says all of it: filters that an option set and the file does not name are off.
+    A checkpoint that says how to draw says all of it: filters that an option set and the file does
+    not name are off.
 
     Args:
         decoding: the resolved group.
@@ -101,7 +109,9 @@ def unset_defaults(
         return {}
     filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     if decoding.get("beam_width", 1) > 1:  # which draws nothing
-        found = {name: value for name, value in found.items() if name not in ("temperature", *filters)}
+        found = {
+            name: value for name, value in found.items() if name not in ("temperature", *filters)
+        }
     elif {"temperature", *filters} & found.keys():
         found = found | {name: off for name, off in filters.items() if name not in found}
     return {k: v for k, v in found.items() if k not in given and k in decoding and decoding[k] != v}

@@ -1,4 +1,5 @@
-"""Build a model on the meta device and fill it, one tensor at a time, on its device in its dtype."""
+"""Build a model on the meta device and fill it, one tensor at a time, on its device in its
+dtype."""
 
 from __future__ import annotations
 
@@ -41,14 +42,17 @@ class LoadedModel:
     weights: str  # "checkpoint" | "random"
     fingerprint: str
     weight_bytes: int  # as stored now, tied weights once
-    lookup_bytes: int  # of these, an embedding that is no head too: a step reads only a row a token of it
+    # of these, an embedding that is no head too: a step reads only a row a token of it
+    lookup_bytes: int
     weight_bytes_16bit: int  # the same tensors at 2 bytes a value
     linear_bytes: int  # the layers' linear layers alone, which quantisation shrinks
     linear_bytes_16bit: int
     quantized_layers: int  # and the head, if it is quantised
-    linear_inputs: dict[str, int] = field(default_factory=dict)  # width of each linear layer's input, by name
+    # width of each linear layer's input, by name
+    linear_inputs: dict[str, int] = field(default_factory=dict)
     kernels: Kernels | None = None  # those for CPUs that it was built on
-    decoding_defaults: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says
+    # what generation_config.json says
+    decoding_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     passes: list[PassReport] = field(default_factory=list)  # that have changed it, in order
 
@@ -83,8 +87,8 @@ def load_model(
         kernels: in C++, to build the layers on.
 
     Raises:
-        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the checkpoint is
-            quantised in another way than `quant`, or experts are missing.
+        BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the
+            checkpoint is quantised in another way than `quant`, or experts are missing.
     """
     node = {
         **{"path": path, "weights": weights, "seed": seed},
@@ -101,7 +105,9 @@ def load_model(
         model = model_class(config.architecture)(config, quant.dtype)
     _check_skip(model, quant)
     widths = {
-        name: module.in_features for name, module in model.named_modules() if isinstance(module, Linear)
+        name: module.in_features
+        for name, module in model.named_modules()
+        if isinstance(module, Linear)
     }
     reader: WeightSource = RandomWeights(seed, progress)
     before: Prequantized | None = None
@@ -135,7 +141,8 @@ def load_model(
 
 
 def _return_freed_memory() -> None:
-    """Let glibc hand the loading's temporaries back, or they count as the process's memory (100 to 170 MB)."""
+    """Let glibc hand the loading's temporaries back, or they count as the process's memory (100 to
+    170 MB)."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -143,7 +150,8 @@ def _return_freed_memory() -> None:
 
 
 def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Checkpoint name, shape and rows (of the module's first dimension) of each tensor a module takes."""
+    """Checkpoint name, shape and rows (of the module's first dimension) of each tensor a module
+    takes."""
     beside = path.rpartition(".")[0]
     prefix = f"{beside}." if beside else ""
     if isinstance(module, Linear):
@@ -178,7 +186,9 @@ def _check_skip(model: nn.Module, quant: QuantMethod) -> None:
     for part in quant.skip:
         if not any(part in name for name in names):
             leaves = sorted({name.rpartition(".")[2] for name in names})
-            raise BadInput(f"quant.skip: {part!r} is in no layer's name; the layers are {', '.join(leaves)}")
+            raise BadInput(
+                f"quant.skip: {part!r} is in no layer's name; the layers are {', '.join(leaves)}"
+            )
 
 
 def _fill(
@@ -194,10 +204,15 @@ def _fill(
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
             is_head = path == "lm_head"
-            # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob of its own.
+            # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob
+            # of its own.
             wanted = not module.exact and (is_head or before is None) and quant.quantizes(path)
             quantized = path in held or wanted
-            shared = model.model.embed_tokens.weight if is_head and model.config.tie_word_embeddings else None
+            shared = (
+                model.model.embed_tokens.weight
+                if is_head and model.config.tie_word_embeddings
+                else None
+            )
             if shared is not None and not quantized:
                 model.lm_head = tied_linear(shared, quant.kernels)
                 if isinstance(model.lm_head, PanelLinear):
@@ -209,8 +224,12 @@ def _fill(
             else:
                 packed = _load_linear(path, module, reader, quant, quantized, device, before)
             model.set_submodule(path, packed)
-            stored = sum(t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers()))
-            full = 2 * sum(rows * (module.in_features + module.has_bias) for rows in module.parts.values())
+            stored = sum(
+                t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers())
+            )
+            full = 2 * sum(
+                rows * (module.in_features + module.has_bias) for rows in module.parts.values()
+            )
             full *= shared is None  # in 16 bits there would be no copy
             sizes["quantized_layers"] += quantized
             sizes["linear_bytes"] += stored * (not is_head)
@@ -238,7 +257,8 @@ def _load_linear(
     device: torch.device,
     before: Prequantized | None,
 ) -> nn.Module:
-    """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it over."""
+    """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it
+    over."""
 
     def assemble(kind: str, *width: int) -> Tensor:
         whole = torch.empty(sum(module.parts.values()), *width, dtype=quant.dtype, device=device)

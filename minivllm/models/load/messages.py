@@ -19,8 +19,8 @@ CALLS = ("tool_calls", "function_call")
 def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
     """Messages with text as content; null, missing and empty contents are empty texts.
 
-    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's arguments become the object
-    that they are the JSON of, as templates expect.
+    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's
+    arguments become the object that they are the JSON of, as templates expect.
 
     Args:
         value: the messages of one conversation.
@@ -31,7 +31,9 @@ def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
     """
     prefix = f"{where}: " if where else ""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise BadInput(f"{prefix}messages must be a non-empty list of objects with role and content")
+        raise BadInput(
+            f"{prefix}messages must be a non-empty list of objects with role and content"
+        )
     return [_message(message, f"{prefix}messages[{i}]") for i, message in enumerate(value)]
 
 
@@ -41,7 +43,8 @@ def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def as_lines(messages: Sequence[dict[str, Any]]) -> str:
-    """Messages as `role: content` lines, ending where the assistant's answer begins; for models without a chat template."""
+    """Messages as `role: content` lines, ending where the assistant's answer begins; for models
+    without a chat template."""
     lines = []
     for message in messages:
         calls = [
@@ -68,11 +71,14 @@ def _message(message: Any, what: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise BadInput(f"{what}.role must be a non-empty string")
-    result = {key: value for key, value in message.items() if value is not None and key not in CALLS}
+    result = {
+        key: value for key, value in message.items() if value is not None and key not in CALLS
+    }
     result["role"] = checked(role, f"{what}.role")
     result["content"] = _content(message.get("content"), f"{what}.content")
     calls = message.get("tool_calls")
-    if calls is None and isinstance(message.get("function_call"), dict):  # as they were before tools
+    # as they were before tools
+    if calls is None and isinstance(message.get("function_call"), dict):
         calls = [{"type": "function", "function": message["function_call"]}]
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
@@ -81,7 +87,9 @@ def _message(message: Any, what: str) -> dict[str, Any]:
     try:
         written = json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"{what} must be made of JSON's values, not nested too deeply ({error})") from None
+        raise BadInput(
+            f"{what} must be made of JSON's values, not nested too deeply ({error})"
+        ) from None
     checked(written, what)
     return result
 
@@ -107,4 +115,8 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         arguments = parse_json(function["arguments"], "arguments")
     except BadInput:
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return (
+        {**call, "function": {**function, "arguments": arguments}}
+        if isinstance(arguments, dict)
+        else call
+    )

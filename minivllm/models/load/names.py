@@ -1,8 +1,10 @@
-"""The names that tensors have in checkpoints of different makers, brought to those of the models here. Free of torch.
+"""The names that tensors have in checkpoints of different makers, brought to those of the models
+here. Free of torch.
 
-A model's own names are `model.embed_tokens`, `model.layers.N...`, `model.norm` and `lm_head`, an expert's
-`mlp.experts.N.gate_proj`. Checkpoints differ in what stands before them (nothing in a base model, the part of a model that
-sees images, the wrapper of a training loop), in Mixtral's names, and in whether the experts of a layer are one tensor.
+A model's own names are `model.embed_tokens`, `model.layers.N...`, `model.norm` and `lm_head`, an
+expert's `mlp.experts.N.gate_proj`. Checkpoints differ in what stands before them (nothing in a base
+model, the part of a model that sees images, the wrapper of a training loop), in Mixtral's names,
+and in whether the experts of a layer are one tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _MOST_EXPERTS = 1 << 18  # matrices of experts that one checkpoint may name
 def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors of the language model by the names that the model has for them.
 
-    Of a model that sees images, too, the rest is left out. The experts of a fused tensor are parts of its bytes.
+    Of a model that sees images, too, the rest is left out. The experts of a fused tensor are parts
+    of its bytes.
 
     Raises:
         BadInput: two tensors have the same place.
@@ -50,12 +53,14 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
         for own, part in _parts(name, tensor):
             if own in found:
                 raise BadInput(
-                    f"{tensor.file.parent}: tensors {found[own].name} and {tensor.name} are both {own}: remove the "
-                    "one that is not the model's"
+                    f"{tensor.file.parent}: tensors {found[own].name} and {tensor.name} are both "
+                    f"{own}: remove the one that is not the model's"
                 )
             found[own] = part
             if len(found) > len(tensors) + _MOST_EXPERTS:
-                raise BadInput(f"{tensor.file}: tensor {tensor.name} has more experts than any model")
+                raise BadInput(
+                    f"{tensor.file}: tensor {tensor.name} has more experts than any model"
+                )
     return found
 
 
@@ -67,11 +72,17 @@ def _of_expert(name: str) -> str:
 
 
 def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor under its name, or each expert's matrices of one that holds all experts of a layer."""
+    """A tensor under its name, or each expert's matrices of one that holds all experts of a
+    layer."""
     suffix = next((suffix for suffix in _FUSED if name.endswith(suffix)), None)
     size, pieces = tensor.end - tensor.begin, _FUSED[suffix] if suffix else ()
     # The bytes bound the number of parts, whatever the shape of a format that is not known says.
-    if not pieces or len(tensor.shape) != 3 or not size or not _divides(tensor.shape, len(pieces), size):
+    if (
+        not pieces
+        or len(tensor.shape) != 3
+        or not size
+        or not _divides(tensor.shape, len(pieces), size)
+    ):
         yield name, tensor
         return
     experts, rows, columns = tensor.shape
@@ -80,12 +91,18 @@ def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]
     for expert in range(experts):
         for piece in pieces:
             own = f"{name.rpartition('.')[0]}.{expert}.{piece}.weight"
-            yield own, replace(tensor, shape=(rows // len(pieces), columns), begin=start, end=start + each)
+            yield (
+                own,
+                replace(
+                    tensor, shape=(rows // len(pieces), columns), begin=start, end=start + each
+                ),
+            )
             start += each
 
 
 def _divides(shape: tuple[int, ...], pieces: int, size: int) -> bool:
-    """Whether rows and bytes of a tensor [experts, rows, columns] are cut evenly into every expert's matrices."""
+    """Whether rows and bytes of a tensor [experts, rows, columns] are cut evenly into every
+    expert's matrices."""
     return shape[0] > 0 and shape[1] % pieces == 0 and size % (shape[0] * pieces) == 0
 
 

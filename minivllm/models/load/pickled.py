@@ -1,4 +1,5 @@
-"""A folder of PyTorch's pickled weights (.bin, .pt, .pth), converted to .safetensors by a process with limits. Free of torch."""
+"""A folder of PyTorch's pickled weights (.bin, .pt, .pth), converted to .safetensors by a process
+with limits. Free of torch."""
 
 from __future__ import annotations
 
@@ -49,9 +50,15 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         files = [path]
     elif index.exists():
         weight_map = read_object(index, str(index)).get("weight_map")
-        names = {*weight_map.values()} if isinstance(weight_map, dict) and _are_names(weight_map) else set()
+        names = (
+            {*weight_map.values()}
+            if isinstance(weight_map, dict) and _are_names(weight_map)
+            else set()
+        )
         if not names:
-            raise BadInput(f"{index} has no weight_map of file names: download the checkpoint again")
+            raise BadInput(
+                f"{index} has no weight_map of file names: download the checkpoint again"
+            )
         files = [folder / name for name in sorted(names)]
     elif (folder / _MAIN).exists():
         files = [folder / _MAIN]
@@ -76,7 +83,8 @@ def convert(
     memory_gb: float | None = None,
     told: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Write a checkpoint of pickled weights as .safetensors, with its configuration and tokenizer beside them.
+    """Write a checkpoint of pickled weights as .safetensors, with its configuration and tokenizer
+    beside them.
 
     The output is there whole or not at all.
 
@@ -84,19 +92,26 @@ def convert(
         path: the folder, or one file.
         output: the folder to make; it must not exist, or be empty.
         timeout_s: longest time that one file may take.
-        memory_gb: most memory that reading one file may take; None: three times the file, and 1 GiB.
+        memory_gb: most memory that reading one file may take; None: three times the file, and 1
+            GiB.
         told: given a line for each file that is done.
 
     Returns:
         Number of tensors.
 
     Raises:
-        BadInput: there is nothing to convert, a file is not of tensors alone, exceeds a limit, or cannot be written.
+        BadInput: there is nothing to convert, a file is not of tensors alone, exceeds a limit, or
+            cannot be written.
     """
     files = weight_files(path)
     folder = path if path.is_dir() else path.parent
     beside = sorted(
-        {file for pattern in _COPIED for file in folder.glob(pattern) if file.name not in (_INDEX, INDEX)}
+        {
+            file
+            for pattern in _COPIED
+            for file in folder.glob(pattern)
+            if file.name not in (_INDEX, INDEX)
+        }
     )
     copied = {file.name: read_bytes(file, MAX_TOKENIZER, str(file)) for file in beside}
     config = parse_json(copied.get("config.json", b"{}"), f"{folder / 'config.json'}")
@@ -126,10 +141,13 @@ def convert(
 def _refuse_output(output: Path, needed: int) -> None:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise BadInput(f"task.output={output} exists already: name a folder that is not there")
-    above = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists())
+    above = next(
+        parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists()
+    )
     if (free := shutil.disk_usage(above).free) < needed:
         raise BadInput(
-            f"task.output={output}: the weights take {size(needed)}, and {size(free)} are free there"
+            f"task.output={output}: the weights take {size(needed)}, and {size(free)} are free "
+            "there"
         )
 
 
@@ -149,13 +167,16 @@ def _convert_files(
             "source": str(file.absolute()),
             "target": str(place / name),
             "tied": tied,
-            "memory": int(memory_gb * 1e9) if memory_gb is not None else 3 * file.stat().st_size + _SPARE,
+            "memory": int(memory_gb * 1e9)
+            if memory_gb is not None
+            else 3 * file.stat().st_size + _SPARE,
             "cpu_s": max(1, int(timeout_s)),
         }
         sizes = _ask(task, timeout_s)
         if again := sorted(sizes.keys() & weight_map):
             raise BadInput(
-                f"{file.parent}: tensor {again[0]} is in two of its files: keep those of one checkpoint"
+                f"{file.parent}: tensor {again[0]} is in two of its files: keep those of one "
+                "checkpoint"
             )
         weight_map |= dict.fromkeys(sizes, name)
         total += sum(sizes.values())
@@ -178,12 +199,17 @@ def _ask(task: dict[str, object], timeout_s: float) -> dict[str, int]:
             env={**os.environ, **own},
         )
     except subprocess.TimeoutExpired:
-        raise BadInput(f"{task['source']} is refused: it takes more than {timeout_s:g} s to read") from None
+        raise BadInput(
+            f"{task['source']} is refused: it takes more than {timeout_s:g} s to read"
+        ) from None
     if done.returncode or len(done.stdout) > 64 * MIB:
         last = (
-            done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+            done.stderr.decode(errors="replace").strip().splitlines()
+            or [f"exit code {done.returncode}"]
         )[-1]
-        raise BadInput(f"{task['source']} is refused: reading it ended with {printable(last)[:200]}")
+        raise BadInput(
+            f"{task['source']} is refused: reading it ended with {printable(last)[:200]}"
+        )
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise BadInput(printable(answer["error"]))

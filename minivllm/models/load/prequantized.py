@@ -30,8 +30,8 @@ class Prequantized:
         shapes: of their tensors by name, biases of the model aside.
 
     Raises:
-        BadInput: the layout is not read, `quant` is not the method that computes with it or wants a quantised
-            layer in 16 bits, or only a part of a fused layer is quantised.
+        BadInput: the layout is not read, `quant` is not the method that computes with it or wants a
+            quantised layer in 16 bits, or only a part of a fused layer is quantised.
     """
 
     def __init__(
@@ -52,9 +52,13 @@ class Prequantized:
             held = [f"{part}.{self.format.marker}" in tensors for part in parts]
             if any(held) and not all(held):
                 what = ", ".join(module.parts)
-                raise BadInput(f"{path} is fused of {what}, of which the checkpoint quantises only some")
+                raise BadInput(
+                    f"{path} is fused of {what}, of which the checkpoint quantises only some"
+                )
             if any(held) and any(entry in path for entry in quant.skip):
-                raise BadInput(f"quant.skip asks for {path} in 16 bits, but the checkpoint has it quantised")
+                raise BadInput(
+                    f"quant.skip asks for {path} in 16 bits, but the checkpoint has it quantised"
+                )
             if not any(held):
                 continue
             self.layers[path] = module
@@ -62,24 +66,35 @@ class Prequantized:
             for part, rows in zip(parts, module.parts.values(), strict=True):
                 required = self.format.shapes(rows, module.in_features)
                 found = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
-                self.shapes |= {f"{part}.{name}": required.get(name) for name in found.union(required)}
+                self.shapes |= {
+                    f"{part}.{name}": required.get(name) for name in found.union(required)
+                }
         computed = (
             f"they are converted to quant={quant.name}, and take its memory"
             if quant.name in PLAIN
             else "they are computed as they are stored, whatever block or group size quant names"
         )
         self.warning = (
-            f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: {computed}"
+            f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: "
+            f"{computed}"
         )
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
-        """One of `layers`, on its device; `bias` is that of the whole layer, in the compute dtype."""
+        """One of `layers`, on its device; `bias` is that of the whole layer, in the compute
+        dtype."""
         module = self.layers[path]
         names = [
-            {name: f"{part}.{name}" for name in self.format.names if f"{part}.{name}" in self.shapes}
+            {
+                name: f"{part}.{name}"
+                for name in self.format.names
+                if f"{part}.{name}" in self.shapes
+            }
             for part in part_names(path, module)
         ]
-        parts = [{name: self.reader.read(full).to(device) for name, full in part.items()} for part in names]
+        parts = [
+            {name: self.reader.read(full).to(device) for name, full in part.items()}
+            for part in names
+        ]
         try:
             return self.format.linear(parts, list(module.parts.values()), module.in_features, bias)
         except BadInput as error:

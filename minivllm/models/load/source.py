@@ -1,4 +1,5 @@
-"""Where a model comes from: a folder, the hub's cache, the hub, or a random generator. Free of torch."""
+"""Where a model comes from: a folder, the hub's cache, the hub, or a random generator. Free of
+torch."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         allow_random: whether `weights: auto` may end in random weights (benchmarks only).
 
     Returns:
-        The node, with `weights` settled to "random" where that is what they are, so that resolving again asks
-        no hub; and the source.
+        The node, with `weights` settled to "random" where that is what they are, so that resolving
+        again asks no hub; and the source.
 
     Raises:
         BadInput: nothing there, or not usable; one line that names the file and what to do.
@@ -77,7 +78,8 @@ def _local(path: str) -> Path | None:
     if path == "embedded":
         if not (EMBEDDED / "config.json").exists():
             raise BadInput(
-                f"the embedded model is missing from {EMBEDDED}: reinstall, or run scripts/train_tiny.py"
+                f"the embedded model is missing from {EMBEDDED}: reinstall, or run "
+                "scripts/train_tiny.py"
             )
         return EMBEDDED
     if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.fullmatch(path):
@@ -98,7 +100,9 @@ def _existing(path: str, knob: str) -> Path:
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    config = read_object(file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG)
+    config = read_object(
+        file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG
+    )
     generation = read_generation(folder)
     if read_eos(generation):
         config["eos_token_id"] = generation["eos_token_id"]
@@ -106,7 +110,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[str, Any]:
-    """The config with `model.rope_scaling`, once its architecture and every value of it is known to be supported."""
+    """The config with `model.rope_scaling`, once its architecture and every value of it is known to
+    be supported."""
     architecture = read_architecture(config, where)
     check_architecture(architecture, where)
     ModelConfig.from_dict(config, where)
@@ -145,11 +150,16 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
     elif folder is not None:
         config = _checked(_config(folder), str(folder / "config.json"), node)
     else:
-        raise BadInput(f"model.weights=random needs model.architecture, or config.json in model.path={path}")
+        raise BadInput(
+            f"model.weights=random needs model.architecture, or config.json in model.path={path}"
+        )
     identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)
     fingerprint = "random-" + hashlib.sha256(identity.encode()).hexdigest()
-    config, lost = with_ends(config, folder)  # after its identity, of which a tokenizer at hand is no part
-    return node | {"weights": "random"}, Source(folder, "random", config, fingerprint, warnings + lost)
+    # after its identity, of which a tokenizer at hand is no part
+    config, lost = with_ends(config, folder)
+    return node | {"weights": "random"}, Source(
+        folder, "random", config, fingerprint, warnings + lost
+    )
 
 
 def _cached(path: str) -> Path | None:
@@ -168,7 +178,8 @@ def _from_hub(path: str) -> tuple[Path | None, str]:
     """A snapshot from the cache or else the hub; or None and the reason.
 
     Raises:
-        BadInput: the cache has some of the weights, but not all, and the hub does not give the rest.
+        BadInput: the cache has some of the weights, but not all, and the hub does not give the
+            rest.
     """
     if not _HUB_ID.fullmatch(path):
         return None, f"model.path={path} is no hub id"
@@ -194,13 +205,18 @@ def _download(path: str) -> tuple[Path | None, Exception | None]:
     from huggingface_hub import HfApi, snapshot_download
 
     def check() -> None:
-        files = [entry.rfilename for entry in HfApi().model_info(path, timeout=HUB_TIMEOUT_S).siblings or ()]
+        files = [
+            entry.rfilename
+            for entry in HfApi().model_info(path, timeout=HUB_TIMEOUT_S).siblings or ()
+        ]
         if files and not any(file.endswith(".safetensors") for file in files):
             raise ValueError(
-                "it has no .safetensors file there; pickled weights are not loaded, but task=convert converts them"
+                "it has no .safetensors file there; pickled weights are not loaded, but "
+                "task=convert converts them"
             )
 
-    # Looking up a host's name has no timeout of its own, so the first question is asked in a thread.
+    # Looking up a host's name has no timeout of its own, so the first question is asked in a
+    # thread.
     if error := _ask(check, HUB_TIMEOUT_S + 1):
         return None, error
     try:

@@ -14,8 +14,8 @@ class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
     Args:
-        folder: the checkpoint, with tokenizer.json, or vocab.json and merges.txt; and perhaps tokenizer_config.json,
-            special_tokens_map.json and chat_template.jinja.
+        folder: the checkpoint, with tokenizer.json, or vocab.json and merges.txt; and perhaps
+            tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
     Raises:
         BadInput: one of these files cannot be read.
@@ -49,16 +49,23 @@ class Tokenizer:
         return guarded(what, self.fast.encode, text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text, without special tokens unless they are asked for; bytes that form no character become U+FFFD."""
+        """Text, without special tokens unless they are asked for; bytes that form no character
+        become U+FFFD."""
         what = "the tokenizer cannot decode its own tokens"
-        return guarded(what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens)
+        return guarded(
+            what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens
+        )
 
     def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
     def chat_text(
-        self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        /,
+        add_generation_prompt: bool = True,
+        **variables: Any,
     ) -> str:
         """A conversation as the chat template writes it, special tokens included.
 
@@ -68,11 +75,13 @@ class Tokenizer:
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
-            BadInput: the checkpoint has no chat template, or the template refuses the messages, takes too long or too
-                much memory.
+            BadInput: the checkpoint has no chat template, or the template refuses the messages,
+                takes too long or too much memory.
         """
         if self.chat_template is None:
-            raise BadInput("this checkpoint has no chat template: it is a base model; use preset=generate")
+            raise BadInput(
+                "this checkpoint has no chat template: it is a base model; use preset=generate"
+            )
         from minivllm.models.load.chat_template import render  # not needed without one
 
         known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}

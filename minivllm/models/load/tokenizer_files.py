@@ -1,4 +1,5 @@
-"""The tokenizer files of a checkpoint: read, checked, and made a tokenizer. Free of torch and of transformers."""
+"""The tokenizer files of a checkpoint: read, checked, and made a tokenizer. Free of torch and of
+transformers."""
 
 from __future__ import annotations
 
@@ -16,16 +17,34 @@ from tokenizers.models import BPE
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import MERGES, TOKENIZER, VOCAB
-from minivllm.platform.untrusted import MAX_TOKENIZER, MIB, named, read_bytes, read_object, read_text
+from minivllm.platform.untrusted import (
+    MAX_TOKENIZER,
+    MIB,
+    named,
+    read_bytes,
+    read_object,
+    read_text,
+)
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
 _FILES = (TOKENIZER, CONFIG, SPECIAL, ADDED, VOCAB, MERGES)
 MAX_CONFIG, MAX_TEMPLATE = 16 * MIB, 4 * MIB
-STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+STANDARD = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 NAMED = ("extra_special_tokens", "model_specific_special_tokens")  # objects: name -> token
 # How Qwen's tokenizers cut text before their merges, as tokenizer.json of Qwen2 says it.
-QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _ID = re.compile(r"[0-9]{1,10}")
 _ADVICE = "repair it, or download the checkpoint again"
 
@@ -46,7 +65,8 @@ class TokenizerFiles:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer that can be read: tokenizer.json, or vocab.json and merges.txt."""
+    """Whether a folder holds a tokenizer that can be read: tokenizer.json, or vocab.json and
+    merges.txt."""
     return named(folder / TOKENIZER) or all(named(folder / name) for name in (VOCAB, MERGES))
 
 
@@ -54,14 +74,20 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     """Read a checkpoint's tokenizer.
 
     Raises:
-        BadInput: naming the file, where one is missing, larger than any tokenizer, or holds what no tokenizer can.
+        BadInput: naming the file, where one is missing, larger than any tokenizer, or holds what no
+            tokenizer can.
     """
     config = _optional(folder / CONFIG)
     names = _special_names(folder, config)
     template = folder / TEMPLATE
     fast = (_tokenizer_json if named(folder / TOKENIZER) else _from_merges)(folder, config)
-    # As transformers does: what a checkpoint names as a special token is one, whatever tokenizer.json says of it.
-    known = [AddedToken(text, special=True) for text in names.values() if fast.token_to_id(text) is not None]
+    # As transformers does: what a checkpoint names as a special token is one, whatever
+    # tokenizer.json says of it.
+    known = [
+        AddedToken(text, special=True)
+        for text in names.values()
+        if fast.token_to_id(text) is not None
+    ]
     fast.add_special_tokens(known)
     return TokenizerFiles(
         fast,
@@ -73,10 +99,11 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def named_token_id(folder: Path, name: str) -> int | None:
-    """Token id of "eos_token", ... of a checkpoint; None where it has no tokenizer, or one that names none.
+    """Token id of "eos_token", ... of a checkpoint; None where it has no tokenizer, or one that
+    names none.
 
-    The tokenizer itself is read only where tokenizer_config.json does not say the id, and once for as long as its files
-    stay as they are.
+    The tokenizer itself is read only where tokenizer_config.json does not say the id, and once for
+    as long as its files stay as they are.
 
     Raises:
         BadInput: a file cannot be read.
@@ -102,7 +129,8 @@ def _named_token_id(folder: Path, name: str, _: tuple[object, ...]) -> int | Non
 
 
 def guarded(what: str, call: Any, *arguments: Any, **options: Any) -> Any:
-    """Call the tokenizers library. Its errors are bare exceptions, and of its Rust code panics, which are not even that.
+    """Call the tokenizers library. Its errors are bare exceptions, and of its Rust code panics,
+    which are not even that.
 
     Raises:
         BadInput: beginning with `what`.
@@ -118,7 +146,9 @@ def guarded(what: str, call: Any, *arguments: Any, **options: Any) -> Any:
 def _tokenizer_json(folder: Path, _: Mapping[str, Any]) -> FastTokenizer:
     path = folder / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER, str(path), _ADVICE)
-    fast = guarded(f"{path} cannot be read as a tokenizer; {_ADVICE}", FastTokenizer.from_buffer, content)
+    fast = guarded(
+        f"{path} cannot be read as a tokenizer; {_ADVICE}", FastTokenizer.from_buffer, content
+    )
     fast.no_truncation()  # what a checkpoint was trained with is no part of what a prompt says
     fast.no_padding()
     return fast
@@ -132,8 +162,9 @@ def _optional(path: Path) -> dict[str, Any]:
 def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Names of special tokens, and their texts.
 
-    As in transformers 5, special_tokens_map.json counts where tokenizer_config.json is of the time before it listed all
-    added tokens itself; and a name that tokenizer_config.json lacks is taken from it in any case.
+    As in transformers 5, special_tokens_map.json counts where tokenizer_config.json is of the time
+    before it listed all added tokens itself; and a name that tokenizer_config.json lacks is taken
+    from it in any case.
     """
     found: dict[str, str] = {}
     sources = [(folder / CONFIG, config), (folder / SPECIAL, _optional(folder / SPECIAL))]
@@ -141,7 +172,9 @@ def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         groups = [source, *(group for key in NAMED if isinstance(group := source.get(key), dict))]
         for group in groups:
             for name, value in group.items():
-                if name.endswith("_token") and (name in STANDARD or _is_token(value) or group is not source):
+                if name.endswith("_token") and (
+                    name in STANDARD or _is_token(value) or group is not source
+                ):
                     text = _text(path, name, value)
                     if text is not None:
                         found[name] = text
@@ -149,7 +182,8 @@ def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_token(value: Any) -> bool:
-    """Whether a value of a further key, such as "image_token", is a token; "add_bos_token" is a flag."""
+    """Whether a value of a further key, such as "image_token", is a token; "add_bos_token" is a
+    flag."""
     return isinstance(value, str) or (isinstance(value, dict) and "content" in value)
 
 
@@ -171,18 +205,21 @@ def _default_template(path: Path, templates: Any) -> str | None:
                 found = template if name == "default" else found
             case _:
                 raise BadInput(
-                    f"{path}: chat_template must be text, or a list of objects with name and template; {_ADVICE}"
+                    f"{path}: chat_template must be text, or a list of objects with name and "
+                    f"template; {_ADVICE}"
                 )
     return found
 
 
 def _from_merges(folder: Path, config: Mapping[str, Any]) -> FastTokenizer:
-    """A byte-level BPE tokenizer of vocab.json and merges.txt (GPT-2, Radford et al. 2019; Qwen2)."""
+    """A byte-level BPE tokenizer of vocab.json and merges.txt (GPT-2, Radford et al. 2019;
+    Qwen2)."""
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast")
     if kind not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
         raise BadInput(
-            f"{folder} has {VOCAB} and {MERGES} of tokenizer_class={kind or 'null'}, and only those of GPT2Tokenizer and "
-            f"Qwen2Tokenizer are read without {TOKENIZER}: make one with transformers' AutoTokenizer and save_pretrained"
+            f"{folder} has {VOCAB} and {MERGES} of tokenizer_class={kind or 'null'}, and only "
+            f"those of GPT2Tokenizer and Qwen2Tokenizer are read without {TOKENIZER}: make one "
+            "with transformers' AutoTokenizer and save_pretrained"
         )
     vocab = read_object(folder / VOCAB, str(folder / VOCAB), _ADVICE, MAX_TOKENIZER)
     if not all(type(index) is int and 0 <= index < 1 << 31 for index in vocab.values()):
@@ -191,8 +228,12 @@ def _from_merges(folder: Path, config: Mapping[str, Any]) -> FastTokenizer:
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     for merge in merges:
         if len(merge) != 2:
-            raise BadInput(f"{folder / MERGES}: {' '.join(merge)!r:.60} is no pair of tokens; {_ADVICE}")
-    fast = FastTokenizer(guarded(f"{folder / MERGES} does not fit {VOCAB}; {_ADVICE}", BPE, vocab, merges))
+            raise BadInput(
+                f"{folder / MERGES}: {' '.join(merge)!r:.60} is no pair of tokens; {_ADVICE}"
+            )
+    fast = FastTokenizer(
+        guarded(f"{folder / MERGES} does not fit {VOCAB}; {_ADVICE}", BPE, vocab, merges)
+    )
     space = bool(config.get("add_prefix_space"))
     if kind == "GPT2Tokenizer":
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
@@ -221,12 +262,13 @@ def _add_tokens(fast: FastTokenizer, folder: Path, config: Mapping[str, Any]) ->
             added[int(index)] = AddedToken(str(entry["content"]), **known)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise BadInput(
-            f"{folder / CONFIG}, {folder / ADDED}: added tokens must be objects with an id and a content; {_ADVICE}"
+            f"{folder / CONFIG}, {folder / ADDED}: added tokens must be objects with an id and a "
+            f"content; {_ADVICE}"
         ) from None
     for index in sorted(added):
         fast.add_tokens([added[index]])
         if fast.token_to_id(str(added[index].content)) != index:
             raise BadInput(
-                f"{folder}: added token {added[index].content!r:.40} has id {index}, which does not follow the vocabulary "
-                f"of {VOCAB}; {_ADVICE}"
+                f"{folder}: added token {added[index].content!r:.40} has id {index}, which does "
+                f"not follow the vocabulary of {VOCAB}; {_ADVICE}"
             )

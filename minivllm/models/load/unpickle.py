@@ -1,9 +1,10 @@
-"""The process that reads one file of pickled weights and writes it as .safetensors: python -m minivllm.models.load.unpickle
+"""The process that reads one file of pickled weights and writes it as .safetensors: python -m
+minivllm.models.load.unpickle
 
-PyTorch's files are programs of the pickle machine. `torch.load(weights_only=True)` lets them build tensors and nothing else;
-what they can still do, which is to take all memory or all time, the limits of this process end. It is asked by a JSON
-object on standard input (the fields of `Task`) and answers by one on standard output: {"tensors": {name: bytes}} or
-{"error": text}.
+PyTorch's files are programs of the pickle machine. `torch.load(weights_only=True)` lets them build
+tensors and nothing else; what they can still do, which is to take all memory or all time, the
+limits of this process end. It is asked by a JSON object on standard input (the fields of `Task`)
+and answers by one on standard output: {"tensors": {name: bytes}} or {"error": text}.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from minivllm.errors import BadInput, first_line
 from minivllm.platform.untrusted import MIB, open_file, size
 
 _MOST_PICKLE = 64 * MIB  # of the program inside a file; that of 100,000 tensors has some 10 MiB
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # where training loops keep the weights
+# where training loops keep the weights
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"  # how their names end
 
 
@@ -56,7 +58,8 @@ def convert(task: Task) -> dict[str, int]:
         Bytes of each tensor by name.
 
     Raises:
-        BadInput: the file is none of torch's, holds something else than tensors, or tensors that are larger than it.
+        BadInput: the file is none of torch's, holds something else than tensors, or tensors that
+            are larger than it.
     """
     from safetensors.torch import save_file
 
@@ -69,22 +72,32 @@ def convert(task: Task) -> dict[str, int]:
 
 
 def _apart(tensors: Mapping[str, Tensor], tied: bool) -> dict[str, Tensor]:
-    """The tensors with memory of their own. A head that is the embedding is left out if `tied`, others are copied."""
-    embedding = next((tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None)
+    """The tensors with memory of their own. A head that is the embedding is left out if `tied`,
+    others are copied."""
+    embedding = next(
+        (tensor for name, tensor in tensors.items() if name.endswith(_EMBEDDING)), None
+    )
     kept: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
         if tied and name.endswith(_HEAD) and embedding is not None and _is_one(tensor, embedding):
             continue
         storage = tensor.untyped_storage().data_ptr()
-        own = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
+        own = (
+            tensor.clone(memory_format=torch.contiguous_format)
+            if storage in seen
+            else tensor.contiguous()
+        )
         seen.add(storage)
         kept[name] = own
     return kept
 
 
 def _is_one(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and (one.shape, one.stride()) == (other.shape, other.stride())
+    return one.data_ptr() == other.data_ptr() and (one.shape, one.stride()) == (
+        other.shape,
+        other.stride(),
+    )
 
 
 def _load(source: Path) -> Any:
@@ -96,7 +109,11 @@ def _load(source: Path) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"it asks for {found[1]}, which tensors do not need" if found else first_line(error)[:200]
+        what = (
+            f"it asks for {found[1]}, which tensors do not need"
+            if found
+            else first_line(error)[:200]
+        )
         raise BadInput(f"{source} is refused: {what}") from None
 
 
@@ -109,34 +126,43 @@ def _check_archive(file: Any, source: Path) -> None:
         raise BadInput(f"{source} is refused: it is compressed, as torch never writes it")
     if sum(entry.file_size for entry in entries) > total:
         raise BadInput(f"{source} is refused: it unpacks to more than its {size(total)}")
-    if any(entry.filename.endswith("data.pkl") and entry.file_size > _MOST_PICKLE for entry in entries):
+    if any(
+        entry.filename.endswith("data.pkl") and entry.file_size > _MOST_PICKLE for entry in entries
+    ):
         raise BadInput(f"{source} is refused: the pickle in it has more than {size(_MOST_PICKLE)}")
 
 
 def _tensors(state: Any, source: Path) -> dict[str, Tensor]:
     """The tensors by name, out of what a training loop put around them."""
     for _ in _WRAPPERS:
-        if isinstance(state, Mapping) and not any(isinstance(value, Tensor) for value in state.values()):
-            state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state)
+        if isinstance(state, Mapping) and not any(
+            isinstance(value, Tensor) for value in state.values()
+        ):
+            state = next(
+                (state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state
+            )
     if not isinstance(state, Mapping) or not state:
         raise BadInput(f"{source} holds no tensors by name, but a {type(state).__name__}")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise BadInput(f"{source}: {name!r:.100} is a {type(value).__name__}, not a tensor")
         if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-            raise BadInput(f"{source}: tensor {name!r:.100} is of a kind that .safetensors does not have")
+            raise BadInput(
+                f"{source}: tensor {name!r:.100} is of a kind that .safetensors does not have"
+            )
     return {name: value.detach() for name, value in state.items()}
 
 
 def _refuse_expanded(tensors: Mapping[str, Tensor], source: Path) -> None:
-    """A few bytes can stand for any number of elements, and one storage for any number of tensors."""
+    """A few bytes can stand for any number of elements, and one storage for any number of
+    tensors."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     stored = source.stat().st_size
     if sum(sizes.values()) > 2 * stored:
         name = max(sizes, key=lambda key: sizes[key])
         raise BadInput(
-            f"{source} is refused: its tensors take {size(sum(sizes.values()))}, the file {size(stored)}; the largest is "
-            f"{name!r:.100}"
+            f"{source} is refused: its tensors take {size(sum(sizes.values()))}, the file "
+            f"{size(stored)}; the largest is {name!r:.100}"
         )
 
 
@@ -172,7 +198,9 @@ def main() -> None:
     except Exception as error:  # the file is somebody else's and may break torch anywhere
         text = first_line(error)
         out = "allocate" in text or "mmap" in text
-        answer = {"error": f"{task.source} is refused: {_out_of(task, error) if out else text[:200]}"}
+        answer = {
+            "error": f"{task.source} is refused: {_out_of(task, error) if out else text[:200]}"
+        }
     json.dump(answer, sys.stdout)
 
 

@@ -35,7 +35,8 @@ _KNOWN_BUFFERS = (
 _CHUNK = 8 * 1024 * 1024  # bytes read at a time: all that is held of a tensor on its way elsewhere
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _APART = "config.json and weights do not belong together"
-_PERIOD = 4_194_301  # values of the random block; a prime, so that no two rows start at the same place
+# values of the random block; a prime, so that no two rows start at the same place
+_PERIOD = 4_194_301
 
 
 class WeightSource(Protocol):
@@ -92,8 +93,8 @@ class CheckpointWeights(_Reporting):
         if unlisted := [name for name in extra if name in self.checkpoint.unlisted]:
             extra = [name for name in extra if name not in self.checkpoint.unlisted]
             self.warnings.append(
-                f"{self.checkpoint.folder}: tensor {found[unlisted[0]].name} ({len(unlisted)} such) has no place in the "
-                "architecture and is not listed in the index: not read"
+                f"{self.checkpoint.folder}: tensor {found[unlisted[0]].name} ({len(unlisted)} "
+                "such) has no place in the architecture and is not listed in the index: not read"
             )
         if missing := [name for name in shapes if name not in found]:
             raise BadInput(self._lacks(missing, extra))
@@ -101,36 +102,44 @@ class CheckpointWeights(_Reporting):
             stored = found[name]
             if shape is not None and stored.shape != shape:
                 raise BadInput(
-                    f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where config.json asks for "
-                    f"{list(shape)}: {_APART}"
+                    f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where "
+                    f"config.json asks for {list(shape)}: {_APART}"
                 )
             if stored.dtype not in _DTYPES and name not in as_stored:
                 raise BadInput(
-                    f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}; only {', '.join(_DTYPES)} are read: "
-                    "use the 16-bit checkpoint"
+                    f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}; only "
+                    f"{', '.join(_DTYPES)} are read: use the 16-bit checkpoint"
                 )
         if extra:
             raise BadInput(
-                f"{found[extra[0]].file}: tensor {found[extra[0]].name} ({len(extra)} such) has no place in the "
-                f"architecture of config.json: {_APART}"
+                f"{found[extra[0]].file}: tensor {found[extra[0]].name} ({len(extra)} such) has "
+                f"no place in the architecture of config.json: {_APART}"
             )
         if tied_head and _HEAD in found and not self._same(_HEAD, _EMBEDDING):
             raise BadInput(
-                f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json ties the two: "
-                "set tie_word_embeddings to false there"
+                f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json "
+                "ties the two: set tie_word_embeddings to false there"
             )
         self._total = sum(found[name].end - found[name].begin for name in shapes)
 
     def _lacks(self, missing: list[str], extra: list[str]) -> str:
         what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
         if (other := self.checkpoint.beside(missing[0])) is not None:
-            return f"{what}, which {other.name} holds: {INDEX} does not list that file; add it, or remove the index"
+            return (
+                f"{what}, which {other.name} holds: {INDEX} does not list that file; add it, or "
+                "remove the index"
+            )
         if missing == [_HEAD]:
             return (
-                f"{what}: if the head is the embedding, set tie_word_embeddings to true in config.json; "
-                "else a file is missing, or it is a base model, saved without its head"
+                f"{what}: if the head is the embedding, set tie_word_embeddings to true in "
+                "config.json; else a file is missing, or it is a base model, saved without its "
+                "head"
             )
-        instead = f" and holds {self.checkpoint.tensors[extra[0]].name}, which has no place" if extra else ""
+        instead = (
+            f" and holds {self.checkpoint.tensors[extra[0]].name}, which has no place"
+            if extra
+            else ""
+        )
         return f"{what}{instead}: {_APART}, or a file is missing"
 
     def _same(self, name: str, other: str) -> bool:
@@ -144,7 +153,8 @@ class CheckpointWeights(_Reporting):
         dtype = _STORED[stored.dtype]
         direct = out.device.type == "cpu" and out.dtype == dtype
         try:
-            with stored.file.open("rb", buffering=0) as stream:  # a regular file when its header was read
+            # a regular file when its header was read
+            with stored.file.open("rb", buffering=0) as stream:
                 stream.seek(stored.begin)
                 for part in out.view(-1).split(_CHUNK // dtype.itemsize):
                     size = part.numel() * dtype.itemsize
@@ -155,7 +165,8 @@ class CheckpointWeights(_Reporting):
                     self._advance(size)
         except OSError as error:
             raise BadInput(
-                f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file changed, or its disk failed"
+                f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file "
+                "changed, or its disk failed"
             ) from None
 
     def _staged(self, size: int, device: torch.device) -> Tensor:
@@ -165,11 +176,13 @@ class CheckpointWeights(_Reporting):
         return self._staging[:size]
 
     def read(self, name: str) -> Tensor:
-        """The tensor as it is stored, also of integers, in host memory. Raises BadInput for an unknown dtype."""
+        """The tensor as it is stored, also of integers, in host memory. Raises BadInput for an
+        unknown dtype."""
         stored = self.checkpoint.tensors[name]
         if stored.dtype not in _STORED:
             raise BadInput(
-                f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which is not read"
+                f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which is not "
+                "read"
             )
         out = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
         self.fill(name, out)
@@ -179,8 +192,9 @@ class CheckpointWeights(_Reporting):
 class RandomWeights(_Reporting):
     """Seeded weights from normal(0, 0.02); norms are ones.
 
-    All tensors are cut, each from its own offset, out of one block of normal values drawn on the CPU: that is
-    as fast as copying, and the same model on every device and in every dtype, up to rounding.
+    All tensors are cut, each from its own offset, out of one block of normal values drawn on the
+    CPU: that is as fast as copying, and the same model on every device and in every dtype, up to
+    rounding.
 
     Args:
         seed: of the block.

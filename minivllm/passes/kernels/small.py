@@ -1,7 +1,8 @@
-"""Small steps between the matrix products, each as one kernel: residual and norm, and the gated activation.
+"""Small steps between the matrix products, each as one kernel: residual and norm, and the gated
+activation.
 
-They do little and read much, so on a GPU a launch and a pass over memory less is what they save. Results are rounded
-where the layers of models/ round them.
+They do little and read much, so on a GPU a launch and a pass over memory less is what they save.
+Results are rounded where the layers of models/ round them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ _SILU = tl.constexpr(ACTIVATIONS["silu"])
 
 @triton.jit
 def _norm(
-    x, delta, weight, total, out, size, eps, ADD: tl.constexpr, GEMMA: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    delta,
+    weight,
+    total,
+    out,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    GEMMA: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One token a program."""
     row = tl.program_id(0).to(tl.int64) * size
@@ -55,7 +65,11 @@ def _gated(gate_up, out, inner, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     else:  # (1 + tanh(u)) / 2 is the logistic function of 2 u, with u = sqrt(2 / pi) (...)
         argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     active = gate / (1.0 + tl.exp(-argument))
-    tl.store(out + token * inner + i, narrow(narrow(active, dtype).to(tl.float32) * up, dtype), mask=inside)
+    tl.store(
+        out + token * inner + i,
+        narrow(narrow(active, dtype).to(tl.float32) * up, dtype),
+        mask=inside,
+    )
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
@@ -63,7 +77,9 @@ def norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
     return _launch_norm(x, None, weight, eps, gemma)[1]
 
 
-def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, gemma: bool) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, gemma: bool
+) -> tuple[Tensor, Tensor]:
     """x + delta, and the norm of that; all [tokens, size]."""
     return _launch_norm(x, delta, weight, eps, gemma)
 

@@ -10,7 +10,8 @@ from minivllm.quant.kernels.lookup import count, look_up
 
 # Parts that are fetched at once: one after the other would cost the time to fetch for each.
 _TOGETHER = tl.constexpr(16)
-# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be compiled while serving.
+# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be
+# compiled while serving.
 _VARYING = ["rows", "steps"]
 
 
@@ -91,11 +92,12 @@ def _end(
 ):
     """What a program does with its sums [BLOCK_M, BLOCK_N]: they are the product, or a part of it.
 
-    Each part has its own place in partial, float32 [parts, rows, outputs]. Where ADDING is not 0, the program of a tile
-    that comes last adds them, so many rows at a time. Its threads see what all the others stored: each program's
-    stores come before its barrier, that before its step of the counter, which one thread makes and which releases and
-    acquires at the scope of the GPU, and the last program's step before its next barrier, after which threads load.
-    No loop goes over the rows: within one, the compiler takes registers away from the loop over the inputs.
+    Each part has its own place in partial, float32 [parts, rows, outputs]. Where ADDING is not 0,
+    the program of a tile that comes last adds them, so many rows at a time. Its threads see what
+    all the others stored: each program's stores come before its barrier, that before its step of
+    the counter, which one thread makes and which releases and acquires at the scope of the GPU, and
+    the last program's step before its next barrier, after which threads load. No loop goes over the
+    rows: within one, the compiler takes registers away from the loop over the inputs.
     """
     if not PARTED:
         _finish(acc, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR)
@@ -113,7 +115,18 @@ def _end(
                     if first < rows:
                         few = first + tl.arange(0, ADDING)
                         _add_parts(
-                            partial, scale, bias, out, rows, outputs, parts, few, n, SCALED, BIASED, FACTOR
+                            partial,
+                            scale,
+                            bias,
+                            out,
+                            rows,
+                            outputs,
+                            parts,
+                            few,
+                            n,
+                            SCALED,
+                            BIASED,
+                            FACTOR,
                         )
 
 
@@ -148,14 +161,30 @@ def whole(
         k = (tl.program_id(1) * steps + step) * BLOCK_K + tl.arange(0, BLOCK_K)
         inside = k < inputs
         a = tl.load(
-            x + m[:, None] * inputs + k[None, :], mask=(m < rows)[:, None] & inside[None, :], other=0.0
+            x + m[:, None] * inputs + k[None, :],
+            mask=(m < rows)[:, None] & inside[None, :],
+            other=0.0,
         )
         b = tl.load(row + k[:, None], mask=inside[:, None] & (n < outputs)[None, :], other=0)
         if b.dtype == tl.int8:
             b = narrow(b.to(tl.float32), dtype)
         acc = dot(a, b, acc)
     _end(
-        acc, partial, counters, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR, PARTED, ADDING
+        acc,
+        partial,
+        counters,
+        scale,
+        bias,
+        out,
+        rows,
+        outputs,
+        m,
+        n,
+        SCALED,
+        BIASED,
+        FACTOR,
+        PARTED,
+        ADDING,
     )
 
 
@@ -164,7 +193,9 @@ def four_bits(
     pairs,  # [rows, inputs / 2]: two inputs, of `dtype`, as one integer
     codes,  # uint8 [outputs, inputs / 2], the first of two inputs in the high half
     levels,  # float32 [16], not if AFFINE
-    scales,  # float32 [outputs * inputs / GROUP]; uint8 if NESTED; scales and zeros [inputs / GROUP, outputs, 2] if AFFINE
+    # float32 [outputs * inputs / GROUP]; uint8 if NESTED; scales and zeros [inputs / GROUP,
+    # outputs, 2] if AFFINE
+    scales,
     nested_levels,  # float32 [256]
     nested_scales,  # float32 [scales / NESTED]
     offset,  # float32 [1]
@@ -192,9 +223,9 @@ def four_bits(
 ):
     """NF4 in bitsandbytes' layout, and AFFINE int4 in the same.
 
-    Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies within one block of
-    the weight, so its scales multiply sums. The weight is the left factor: the tensor cores take that one from
-    registers, and 8 rows at a time of the right.
+    Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
+    within one block of the weight, so its scales multiply sums. The weight is the left factor: the
+    tensor cores take that one from registers, and 8 rows at a time of the right.
     """
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     BITS: tl.constexpr = dtype.primitive_bitwidth

@@ -1,4 +1,5 @@
-"""Kernels of packed int4, torch's and Triton's: how each wants its weights, what it is good for, and the layer on them.
+"""Kernels of packed int4, torch's and Triton's: how each wants its weights, what it is good for,
+and the layer on them.
 
 All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [groups, rows, 2].
 """
@@ -18,9 +19,9 @@ from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, frozen, triton_products
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
-# Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of converting and
-# multiplying at one row, 0.3 at 16, 1.1 at 64, 3 at 256. In float16 and float32 it is not vectorised, and slower
-# at every number of rows.
+# Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of
+# converting and multiplying at one row, 0.3 at 16, 1.1 at 64, 3 at 256. In float16 and float32 it
+# is not vectorised, and slower at every number of rows.
 _CPU_KERNEL_ROWS = 48
 # The CUDA kernel computes 16 rows at a time and reads the weight again for each 16.
 _CUDA_KERNEL_ROWS = 128
@@ -29,8 +30,8 @@ _CUDA_KERNEL_ROWS = 128
 class Interleaved:
     """The layout of torch's CPU kernel; without a kernel, on any device, the same.
 
-    `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its low half
-    and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
+    `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its
+    low half and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
     """
 
     products = None
@@ -51,15 +52,20 @@ class Interleaved:
         torch.bitwise_right_shift(pairs, 4, out=codes[:, :, 1])
         return codes.flatten(1)
 
-    def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
+    def multiply(
+        self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
+    ) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
         weight = packed.view(scales_and_zeros.shape[1], -1)
-        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales_and_zeros)
+        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x, weight, group_size, scales_and_zeros
+        )
         return out
 
 
 class Paired:
-    """The layout of the Triton kernel: uint8 [rows, inputs / 2], the first of two inputs in the high half."""
+    """The layout of the Triton kernel: uint8 [rows, inputs / 2], the first of two inputs in the
+    high half."""
 
     def __init__(self, products: ModuleType) -> None:
         self.products, self.kernel_rows = products, products.MOST_ROWS
@@ -73,14 +79,17 @@ class Paired:
         pairs = packed[begin:end].t()
         return torch.stack((pairs >> 4, pairs & 15), 1).flatten(0, 1)
 
-    def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
+    def multiply(
+        self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
+    ) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
         out: Tensor = self.products.int4_product(x, packed, group_size, scales_and_zeros)
         return out
 
 
 class TensorCore:
-    """The layout of torch's CUDA kernel: int32 [rows / 8, inputs / n, 32, n / 32], tiles of 8 rows and n inputs.
+    """The layout of torch's CUDA kernel: int32 [rows / 8, inputs / n, 32, n / 32], tiles of 8 rows
+    and n inputs.
 
     In which order a tile holds its values is asked of torch's own conversion, once.
     """
@@ -93,7 +102,8 @@ class TensorCore:
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64, inputs of 32."""
-        inner = next(n for n in (8, 4, 2) if codes.shape[1] % (16 * n) == 0)  # the more, the wider its loads
+        # the more, the wider its loads
+        inner = next(n for n in (8, 4, 2) if codes.shape[1] % (16 * n) == 0)
         out: Tensor = torch.ops.aten._convert_weight_to_int4pack(_pairs(codes), inner)
         return out
 
@@ -110,12 +120,15 @@ class TensorCore:
         if key not in self._orders:
             index = torch.arange(8 * width, device=device).view(8, width)
             low, middle, high = (
-                nibbles(self.pack((index >> bits & 15).byte()).flatten()).int() for bits in (0, 4, 8)
+                nibbles(self.pack((index >> bits & 15).byte()).flatten()).int()
+                for bits in (0, 4, 8)
             )
             self._orders[key] = (low | (middle << 4) | (high << 8)).argsort()
         return self._orders[key]
 
-    def multiply(self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
+    def multiply(
+        self, x: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
+    ) -> Tensor:
         """The kernel: x [rows, inputs] to [rows, outputs]."""
         out: Tensor = torch.ops.aten._weight_int4pack_mm(x, packed, group_size, scales_and_zeros)
         return out
@@ -165,12 +178,14 @@ class Int4Linear(LinearKernel):
     """A linear layer on a packed int4 weight, converted back where rows are many or no kernel fits.
 
     Args:
-        pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes uint8
-            [rows, inputs rounded up to the group], scales and zeros [groups, rows] in the compute dtype.
+        pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes
+            uint8 [rows, inputs rounded up to the group], scales and zeros [groups, rows] in the
+            compute dtype.
         shape: outputs and inputs.
         group_size: inputs that share a scale.
         bias: [rows] or None.
-        order: int32 [columns]; the input that each column of the codes belongs to, None for their own order.
+        order: int32 [columns]; the input that each column of the codes belongs to, None for their
+            own order.
         kernel: see Int4.
     """
 
@@ -209,7 +224,9 @@ class Int4Linear(LinearKernel):
         if self.padded > self.shape[1]:
             x = F.pad(x, (0, self.padded - self.shape[1]))
         if x.shape[0] <= self.layout.kernel_rows:
-            out = self.layout.multiply(x.contiguous(), self.weight, self.group_size, self.scales_and_zeros)
+            out = self.layout.multiply(
+                x.contiguous(), self.weight, self.group_size, self.scales_and_zeros
+            )
         else:
             starts = range(0, self.scales_and_zeros.shape[1], self.step)
             parts = [x @ self.transposed(start, start + self.step) for start in starts]
@@ -218,7 +235,8 @@ class Int4Linear(LinearKernel):
         return out if self.bias is None else out.add_(self.bias)
 
     def transposed(self, begin: int, end: int) -> Tensor:
-        """Rows [begin, end) of the padded weight, multiples of 64, as [inputs, rows] in the compute dtype."""
+        """Rows [begin, end) of the padded weight, multiples of 64, as [inputs, rows] in the compute
+        dtype."""
         scale, zero = self.scales_and_zeros[:, None, begin:end].unbind(-1)
         codes = self.layout.unpack(self.weight, begin, end).view(torch.int8).sub_(8).to(scale.dtype)
         groups = codes.unflatten(0, (-1, self.group_size))

@@ -1,10 +1,12 @@
 """Codes of four bits to 16-bit numbers, in registers: NF4's sixteen levels, and integers.
 
-A table in memory costs a load a weight, and a kernel that loads faster than it computes has no loads to spare. NVIDIA's
-byte permutation, `prmt`, picks each of four bytes out of eight by three bits of its own. By a code's upper three bits it
-finds the even and the odd level of a pair, four half bytes at once, and the code's last bit chooses; once for the lower
-bytes of 16-bit levels and once for the upper. An integer needs one: 0x43 before a code's byte is 128 + code in bfloat16,
-and 0x64 1024 + code in float16 (Kim et al. 2022, "Who Says Elephants Can't Run", https://arxiv.org/abs/2211.10017).
+A table in memory costs a load a weight, and a kernel that loads faster than it computes has no
+loads to spare. NVIDIA's byte permutation, `prmt`, picks each of four bytes out of eight by three
+bits of its own. By a code's upper three bits it finds the even and the odd level of a pair, four
+half bytes at once, and the code's last bit chooses; once for the lower bytes of 16-bit levels and
+once for the upper. An integer needs one: 0x43 before a code's byte is 128 + code in bfloat16, and
+0x64 1024 + code in float16 (Kim et al. 2022, "Who Says Elephants Can't Run",
+https://arxiv.org/abs/2211.10017).
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ LEVELS = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-# Multiplied by this they lose least when rounded to bfloat16: 0.0006 of the weight, 0.0011 as they are, and 0.0016
-# where each weight is rounded after its scale. The eighth, which costs nothing, gives both levels of a pair the same
-# upper byte in bfloat16, but for the zero; all the others' have the bits of _COMMON.
+# Multiplied by this they lose least when rounded to bfloat16: 0.0006 of the weight, 0.0011 as they
+# are, and 0.0016 where each weight is rounded after its scale. The eighth, which costs nothing,
+# gives both levels of a pair the same upper byte in bfloat16, but for the zero; all the others'
+# have the bits of _COMMON.
 STRETCH = tl.constexpr(1.437 / 8)
 _COMMON = 0x3C
 
-# Four codes, the levels' lower or upper bytes by all 16. 0xE4 takes from its first input where the third has ones, else
-# from the second.
+# Four codes, the levels' lower or upper bytes by all 16. 0xE4 takes from its first input where the
+# third has ones, else from the second.
 _EACH = """
 prmt.b32 even, {0}, {1}, index; prmt.b32 odd, {2}, {3}, index;
 lop3.b32 {target}, odd, even, last, 0xE4;
 """
-# The upper bytes by pairs. The zero's pair lacks _COMMON: 0xF2 adds the third input where the second has zeros.
+# The upper bytes by pairs. The zero's pair lacks _COMMON: 0xF2 adds the third input where the
+# second has zeros.
 _SHARED = """
 prmt.b32 high, {0}, {1}, index;
 lop3.b32 high, high, last, {common:#010x}, 0xF2;
@@ -46,12 +50,18 @@ def _word(numbers: list[int]) -> str:
 
 
 def program(dtype: torch.dtype) -> str:
-    """PTX: four bytes in $4 to the stretched levels of their high halves, in $0 and $1, and low halves, in $2 and $3.
+    """PTX: four bytes in $4 to the stretched levels of their high halves, in $0 and $1, and low
+    halves, in $2 and $3.
 
     Args:
         dtype: of the levels, 16 bits wide.
     """
-    bits = (torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value).to(dtype).view(torch.int16).tolist()
+    bits = (
+        (torch.tensor(LEVELS, dtype=torch.float64) * STRETCH.value)
+        .to(dtype)
+        .view(torch.int16)
+        .tolist()
+    )
     low, high = ([number >> shift & 0xFF for number in bits] for shift in (0, 8))
 
     def each(numbers: list[int], target: str) -> str:
@@ -63,8 +73,9 @@ def program(dtype: torch.dtype) -> str:
         upper = _SHARED.format(_word(high[:8:2]), _word(high[8::2]), common=_COMMON * 0x01010101)
     else:
         upper = each(high, "high")
-    # `index` is the upper three bits of each half byte; `last`, all ones or zeros, its last bit: of bytes 0 to 7, picked
-    # by three bits, the odd are ones, and with its fourth bit set a half byte picks the sign of the same.
+    # `index` is the upper three bits of each half byte; `last`, all ones or zeros, its last bit: of
+    # bytes 0 to 7, picked by three bits, the odd are ones, and with its fourth bit set a half byte
+    # picks the sign of the same.
     half = f"prmt.b32 last, 0xff00ff00, 0xff00ff00, codes;{each(low, 'low')}{upper}"
     return f"""{{
 .reg .b32 codes, index, even, odd, last, low, high;
@@ -81,7 +92,8 @@ prmt.b32 $1, low, high, 0x7351; prmt.b32 $3, low, high, 0x6240;
 
 
 def integers(dtype: torch.dtype) -> str:
-    """PTX: four bytes in $4 to code - 8 of their high halves, in $0 and $1, and low halves, in $2 and $3; exact.
+    """PTX: four bytes in $4 to code - 8 of their high halves, in $0 and $1, and low halves, in $2
+    and $3; exact.
 
     Args:
         dtype: of the integers, 16 bits wide.
@@ -117,7 +129,8 @@ _PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 
 @triton.jit
 def look_up(codes, levels, dtype: tl.constexpr):
-    """uint8 of two codes each to the levels, times STRETCH, of the codes in their high and in their low halves.
+    """uint8 of two codes each to the levels, times STRETCH, of the codes in their high and in their
+    low halves.
 
     `levels` is the table, float32, for all that is no NVIDIA GPU or has 32 bits.
     """
@@ -140,11 +153,21 @@ def count(codes, dtype: tl.constexpr):
     """uint8 of two codes each to code - 8 of their high and of their low halves."""
     if _PTX and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            _BFLOAT16_INTEGERS, _REGISTERS, [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            _BFLOAT16_INTEGERS,
+            _REGISTERS,
+            [codes],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
         )
     elif _PTX and dtype == tl.float16:
         return tl.inline_asm_elementwise(
-            _FLOAT16_INTEGERS, _REGISTERS, [codes], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            _FLOAT16_INTEGERS,
+            _REGISTERS,
+            [codes],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=4,
         )
     else:
         first, second = (codes >> 4).to(tl.float32) - 8.0, (codes & 15).to(tl.float32) - 8.0

@@ -1,7 +1,8 @@
 """The layout of bitsandbytes' NF4 kernel for CPUs with AVX512-BF16, and the layer on it.
 
-32 output rows together, for each pair of inputs 32 bytes; byte 2 r + p holds input p of the pair, for row r in its
-low half and for row r + 16 in its high half. bitsandbytes' own conversion holds every code in 32 bits meanwhile.
+32 output rows together, for each pair of inputs 32 bytes; byte 2 r + p holds input p of the pair,
+for row r in its low half and for row r + 16 in its high half. bitsandbytes' own conversion holds
+every code in 32 bits meanwhile.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from torch.nn import functional as F
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, frozen
 
-# bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it was slower
-# than converting the weight and multiplying (4 times slower at 256 rows).
+# bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it
+# was slower than converting the weight and multiplying (4 times slower at 256 rows).
 _KERNEL_ROWS = 40
 
 
 def interleave(codes: Tensor) -> Tensor:
-    """Codes uint8 [out, in / 2], the first of a pair of inputs in the high half, to the layout, uint8 [out, in / 2]."""
+    """Codes uint8 [out, in / 2], the first of a pair of inputs in the high half, to the layout,
+    uint8 [out, in / 2]."""
     upper, lower = codes.unflatten(0, (-1, 2, 16)).unbind(1)
     first, second = (upper >> 4) | (lower & 0xF0), (upper & 0x0F) | (lower << 4)
     return torch.stack((first, second), -1).transpose(1, 2).reshape(codes.shape)
@@ -46,7 +48,9 @@ class NF4CPULinear(LinearKernel):
 
     kernel_name = "NF4CPULinear"
 
-    def __init__(self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None) -> None:
+    def __init__(
+        self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None
+    ) -> None:
         super().__init__()
         self.codes, self.scales = frozen(codes), frozen(scales)
         self.bias = None if bias is None else frozen(bias)
@@ -65,14 +69,17 @@ class NF4CPULinear(LinearKernel):
             return out
         starts = range(0, self.rows, self.step)
         out = torch.cat(
-            [F.linear(x, self.weight(i, min(i + self.step, self.rows), x.dtype)) for i in starts], -1
+            [F.linear(x, self.weight(i, min(i + self.step, self.rows), x.dtype)) for i in starts],
+            -1,
         )
         return out if self.bias is None else out.add_(self.bias)
 
     def weight(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Rows [begin, end), multiples of 32, of the weight [out, in] in `dtype`."""
         codes, scales = deinterleave(self.codes[begin:end]), self.scales[:, begin:end].t().float()
-        return converted(codes, scales.reshape(-1), self.state.blocksize, (end - begin, self.columns), dtype)
+        return converted(
+            codes, scales.reshape(-1), self.state.blocksize, (end - begin, self.columns), dtype
+        )
 
 
 def converted(
@@ -80,11 +87,14 @@ def converted(
 ) -> Tensor:
     """The weight of this shape, by bitsandbytes' conversion for CPUs, which wants care (0.50.2).
 
-    It takes the scales of blocks that begin within a row from the wrong place, and compiles itself anew for blocks
-    above 1024: so each block is a row of its own, and larger ones are several with the same scale.
+    It takes the scales of blocks that begin within a row from the wrong place, and compiles itself
+    anew for blocks above 1024: so each block is a row of its own, and larger ones are several with
+    the same scale.
     """
     size, count = min(block_size, 1024), math.prod(shape)
     rows = (count // size, size) if count % size == 0 else (1, count)
     scales = scales.repeat_interleave(block_size // size)
-    out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes.view(-1, 1), scales, size, "nf4", rows, dtype)
+    out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+        codes.view(-1, 1), scales, size, "nf4", rows, dtype
+    )
     return out.view(shape)

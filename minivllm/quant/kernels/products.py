@@ -1,10 +1,12 @@
-"""Products of few rows with weights that are read as they are stored: in 16 bits, int8, NF4 and int4.
+"""Products of few rows with weights that are read as they are stored: in 16 bits, int8, NF4 and
+int4.
 
-At few rows a product costs the time to read its weight. So a program reads a tile of the weight once, widens it in
-registers and multiplies it with all rows at once. Inputs are cut into so many parts that programs fill the GPU, as a
-weight has few rows of output; how many depends on the weight alone, so a row's result does not depend on the number
-of rows beside it (but for the width of the tile, 8 to 64 rows). The parts are added in their order: of few rows by the
-program of a tile that ends last, which saves a launch, of more by a kernel, which has more programs to do it.
+At few rows a product costs the time to read its weight. So a program reads a tile of the weight
+once, widens it in registers and multiplies it with all rows at once. Inputs are cut into so many
+parts that programs fill the GPU, as a weight has few rows of output; how many depends on the weight
+alone, so a row's result does not depend on the number of rows beside it (but for the width of the
+tile, 8 to 64 rows). The parts are added in their order: of few rows by the program of a tile that
+ends last, which saves a launch, of more by a kernel, which has more programs to do it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits 
 _WARPS = 2048  # about 16 for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
 _BLOCK_K = 128  # inputs of a step
-_FOUR_BIT_BLOCK_K = 64  # NF4's smallest block of weights with a scale of its own; int4's may have half of it
-_TILES = _WARPS // 2 // 2  # the most that are cut into parts: programs of two warps, two of them for a tile
+# NF4's smallest block of weights with a scale of its own; int4's may have half of it
+_FOUR_BIT_BLOCK_K = 64
+# the most that are cut into parts: programs of two warps, two of them for a tile
+_TILES = _WARPS // 2 // 2
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -36,12 +40,14 @@ def _kept_counters(device: torch.device) -> Tensor:
 
 
 def _counters(device: torch.device) -> Tensor:
-    """How many programs of each tile have stored their part: int32, all zero before and after a product.
+    """How many programs of each tile have stored their part: int32, all zero before and after a
+    product.
 
-    A device has one for all products, since they follow each other: engines of a device run in one thread, and what records
-    graphs in a stream of its own waits for the other. It is never freed, as captured graphs
-    have its address, and comes with the first product, which is never a captured one. A product that fails midway on a
-    GPU takes everything on it with it; the interpreter can be stopped, so there it is made anew.
+    A device has one for all products, since they follow each other: engines of a device run in one
+    thread, and what records graphs in a stream of its own waits for the other. It is never freed,
+    as captured graphs have its address, and comes with the first product, which is never a captured
+    one. A product that fails midway on a GPU takes everything on it with it; the interpreter can be
+    stopped, so there it is made anew.
     """
     return torch.zeros(_TILES, dtype=torch.int32) if INTERPRETED else _kept_counters(device)
 
@@ -70,7 +76,9 @@ class _Cut:
     ) -> None:
         rows, inputs = x.shape
         self.block_m = max(least_rows, triton.next_power_of_2(rows))
-        self.few = warps  # rows whose parts are added at once: two numbers a thread; with more, fewer are fetched at once
+        # rows whose parts are added at once: two numbers a thread; with more, fewer are fetched at
+        # once
+        self.few = warps
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
         wanted = max(1, _WARPS // warps // tiles)
         if INTERPRETED:
@@ -84,14 +92,19 @@ class _Cut:
         if parts > 1:
             self.partial = torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
             self.counters = _counters(x.device)
-        self.scale, self.bias, self.out = out if scale is None else scale, out if bias is None else bias, out
+        self.scale, self.bias, self.out = (
+            out if scale is None else scale,
+            out if bias is None else bias,
+            out,
+        )
         self.rows, self.outputs, self.inputs, self.each = rows, outputs, inputs, each
         self.form = {"SCALED": scale is not None, "BIASED": bias is not None, "FACTOR": factor}
         # A program has time for few rows only: many are added sooner by many programs.
         self.later = parts > 1 and self.block_m > least_rows
 
     def run(self, kernel: Any, *arguments: Tensor, **options: Any) -> Tensor:
-        """The product, [rows, outputs] in the dtype of x, by a kernel that takes x, the weight and so on first."""
+        """The product, [rows, outputs] in the dtype of x, by a kernel that takes x, the weight and
+        so on first."""
         ends = (self.scale, self.bias, self.out, self.rows, self.outputs)
         kernel[self.grid](
             *arguments,
@@ -135,7 +148,8 @@ def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor 
 
 
 def takes_nf4(state: Any) -> bool:
-    """Whether a weight's rows are whole blocks, its blocks whole steps, and its levels those that registers hold.
+    """Whether a weight's rows are whole blocks, its blocks whole steps, and its levels those that
+    registers hold.
 
     Args:
         state: bitsandbytes' QuantState of the weight.
@@ -158,11 +172,12 @@ def nf4_product(
 
     Args:
         x: [rows, inputs], at most 64 rows.
-        codes: uint8, `shape[0] * shape[1] / 2` of them; shape: outputs and inputs, inputs a multiple of the group.
+        codes: uint8, `shape[0] * shape[1] / 2` of them; shape: outputs and inputs, inputs a
+            multiple of the group.
         group: consecutive inputs that share a scale; levels: float32 [16].
         scales: one a group: float32, or uint8 with double quantisation.
-        nested: with double quantisation the 256 levels of the scales, the scales of each `n` of them, their mean [1],
-            and n.
+        nested: with double quantisation the 256 levels of the scales, the scales of each `n` of
+            them, their mean [1], and n.
         bias: [outputs] or None.
 
     Returns:
@@ -170,7 +185,9 @@ def nf4_product(
     """
     nested_levels, nested_scales, offset, count = nested or (levels, levels, levels, 0)
     tables = (levels, scales, nested_levels, nested_scales, offset)
-    return _four_bit_product(x, codes, shape[0], tables, bias, AFFINE=False, GROUP=group, NESTED=count)
+    return _four_bit_product(
+        x, codes, shape[0], tables, bias, AFFINE=False, GROUP=group, NESTED=count
+    )
 
 
 def int4_product(x: Tensor, codes: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
@@ -179,17 +196,25 @@ def int4_product(x: Tensor, codes: Tensor, group: int, scales_and_zeros: Tensor)
     Args:
         x: [rows, inputs], at most 64 rows, inputs a multiple of the group.
         codes: uint8 [outputs, inputs / 2], the first of two inputs in the high half.
-        group: consecutive inputs that share a scale, a multiple of 32; scales_and_zeros: [inputs / group, outputs, 2].
+        group: consecutive inputs that share a scale, a multiple of 32; scales_and_zeros: [inputs /
+            group, outputs, 2].
 
     Returns:
         [rows, outputs] in the dtype of x.
     """
     tables = (scales_and_zeros,) * 5  # NF4's are not looked at
-    return _four_bit_product(x, codes, codes.shape[0], tables, None, AFFINE=True, GROUP=group, NESTED=0)
+    return _four_bit_product(
+        x, codes, codes.shape[0], tables, None, AFFINE=True, GROUP=group, NESTED=0
+    )
 
 
 def _four_bit_product(
-    x: Tensor, codes: Tensor, outputs: int, tables: tuple[Tensor, ...], bias: Tensor | None, **form: int
+    x: Tensor,
+    codes: Tensor,
+    outputs: int,
+    tables: tuple[Tensor, ...],
+    bias: Tensor | None,
+    **form: int,
 ) -> Tensor:
     block_k = min(_FOUR_BIT_BLOCK_K, form["GROUP"])
     factor = 1.0 if form["AFFINE"] else 1 / STRETCH.value
@@ -201,7 +226,8 @@ def _four_bit_product(
         *tables,
         dtype=_DTYPES[x.dtype],
         BLOCK_K=block_k,
-        # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows need more registers.
+        # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows
+        # need more registers.
         num_warps=2 if cut.block_m <= 32 else 4,
         num_stages=4,
         **form,

@@ -1,4 +1,5 @@
-"""Linear layers in 16 bits whose products with few rows go through Triton's kernel: runtime.linear_kernel=triton."""
+"""Linear layers in 16 bits whose products with few rows go through Triton's kernel:
+runtime.linear_kernel=triton."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from minivllm.quant.plain import PlainLinear
 
 
 class StreamedLinear(PlainLinear):
-    """PlainLinear, whose weight is read once and multiplied with up to 64 rows as it arrives; more go to torch."""
+    """PlainLinear, whose weight is read once and multiplied with up to 64 rows as it arrives; more
+    go to torch."""
 
     kernel_name = "StreamedLinear"
 
@@ -21,7 +23,8 @@ class StreamedLinear(PlainLinear):
 
 
 def stream(model: nn.Module) -> int:
-    """Put StreamedLinear in the place of every PlainLinear in 16 bits below `model`; how many those were.
+    """Put StreamedLinear in the place of every PlainLinear in 16 bits below `model`; how many those
+    were.
 
     Weights stay where they are.
     """

@@ -1,7 +1,8 @@
 """Checkpoints that were quantised before: which layouts are read, and by which method.
 
-Reading is lossless where a method computes with the integers and scales of the checkpoint: nothing is rounded to another
-grid. What no method computes with is converted to 16 or 32 bits while it is read.
+Reading is lossless where a method computes with the integers and scales of the checkpoint: nothing
+is rounded to another grid. What no method computes with is converted to 16 or 32 bits while it is
+read.
 """
 
 from __future__ import annotations
@@ -44,14 +45,18 @@ def stored_kind(settings: Mapping[str, Any]) -> str:
 
 
 def _compressed_kind(scheme: Mapping[str, Any]) -> str:
-    numbers = {"int": "int", "float": "fp"}.get(str(scheme.get("type", "int")), str(scheme.get("type")))
+    numbers = {"int": "int", "float": "fp"}.get(
+        str(scheme.get("type", "int")), str(scheme.get("type"))
+    )
     strategy = str(scheme.get("strategy"))
     shared = {"tensor": "", "channel": "", "group": " in groups", "block": " in blocks"}.get(
         strategy, f" by {strategy}"
     )
     if numbers == "int" and scheme["num_bits"] == 4:  # kernels have groups there
         shared = (
-            "" if scheme["packed"] and strategy in ("channel", "group") else f" by {strategy}, not packed"
+            ""
+            if scheme["packed"] and strategy in ("channel", "group")
+            else f" by {strategy}, not packed"
         )
     return f"compressed-tensors {numbers}{scheme['num_bits']}{shared}"
 
@@ -66,14 +71,15 @@ def stored_format(settings: Mapping[str, Any], quant: QuantMethod) -> StoredForm
     option, reader = _FORMATS.get(kind, (None, None))
     if reader is None:
         raise BadInput(
-            f"the checkpoint is quantised as {kind}, which is not read; read are {', '.join(_FORMATS)}: "
-            "use one of these or the 16-bit checkpoint"
+            f"the checkpoint is quantised as {kind}, which is not read; read are "
+            f"{', '.join(_FORMATS)}: use one of these or the 16-bit checkpoint"
         )
     if option is None:
         if quant.name not in PLAIN:
             raise BadInput(
-                f"the checkpoint is quantised as {kind}, which no option computes with as it is stored: "
-                f"choose quant={', quant='.join(PLAIN)} (not {quant.name}), to which it is converted while it is read"
+                f"the checkpoint is quantised as {kind}, which no option computes with as it is "
+                f"stored: choose quant={', quant='.join(PLAIN)} (not {quant.name}), to which it "
+                "is converted while it is read"
             )
         return Converted(reader(settings, quant), quant)
     if quant.name != option:
@@ -103,10 +109,17 @@ class Converted:
         return shapes
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
-        weights = (self.stored.weight(part, count, columns) for part, count in zip(parts, rows, strict=True))
+        weights = (
+            self.stored.weight(part, count, columns)
+            for part, count in zip(parts, rows, strict=True)
+        )
         whole = torch.cat([weight.to(self.quant.dtype) for weight in weights])
         return plain_linear(whole, bias, self.quant.kernels)
 
@@ -115,7 +128,12 @@ class StoredFP4:
     """FP4 as bitsandbytes saves it; see StoredFormat. It has no kernel here."""
 
     marker = "weight.absmax"
-    required = ("weight", "weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__fp4")
+    required = (
+        "weight",
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.quant_state.bitsandbytes__fp4",
+    )
     names: tuple[str, ...] = (*required, "weight.nested_absmax", "weight.nested_quant_map")
 
     def __init__(self, settings: Mapping[str, Any], quant: Plain) -> None:
@@ -139,12 +157,17 @@ class StoredFP4:
 class StoredNF4:
     """NF4 as bitsandbytes saves it: `QuantState.as_dict(packed=True)` beside the codes.
 
-    Where several parts become one layer, double quantisation is undone, because each part has blocks of scales
-    of its own; the values stay the same.
+    Where several parts become one layer, double quantisation is undone, because each part has
+    blocks of scales of its own; the values stay the same.
     """
 
     marker = "weight.absmax"
-    required = ("weight", "weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4")
+    required = (
+        "weight",
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.quant_state.bitsandbytes__nf4",
+    )
     names: tuple[str, ...] = (*required, "weight.nested_absmax", "weight.nested_quant_map")
 
     def __init__(self, settings: Mapping[str, Any], quant: NF4) -> None:
@@ -155,7 +178,11 @@ class StoredNF4:
         return dict.fromkeys(self.required)
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
         functional, device, states = self.quant.library.functional, parts[0]["weight"].device, []
@@ -164,7 +191,8 @@ class StoredNF4:
             state = functional.QuantState.from_dict(entries, device)
             if tuple(state.shape) != (count, columns) or count * columns % state.blocksize:
                 raise BadInput(
-                    f"NF4 weights {list(state.shape)} in blocks of {state.blocksize} are no layer {[count, columns]}"
+                    f"NF4 weights {list(state.shape)} in blocks of {state.blocksize} are no "
+                    f"layer {[count, columns]}"
                 )
             states.append(state)
         if len({state.blocksize for state in states}) > 1:
@@ -193,16 +221,23 @@ class StoredInt8:
         return {"weight": (rows, columns), "SCB": (rows,)}
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
         if any("weight_format" in part and part["weight_format"].any() for part in parts):
-            raise BadInput("int8 weights are not stored by rows: save them with a newer bitsandbytes")
+            raise BadInput(
+                "int8 weights are not stored by rows: save them with a newer bitsandbytes"
+            )
         weight, maxima = (torch.cat([part[name] for part in parts]) for name in ("weight", "SCB"))
         return self.quant.linear(weight, maxima.float(), bias)
 
 
-# Kind -> the option that computes with it as it is stored, or None where it is converted; and its reader.
+# Kind -> the option that computes with it as it is stored, or None where it is converted; and its
+# reader.
 _FORMATS: dict[str, tuple[str | None, Callable[[Mapping[str, Any], Any], Any]]] = {
     "awq": ("int4", StoredInt4),
     "gptq": ("int4", StoredInt4),

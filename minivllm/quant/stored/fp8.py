@@ -1,8 +1,10 @@
-"""Checkpoints whose weights are 8-bit floats already, for quant=fp8: e4m3 with one scale, one a channel, or one a block.
+"""Checkpoints whose weights are 8-bit floats already, for quant=fp8: e4m3 with one scale, one a
+channel, or one a block.
 
-DeepSeek's form has `weight_scale_inv` [out / 128, in / 128], what a block is multiplied by (DeepSeek-AI 2024); FBGEMM's
-and compressed-tensors' have `weight_scale`. Scales of activations, where a checkpoint has them, are not used: activations
-stay as they are, or get a scale for each token where the GPU multiplies 8-bit floats.
+DeepSeek's form has `weight_scale_inv` [out / 128, in / 128], what a block is multiplied by
+(DeepSeek-AI 2024); FBGEMM's and compressed-tensors' have `weight_scale`. Scales of activations,
+where a checkpoint has them, are not used: activations stay as they are, or get a scale for each
+token where the GPU multiplies 8-bit floats.
 """
 
 from __future__ import annotations
@@ -29,13 +31,19 @@ class StoredFP8:
     def __init__(self, settings: Mapping[str, Any], quant: FP8) -> None:
         self.quant = quant
         self.marker = (
-            "weight_scale_inv" if str(settings.get("quant_method")).lower() == "fp8" else "weight_scale"
+            "weight_scale_inv"
+            if str(settings.get("quant_method")).lower() == "fp8"
+            else "weight_scale"
         )
         block = settings.get("weight_block_size")
         if block is not None and not (
-            isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+            isinstance(block, list)
+            and len(block) == 2
+            and all(type(n) is int and n > 0 for n in block)
         ):
-            raise BadInput(f"quantization_config: weight_block_size={block!r} must be two whole numbers")
+            raise BadInput(
+                f"quantization_config: weight_block_size={block!r} must be two whole numbers"
+            )
         self.block: tuple[int, int] | None = tuple(block) if block else None
 
     def shapes(self, rows: int, columns: int) -> Shapes:
@@ -52,7 +60,8 @@ class StoredFP8:
             wanted = (-(-rows // height), -(-columns // width))
             if tuple(scale.shape) != wanted:
                 raise BadInput(
-                    f"{self.marker} is {list(scale.shape)}, and blocks of {self.block} ask for {list(wanted)}"
+                    f"{self.marker} is {list(scale.shape)}, and blocks of {self.block} ask for "
+                    f"{list(wanted)}"
                 )
             return scale.repeat_interleave(height, 0)[:rows]
         if scale.numel() not in (1, rows):
@@ -60,12 +69,20 @@ class StoredFP8:
         return scale.reshape(-1, 1).expand(rows, 1)
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
-        scales = [self._scales(part, count, columns) for part, count in zip(parts, rows, strict=True)]
+        scales = [
+            self._scales(part, count, columns) for part, count in zip(parts, rows, strict=True)
+        ]
         # torch joins no 8-bit floats on every device.
-        weight = torch.cat([part["weight"].view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
+        weight = torch.cat([part["weight"].view(torch.uint8) for part in parts]).view(
+            torch.float8_e4m3fn
+        )
         scale = torch.cat(scales).contiguous()
         if self.block is not None:
             return FP8BlockLinear(weight, scale, self.block[1], bias)

@@ -1,11 +1,13 @@
 """AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022) checkpoints of four bits, for quant=int4.
 
-Both keep eight codes in an int32, `qweight`, beside integer zero points, `qzeros`, packed alike, and `scales`
-[groups, out]: w = (q - z) * scale. With zero = (8 - z) * scale that is the form that Int4Linear computes.
+Both keep eight codes in an int32, `qweight`, beside integer zero points, `qzeros`, packed alike,
+and `scales` [groups, out]: w = (q - z) * scale. With zero = (8 - z) * scale that is the form that
+Int4Linear computes.
 
-AWQ's "gemm" layout: qweight [in, out / 8], eight outputs an int32, the even ones in its low half. GPTQ's: qweight
-[in / 8, out], eight inputs an int32 in their order, and zero points less one, but not in "gptq_v2". With `desc_act`
-its inputs are in groups by `g_idx`: they are sorted at loading, as the activations are then at each call.
+AWQ's "gemm" layout: qweight [in, out / 8], eight outputs an int32, the even ones in its low half.
+GPTQ's: qweight [in / 8, out], eight inputs an int32 in their order, and zero points less one, but
+not in "gptq_v2". With `desc_act` its inputs are in groups by `g_idx`: they are sorted at loading,
+as the activations are then at each call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its int32 AWQ keeps each of ei
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """The integers of int32 [..., n], the first in the lowest bits: uint8 [..., n * 32 / bits], for 4 or 8 bits."""
+    """The integers of int32 [..., n], the first in the lowest bits: uint8 [..., n * 32 / bits], for
+    4 or 8 bits."""
     return nibbles(words) if bits == 4 else words.contiguous().view(torch.uint8)
 
 
@@ -62,12 +65,22 @@ def as_int4(
     group = group or columns // len(scales)
     size = next((size for size in reversed(GROUP_SIZES) if group % size == 0), None)
     if size is None:
-        raise BadInput(f"one group of {columns} inputs is not read: they are no multiple of {GROUP_SIZES[0]}")
+        raise BadInput(
+            f"one group of {columns} inputs is not read: they are no multiple of {GROUP_SIZES[0]}"
+        )
     shifted = (8.0 - zeros) * scales
-    scales, shifted = (t.repeat_interleave(group // size, 0).to(quant.dtype) for t in (scales, shifted))
+    scales, shifted = (
+        t.repeat_interleave(group // size, 0).to(quant.dtype) for t in (scales, shifted)
+    )
     codes = F.pad(codes, (0, len(scales) * size - columns))
     return int4_linear(
-        [(codes, scales, shifted)], (len(codes), columns), size, bias, order, quant.kernel, quant.kernels
+        [(codes, scales, shifted)],
+        (len(codes), columns),
+        size,
+        bias,
+        order,
+        quant.kernel,
+        quant.kernels,
     )
 
 
@@ -83,18 +96,24 @@ class StoredInt4:
         key, known = _LAYOUTS[self.kind]
         self.layout = str(settings.get(key) or settings.get("format") or known[0]).lower()
         self.group_size, self.symmetric = group_size_of(settings), settings.get("sym") is True
-        groups_fit = self.group_size == -1 or (self.group_size > 0 and self.group_size % GROUP_SIZES[0] == 0)
+        groups_fit = self.group_size == -1 or (
+            self.group_size > 0 and self.group_size % GROUP_SIZES[0] == 0
+        )
         bits, zeros = settings.get("bits", 4), settings.get("zero_point", True)
         if bits != self.bits or self.layout not in known or not zeros or not groups_fit:
             raise BadInput(
-                f"the checkpoint is {self.kind} with bits={bits}, {key}={self.layout}, group_size={self.group_size}, "
-                f"zero_point={zeros}; read are 4 bits, {' and '.join(known)}, groups of -1 or a multiple of "
-                f"{GROUP_SIZES[0]}, and zero points"
+                f"the checkpoint is {self.kind} with bits={bits}, {key}={self.layout}, "
+                f"group_size={self.group_size}, zero_point={zeros}; read are 4 bits, "
+                f"{' and '.join(known)}, groups of -1 or a multiple of {GROUP_SIZES[0]}, and "
+                "zero points"
             )
 
     def shapes(self, rows: int, columns: int) -> Shapes:
         """See StoredFormat."""
-        groups, per = 1 if self.group_size == -1 else -(-columns // self.group_size), 32 // self.bits
+        groups, per = (
+            1 if self.group_size == -1 else -(-columns // self.group_size),
+            32 // self.bits,
+        )
         packed = (columns, rows // per) if self.kind == "awq" else (columns // per, rows)
         return {"qweight": packed, "qzeros": (groups, rows // per), "scales": (groups, rows)}
 
@@ -106,7 +125,11 @@ class StoredInt4:
             raise BadInput(f"{self.kind} biases are there that config.json does not ask for")
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
         for part in parts:
@@ -141,8 +164,9 @@ class StoredInt4:
     def zeros(self, qzeros: Tensor) -> Tensor:
         """The zero points, uint8 [groups, out].
 
-        GPTQ's first format keeps them less one, the second as they are, and files are labelled as the one that are the
-        other. Where the file says that it is symmetric, its zero points can only be the middle, and tell which it is.
+        GPTQ's first format keeps them less one, the second as they are, and files are labelled as
+        the one that are the other. Where the file says that it is symmetric, its zero points can
+        only be the middle, and tell which it is.
         """
         if self.kind == "awq":
             return nibbles(qzeros).unflatten(-1, (-1, 8))[..., _AWQ_ORDER].flatten(-2)
@@ -152,12 +176,15 @@ class StoredInt4:
             found = stored.unique().tolist()
             if found not in ([middle - 1], [middle]):
                 raise BadInput(
-                    f"gptq says sym: true, but zero points are {found[:4]}, not all {middle - 1} or all {middle}"
+                    f"gptq says sym: true, but zero points are {found[:4]}, not all {middle - 1} "
+                    f"or all {middle}"
                 )
             less_one = found == [middle - 1]
         return (stored + less_one) & (2**self.bits - 1)
 
-    def _order(self, parts: Sequence[Mapping[str, Tensor]], columns: int, group: int) -> Tensor | None:
+    def _order(
+        self, parts: Sequence[Mapping[str, Tensor]], columns: int, group: int
+    ) -> Tensor | None:
         """The inputs in the order of their groups, None where they lie so."""
         found = [part["g_idx"].long() for part in parts if "g_idx" in part]
         in_place = torch.arange(columns, device=parts[0]["qweight"].device) // group

@@ -1,8 +1,10 @@
-"""Integer weights of checkpoints that no four-bit kernel holds, or that another library packs: GPTQ of eight bits
-(Frantar et al. 2022) and the formats of compressed-tensors (the vLLM project's, written by llm-compressor).
+"""Integer weights of checkpoints that no four-bit kernel holds, or that another library packs: GPTQ
+of eight bits (Frantar et al. 2022) and the formats of compressed-tensors (the vLLM project's,
+written by llm-compressor).
 
-All mean w = (q - z) * scale. One symmetric scale for each output channel is what quant=int8 computes with; four bits in
-groups are what quant=int4 does. Others have no kernel: they are converted while they are read.
+All mean w = (q - z) * scale. One symmetric scale for each output channel is what quant=int8
+computes with; four bits in groups are what quant=int4 does. Others have no kernel: they are
+converted while they are read.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ class StoredGPTQ8(StoredInt4):
     quant: Int8  # type: ignore[assignment]
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """One symmetric scale for each output channel; see StoredFormat."""
         codes, scales = [], []
         for part in parts:
             self.check(part)
             if not (self.zeros(part["qzeros"]) == 128).all():
-                raise BadInput("gptq of 8 bits has zero points, which quant=int8 does not compute with")
+                raise BadInput(
+                    "gptq of 8 bits has zero points, which quant=int8 does not compute with"
+                )
             codes.append((self.codes(part["qweight"]).short() - 128).to(torch.int8))
             scales.append(part["scales"][0])
         return int8_linear(
@@ -47,10 +55,18 @@ class StoredGPTQ8(StoredInt4):
 
 
 class StoredCompressed:
-    """Integers of compressed-tensors: `weight` int8, or `weight_packed` int32 along the inputs; see StoredFormat."""
+    """Integers of compressed-tensors: `weight` int8, or `weight_packed` int32 along the inputs; see
+    StoredFormat."""
 
     names: tuple[str, ...] = (
-        *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
+        *(
+            "weight",
+            "weight_packed",
+            "weight_scale",
+            "weight_shape",
+            "weight_zero_point",
+            "weight_g_idx",
+        ),
         *("input_scale", "input_zero_point", "output_scale"),
     )
 
@@ -67,24 +83,31 @@ class StoredCompressed:
             return {"weight_packed": (rows, columns * self.bits // 32), "weight_scale": None}
         return {"weight": (rows, columns), "weight_scale": None}
 
-    def _integers(self, part: Mapping[str, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes [rows, columns] and zero points [groups, rows], uint8 counted from 0; and scales float32 [groups, rows]."""
+    def _integers(
+        self, part: Mapping[str, Tensor], rows: int, columns: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [rows, columns] and zero points [groups, rows], uint8 counted from 0; and scales
+        float32 [groups, rows]."""
         middle = 1 << (self.bits - 1)
         if self.packed:
             codes = unpacked(part["weight_packed"], self.bits)
         else:
             codes = (part["weight"].short() + middle).to(torch.uint8)
         if "weight_g_idx" in part and not torch.equal(
-            part["weight_g_idx"].long(), torch.arange(columns, device=codes.device) // (self.group or columns)
+            part["weight_g_idx"].long(),
+            torch.arange(columns, device=codes.device) // (self.group or columns),
         ):
             raise BadInput(
                 "compressed-tensors weights in the order of activations (weight_g_idx) are not read"
             )
-        scales = part["weight_scale"].float().reshape(-1, max(1, part["weight_scale"].numel() // rows))
+        scales = (
+            part["weight_scale"].float().reshape(-1, max(1, part["weight_scale"].numel() // rows))
+        )
         scales = scales.expand(rows, -1).t() if scales.shape[0] == 1 else scales.t()
         if self.group and scales.shape[0] * self.group != columns:
             raise BadInput(
-                f"weight_scale has {scales.shape[0]} groups for {columns} inputs of {self.group} each"
+                f"weight_scale has {scales.shape[0]} groups for {columns} inputs of {self.group} "
+                "each"
             )
         zeros = torch.full_like(scales, middle, dtype=torch.uint8)
         if (stored := part.get("weight_zero_point")) is not None and stored.numel():
@@ -102,16 +125,24 @@ class StoredCompressed:
         return (codes.float() - zeros) * scales
 
     def linear(
-        self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int], columns: int, bias: Tensor | None
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        rows: Sequence[int],
+        columns: int,
+        bias: Tensor | None,
     ) -> nn.Module:
         """See StoredFormat."""
-        pieces = [self._integers(part, count, columns) for part, count in zip(parts, rows, strict=True)]
+        pieces = [
+            self._integers(part, count, columns) for part, count in zip(parts, rows, strict=True)
+        ]
         codes = torch.cat([codes for codes, _, _ in pieces])
         zeros, scales = (torch.cat([piece[i] for piece in pieces], 1) for i in (1, 2))
         if isinstance(self.quant, Int4):
             return as_int4(codes, zeros, scales, bias, self.quant)
         if scales.shape[0] > 1 or not (zeros == 128).all():
-            raise BadInput("int8 weights have groups or zero points, which quant=int8 does not compute with")
+            raise BadInput(
+                "int8 weights have groups or zero points, which quant=int8 does not compute with"
+            )
         integers = (codes.short() - 128).to(torch.int8)
         return int8_linear(
             integers, scales[0].to(self.quant.dtype), bias, self.quant.kernel, self.quant.kernels
@@ -119,7 +150,8 @@ class StoredCompressed:
 
 
 def compressed_scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How compressed-tensors keeps the weights: num_bits, type, strategy, group_size, block_structure; and `packed`.
+    """How compressed-tensors keeps the weights: num_bits, type, strategy, group_size,
+    block_structure; and `packed`.
 
     Raises:
         BadInput: layers are kept in several ways, or the settings are none of theirs.
@@ -128,10 +160,16 @@ def compressed_scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     nodes = [*groups.values()] if isinstance(groups, dict) else []
     schemes: list[Any] = [node.get("weights") if isinstance(node, dict) else None for node in nodes]
     if not schemes or not all(isinstance(scheme, dict) for scheme in schemes):
-        raise BadInput("quantization_config of compressed-tensors has no config_groups with weights")
+        raise BadInput(
+            "quantization_config of compressed-tensors has no config_groups with weights"
+        )
     if any(scheme != schemes[0] for scheme in schemes):
-        raise BadInput("the checkpoint keeps layers in several ways (config_groups), which is not read")
+        raise BadInput(
+            "the checkpoint keeps layers in several ways (config_groups), which is not read"
+        )
     scheme = schemes[0]
-    if type(scheme.get("num_bits")) is not int or not isinstance(scheme.get("group_size") or 0, int):
+    if type(scheme.get("num_bits")) is not int or not isinstance(
+        scheme.get("group_size") or 0, int
+    ):
         raise BadInput("quantization_config: num_bits and group_size must be whole numbers")
     return {**scheme, "packed": settings.get("format") == "pack-quantized"}

@@ -1,4 +1,5 @@
-"""Figures of points and lines, defined once: drawn by matplotlib as the file, by Bokeh as what the page shows."""
+"""Figures of points and lines, defined once: drawn by matplotlib as the file, by Bokeh as what the
+page shows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NARROW_PANEL = 2.9  # of each panel of one on a narrow sheet, where panels stand
 KEY_HEIGHT = 0.17  # of each of its legend's keys, which have about a line each there
 MAX_TITLE = 44  # characters of a title on a narrow sheet
 ROW_HEIGHT = 1.45  # of each row of several
-BEYOND_X, BEYOND_Y = 1.05, 1.08  # how far an axis that begins at zero goes on after the greatest value
+# how far an axis that begins at zero goes on after the greatest value
+BEYOND_X, BEYOND_Y = 1.05, 1.08
 MAX_NAMED = 16  # points with their names beside them
 GLYPHS = {
     "o": "●○",
@@ -69,12 +71,14 @@ class Panel:
     log_y: bool = False
     x_from_zero: bool = True
     y_from_zero: bool = True
-    named: bool = False  # the names of points stand beside them in the file; the page has the pointer
+    # the names of points stand beside them in the file; the page has the pointer
+    named: bool = False
     rows: Sequence[str] = ()  # names of y = 0, 1, ... from the top, in place of numbers
 
     @property
     def foot(self) -> float:
-        """How far an axis that begins at zero goes below it, as a share of its greatest: a mark there would be cut."""
+        """How far an axis that begins at zero goes below it, as a share of its greatest: a mark
+        there would be cut."""
         marks = (y for series in self.series if series.kind == "points" for y in series.y)
         return 0.03 if any(y <= 0 for y in marks) else 0.0
 
@@ -86,7 +90,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels in rows; the panels of a titled row are over one range of x, and rows of theirs share each y axis in the file."""
+    """Panels in rows; the panels of a titled row are over one range of x, and rows of theirs share
+    each y axis in the file."""
 
     name: str  # file name without .png
     title: str
@@ -132,12 +137,16 @@ def draw(chart: Chart, sheet: Sheet) -> Figure:
     columns = 1 if sheet.narrow else max(len(panels) for _, panels in chart.rows)
     count = len(placed) if sheet.narrow else len(chart.rows)
     shared = "col" if several and not sheet.narrow else False
-    figure, grid = canvas(count, columns, _height(chart, sheet, count), sheet, squeeze=False, sharey=shared)
+    figure, grid = canvas(
+        count, columns, _height(chart, sheet, count), sheet, squeeze=False, sharey=shared
+    )
     if sheet.narrow:
         places = grid.ravel().tolist()
     else:
         places = [
-            ax for axes, (_, panels) in zip(grid, chart.rows, strict=True) for ax in axes[: len(panels)]
+            ax
+            for axes, (_, panels) in zip(grid, chart.rows, strict=True)
+            for ax in axes[: len(panels)]
         ]
     for ax in set(figure.axes) - set(places):
         ax.set_axis_off()
@@ -154,7 +163,9 @@ def draw(chart: Chart, sheet: Sheet) -> Figure:
         if panel.empty:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
         if not title or panel is panels[0]:
-            heading(ax, short(title or panel.title, MAX_TITLE) if sheet.narrow else title or panel.title)
+            heading(
+                ax, short(title or panel.title, MAX_TITLE) if sheet.narrow else title or panel.title
+            )
     legend_below(figure, [(handle, label) for label, handle in handles.items()])
     return figure
 
@@ -175,7 +186,8 @@ def _axes(ax: Axes, panel: Panel, sheet: Sheet = WIDE, *, bottom: bool) -> None:
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
     elif panel.x_from_zero:
-        ax.set_xlim(0, max(ax.get_xlim()[1], BEYOND_X * ax.dataLim.x1))  # the margins are of the data's range
+        # the margins are of the data's range
+        ax.set_xlim(0, max(ax.get_xlim()[1], BEYOND_X * ax.dataLim.x1))
     if panel.log_y:
         ax.set_yscale("log")
         plain_ticks(ax.yaxis)
@@ -192,7 +204,11 @@ def _axes(ax: Axes, panel: Panel, sheet: Sheet = WIDE, *, bottom: bool) -> None:
         for series in panel.series:
             for x, y, name in zip(series.x, series.y, series.names, strict=bool(series.names)):
                 ax.annotate(
-                    name.split(": ")[0], (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8
+                    name.split(": ")[0],
+                    (x, y),
+                    xytext=(6, 4),
+                    textcoords="offset points",
+                    fontsize=8,
                 )
 
 
@@ -200,7 +216,9 @@ def _series(ax: Axes, series: Series) -> object:
     """Draw one series; returns the legend's handle."""
     ax.margins(0.08)
     if series.kind == "band":
-        return ax.axvspan(series.x[0], series.x[1], color=series.colour or GRID, alpha=0.35, lw=0, zorder=0)
+        return ax.axvspan(
+            series.x[0], series.x[1], color=series.colour or GRID, alpha=0.35, lw=0, zorder=0
+        )
     if series.kind == "points":
         for low, high, y in zip(series.low, series.high, series.y, strict=bool(series.low)):
             ax.plot([low, high], [y, y], color=series.colour, lw=2, solid_capstyle="butt", zorder=2)

@@ -1,4 +1,5 @@
-"""How latencies are distributed: the share of requests, and of gaps between tokens, that were no slower."""
+"""How latencies are distributed: the share of requests, and of gaps between tokens, that were no
+slower."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OUTLYING = 2  # times that figure: the slowest is beyond the axis
 
 
 def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
-    """Cumulative shares of TTFT and ITL over the requests of all blocks, a curve a cell; None without requests."""
+    """Cumulative shares of TTFT and ITL over the requests of all blocks, a curve a cell; None
+    without requests."""
     able = [cell for cell in cells if cell.ok]
     samples: list[tuple[Cell, list[np.ndarray]]] = []
     for cell in able:
@@ -53,7 +55,8 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
         label = f"{name}, {unit}" + (" (log scale)" if logarithmic else "")
         if slowest > reach:
             ends.append(
-                f"{name} ends at {sig(reach * scale)} {unit}; the slowest was {sig(slowest * scale)} {unit}"
+                f"{name} ends at {sig(reach * scale)} {unit}; the slowest was "
+                f"{sig(slowest * scale)} {unit}"
             )
         panels.append(Panel(title, label, "% that were no slower", series, log_x=logarithmic))
     missing = len(able) - len(samples)
@@ -62,13 +65,15 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
         f"{count(len(samples), 'cell')}: further left is faster, steeper is steadier."
     )
     caption = (
-        "Requests and gaps of a cell's blocks pooled. Where a curve crosses 50 % is the median; a curve that bends to the "
-        f"right at its top has a tail of slow ones.{looks.note}"
+        "Requests and gaps of a cell's blocks pooled. Where a curve crosses 50 % is the median; "
+        f"a curve that bends to the right at its top has a tail of slow ones.{looks.note}"
     )
     if ends:
         caption += f" An axis ends where {TAIL} % of the slowest curve lie: {', and '.join(ends)}."
     blocks = max(len(cell.timed) for cell, _ in samples)
-    caption += f" Of {count(blocks, 'block')} the first {MAX_BLOCKS}." if blocks > MAX_BLOCKS else ""
+    caption += (
+        f" Of {count(blocks, 'block')} the first {MAX_BLOCKS}." if blocks > MAX_BLOCKS else ""
+    )
     caption += f" Shown: {len(samples)} of {count(len(able), 'finished cell')}." if missing else ""
     return Chart("distributions", "How are latencies distributed?", alt, caption, [("", panels)])
 
@@ -84,12 +89,16 @@ def _samples(cell: Cell) -> list[np.ndarray]:
         done = frame["ttft_ms"].notna()
         ttft.append(frame.loc[done, "ttft_ms"].to_numpy(dtype=float))
         if "token_times_s" in frame:
-            gaps += [token_gaps(np.asarray(times, dtype=float)) for times in frame.loc[done, "token_times_s"]]
+            gaps += [
+                token_gaps(np.asarray(times, dtype=float))
+                for times in frame.loc[done, "token_times_s"]
+            ]
     return [np.sort(np.concatenate(parts)) for parts in (ttft, gaps)]
 
 
 def token_gaps(times_s: np.ndarray) -> np.ndarray:
-    """ITL samples of one request in milliseconds, as `bench.metrics.ITL` defines them, from its tokens' times."""
+    """ITL samples of one request in milliseconds, as `bench.metrics.ITL` defines them, from its
+    tokens' times."""
     import numpy as np
 
     arrivals, together = np.unique(times_s, return_counts=True)
@@ -100,7 +109,8 @@ def token_gaps(times_s: np.ndarray) -> np.ndarray:
 
 
 def _reach(known: list[np.ndarray]) -> tuple[float, float]:
-    """Where the axis ends, and the slowest sample: a few outliers must not squeeze all else into its left end."""
+    """Where the axis ends, and the slowest sample: a few outliers must not squeeze all else into
+    its left end."""
     import numpy as np
 
     slowest = max(float(values[-1]) for values in known)

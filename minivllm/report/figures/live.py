@@ -1,6 +1,8 @@
-"""Charts for the page: Bokeh's models as JSON, which its script, packed into the page, turns into figures.
+"""Charts for the page: Bokeh's models as JSON, which its script, packed into the page, turns into
+figures.
 
-Colours of text and lines are those of the light page; the page's own script puts the reader's in their place.
+Colours of text and lines are those of the light page; the page's own script puts the reader's in
+their place.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ MARKERS = {
     "P": "plus",
     "X": "x",
 }
-HEIGHT, ROW_HEIGHT = 320, 170  # pixels, of a panel by itself and of one among those that share an axis
+# pixels, of a panel by itself and of one among those that share an axis
+HEIGHT, ROW_HEIGHT = 320, 170
 FONT = "system-ui, sans-serif"
 LEAST_PLAIN = 1e-3  # smaller figures of a logarithmic axis are written as powers
 DIGITS = 5  # significant; more are not seen and only grow the page
 
 
 def items(chart: Chart) -> list[dict[str, Any]]:
-    """One embeddable item a panel, or a titled row of panels over one x axis: its title and Bokeh's JSON."""
+    """One embeddable item a panel, or a titled row of panels over one x axis: its title and Bokeh's
+    JSON."""
     from bokeh.embed import json_item
     from bokeh.layouts import column
 
@@ -56,7 +60,9 @@ def _stable(item: Any) -> Any:
     """The item with its ids counted from one, so that the same records give the same page."""
     numbers: dict[str, str] = {}
     text = re.sub(
-        r'"p\d+"', lambda found: numbers.setdefault(found[0], f'"p{len(numbers) + 1}"'), json.dumps(item)
+        r'"p\d+"',
+        lambda found: numbers.setdefault(found[0], f'"p{len(numbers) + 1}"'),
+        json.dumps(item),
     )
     return json.loads(text)
 
@@ -99,13 +105,25 @@ def _ranges(made: Any, panel: Panel) -> None:
     from bokeh.models import FixedTicker, NumeralTickFormatter, Range1d
 
     # Lines are broken off at NaN, of which nothing is the greatest.
-    xs = [x for series in panel.series for x in (*series.x, *series.low, *series.high) if math.isfinite(x)]
-    ys = [y for series in panel.series if series.kind != "band" for y in series.y if math.isfinite(y)]
+    xs = [
+        x
+        for series in panel.series
+        for x in (*series.x, *series.low, *series.high)
+        if math.isfinite(x)
+    ]
+    ys = [
+        y for series in panel.series if series.kind != "band" for y in series.y if math.isfinite(y)
+    ]
     for logarithmic, values, axis in ((panel.log_x, xs, made.xaxis), (panel.log_y, ys, made.yaxis)):
         # On other axes Bokeh's own write 40,000 as 40000, and small figures better.
-        if min(values, default=0.0) >= LEAST_PLAIN if logarithmic else max(values, default=0.0) >= 1000:
+        if (
+            min(values, default=0.0) >= LEAST_PLAIN
+            if logarithmic
+            else max(values, default=0.0) >= 1000
+        ):
             axis.formatter = NumeralTickFormatter(format="0,0.[000]")
-        # Below two decades Bokeh's own are evenly spaced: crowded at the upper end, and none at the lower.
+        # Below two decades Bokeh's own are evenly spaced: crowded at the upper end, and none at the
+        # lower.
         if logarithmic and values and 10 <= max(values) / min(values) < 100:
             axis.ticker = FixedTicker(ticks=decades(min(values), max(values)))
     if not panel.log_x and panel.x_from_zero:
@@ -163,7 +181,15 @@ def _renderer(made: Any, series: Series) -> Any:
         )
     dash = "dashed" if series.dashed else "solid"
     if series.kind == "steps":
-        made.step("x", "y", mode="after", line_color=series.colour, line_dash=dash, line_width=1.4, **style)
+        made.step(
+            "x",
+            "y",
+            mode="after",
+            line_color=series.colour,
+            line_dash=dash,
+            line_width=1.4,
+            **style,
+        )
         return None
     line = made.line("x", "y", line_color=series.colour, line_dash=dash, line_width=1.8, **style)
     return line if series.names or series.label else None

@@ -33,7 +33,8 @@ class Looks(Mapping[str, Look]):
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self.column, values = _first(cells)  # what the colours stand for; "" where each cell has its own
+        # what the colours stand for; "" where each cell has its own
+        self.column, values = _first(cells)
         self.colours = dict(zip(values, PALETTE, strict=False))  # by its values
         names, self.note = _names(cells)  # the note says how long names were cut
         found = self._by_column(cells, names) if self.column else {}
@@ -59,18 +60,25 @@ class Looks(Mapping[str, Look]):
             shapes = []
         found = {}
         for cell in cells:
-            value, legend, shape = cell.varying[self.column], f"{self.column}={cell.varying[self.column]}", 0
+            value, legend, shape = (
+                cell.varying[self.column],
+                f"{self.column}={cell.varying[self.column]}",
+                0,
+            )
             if shapes:
                 shape = shapes.index(cell.varying[second])
                 if cell.varying[second] != MISSING:
                     legend += f" · {spoken(second, cell.varying[second])}"
             colour = self.colours.get(value, GREY)
-            found[cell.label] = Look(names[cell.label], colour, MARKERS[shape], shape % 2 == 1, legend)
+            found[cell.label] = Look(
+                names[cell.label], colour, MARKERS[shape], shape % 2 == 1, legend
+            )
         return found
 
 
 def _first(cells: Sequence[Cell]) -> tuple[str, list[str]]:
-    """The first column of few enough values, and these; arms of an ablation are known by their names alone."""
+    """The first column of few enough values, and these; arms of an ablation are known by their
+    names alone."""
     if not cells or name_columns(list(cells)) == ["arm"]:
         return "", []
     for title in cells[0].varying:
@@ -81,7 +89,8 @@ def _first(cells: Sequence[Cell]) -> tuple[str, list[str]]:
 
 
 def _names(cells: Sequence[Cell]) -> tuple[dict[str, str], str]:
-    """What figures call the cells, and a sentence on it: long names that say the same knobs are told by their values."""
+    """What figures call the cells, and a sentence on it: long names that say the same knobs are
+    told by their values."""
     whole = {cell.label: cell.label for cell in cells}
     if max(map(len, whole), default=0) <= MAX_NAME or name_columns(list(cells)) == ["arm"]:
         return whole, ""

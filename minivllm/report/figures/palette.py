@@ -1,4 +1,5 @@
-"""Colours of the figures: what each one means on every page, safe for colour-blind readers, light and dark."""
+"""Colours of the figures: what each one means on every page, safe for colour-blind readers, light
+and dark."""
 
 from __future__ import annotations
 
@@ -14,11 +15,19 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, BLACK = (
     "#222222",
 )
 BROWN, OLIVE, AMBER = "#7a4b2a", "#97a03a", "#b8860b"
-# Of options, arms and cells. Green and vermilion are for better and worse alone, amber for what is undecided.
+# Of options, arms and cells. Green and vermilion are for better and worse alone, amber for what is
+# undecided.
 PALETTE = (BLUE, ORANGE, PURPLE, SKY, BLACK, BROWN, OLIVE)
 BETTER, WORSE, UNDECIDED, NEUTRAL = GREEN, VERMILION, AMBER, GREY
 # Of the parts of one thing (memory, a step, a line of several), which no option has.
-SLATE, TAUPE, MIST, SAND, HAZE, STONE = "#3d4f60", "#8c7b6b", "#7d93a8", "#c4b5a5", "#b8c6d3", "#dadada"
+SLATE, TAUPE, MIST, SAND, HAZE, STONE = (
+    "#3d4f60",
+    "#8c7b6b",
+    "#7d93a8",
+    "#c4b5a5",
+    "#b8c6d3",
+    "#dadada",
+)
 MARKERS = "osD^vPX"
 INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"
 EDGE, RULE = "#bbbbbb", "#b5b5b5"  # of axes; of a range

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HOST = "host RSS peak"
-PHASES = {"schedule": TAUPE, "prepare": MIST, "forward": SLATE, "sample": SAND, "emit": HAZE, "gap": STONE}
+PHASES = {
+    "schedule": TAUPE,
+    "prepare": MIST,
+    "forward": SLATE,
+    "sample": SAND,
+    "emit": HAZE,
+    "gap": STONE,
+}
 DASHES = (0, (2, 1))
 
 
@@ -54,7 +61,8 @@ class _Memory:
 
 
 def _memory_of(cell: Cell) -> _Memory | None:
-    """The process's memory on the device where the model lies there, else RSS; None where nothing is known."""
+    """The process's memory on the device where the model lies there, else RSS; None where nothing
+    is known."""
     keys = {
         "device, whole process": "memory.device_process",
         "device, peak reserved": "memory.device_peak_reserved",
@@ -68,15 +76,18 @@ def _memory_of(cell: Cell) -> _Memory | None:
     pool = cell.mean("memory.kv_pool") or 0.0
     aside = pool if kind == HOST else 0.0
     rest = max(0.0, (total or 0.0) - (weights or 0.0) - (pool - aside))
-    giga = [None if value is None else value / 1e9 for value in (weights, pool - aside, aside, rest, full)]
+    giga = [
+        None if value is None else value / 1e9
+        for value in (weights, pool - aside, aside, rest, full)
+    ]
     return _Memory(giga[0], giga[1] or 0.0, giga[2] or 0.0, giga[3] or 0.0, kind, giga[4])
 
 
 def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
     """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark.
 
-    In a host's memory a pool is an outline: its pages take none until they are written to, so how much of it the process
-    holds is not known.
+    In a host's memory a pool is an outline: its pages take none until they are written to, so how
+    much of it the process holds is not known.
     """
     shown, rest = cut(cells)
     known = {cell.label: _memory_of(cell) for cell in shown if cell.ok}
@@ -113,15 +124,18 @@ def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
     caption += " Dashed mark: what the same weights take in 16 bits."
     if HOST in kinds:
         caption += (
-            " The host's peak is that of loading and of the measured window, without the probe of the limits."
+            " The host's peak is that of loading and of the measured window, without the probe "
+            "of the limits."
         )
     if outlined:
         caption += (
-            " Outline: the pool as it was set aside in the host's memory, where pages count in the total only once they "
-            "are written to."
+            " Outline: the pool as it was set aside in the host's memory, where pages count in "
+            "the total only once they are written to."
         )
     note = failures_note(shown)
-    return Drawing("memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw)
+    return Drawing(
+        "memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw
+    )
 
 
 def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
@@ -134,7 +148,13 @@ def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
         outline = {"facecolor": "none", "edgecolor": MIST, "linewidth": 1.4}
         ax.barh(y, one.aside, left=start, height=sheet.bar, **outline)
     if one.full is not None:
-        ax.plot([one.full] * 2, [y - 0.65 * sheet.bar, y + 0.65 * sheet.bar], color=BLACK, lw=2, ls=DASHES)
+        ax.plot(
+            [one.full] * 2,
+            [y - 0.65 * sheet.bar, y + 0.65 * sheet.bar],
+            color=BLACK,
+            lw=2,
+            ls=DASHES,
+        )
     beside(ax, one.end, y, f"{sig(one.weights)} of {sig(one.total)}")
 
 
@@ -144,7 +164,10 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     shown, rest = cut(measured)
     if not shown:
         return None
-    panels = {"The whole step": list(PHASES), "Without forward": [p for p in PHASES if p != "forward"]}
+    panels = {
+        "The whole step": list(PHASES),
+        "Without forward": [p for p in PHASES if p != "forward"],
+    }
 
     def draw(sheet: Sheet) -> Figure:
         figure, axes = canvas(1, 2, height=sheet.height(len(shown), 1.15), sheet=sheet, sharey=True)
@@ -160,11 +183,14 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     alt = f"Stacked bars of a step's phases ({', '.join(PHASES)}) in milliseconds, "
     alt += f"{count(len(shown), 'cell')}."
     caption = (
-        "Once whole, and once without the forward pass, on its own scale, with its share of the step. "
-        f"Gap is the time between the end of one step and the start of the next.{_on_gpu(shown)}{looks.note}{rest}"
+        "Once whole, and once without the forward pass, on its own scale, with its share of the "
+        "step. Gap is the time between the end of one step and the start of the "
+        f"next.{_on_gpu(shown)}{looks.note}{rest}"
     )
     if len(measured) < len(cells):
-        caption += f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
+        caption += (
+            f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
+        )
     return Drawing("breakdown", "Where does the time of a step go?", alt, caption, draw)
 
 
@@ -191,6 +217,7 @@ def _on_gpu(shown: list[Cell]) -> str:
     on_gpu = [cell for cell in shown if cell.first("memory.device_peak_allocated") is not None]
     which = "" if len(on_gpu) == len(shown) else f" of {count(len(on_gpu), 'cell')}"
     words = (
-        f" On a GPU{which}, forward is the time to launch the model, and the wait for its end is in sample."
+        f" On a GPU{which}, forward is the time to launch the model, and the wait for its end is "
+        "in sample."
     )
     return words if on_gpu else ""

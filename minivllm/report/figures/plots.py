@@ -28,24 +28,34 @@ if TYPE_CHECKING:
 
 THROUGHPUT = "metrics.output_tokens_per_s"
 LEVELS = {"p50": "o", "p90": "|", "p95": "d", "p99": "D"}  # percentiles and their marks
-LATENCIES = {"metrics.ttft_ms": "TTFT (time to first token)", "metrics.itl_ms": "ITL (between tokens)"}
+LATENCIES = {
+    "metrics.ttft_ms": "TTFT (time to first token)",
+    "metrics.itl_ms": "ITL (between tokens)",
+}
 
 
 def cut(cells: list[Cell]) -> tuple[list[Cell], str]:
     """The cells that a plot of rows has room for, and a sentence on the others."""
     if len(cells) <= MAX_BARS:
         return cells, ""
-    return cells[:MAX_BARS], f" The first {MAX_BARS} of {len(cells):,} cells; table.csv has them all."
+    return cells[
+        :MAX_BARS
+    ], f" The first {MAX_BARS} of {len(cells):,} cells; table.csv has them all."
 
 
 def failures_note(shown: list[Cell]) -> str:
     """That rows without a bar failed."""
     failed = sum(not cell.ok for cell in shown)
-    return f" {count(failed, 'cell')} failed and {'is' if failed == 1 else 'are'} hatched." if failed else ""
+    return (
+        f" {count(failed, 'cell')} failed and {'is' if failed == 1 else 'are'} hatched."
+        if failed
+        else ""
+    )
 
 
 def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
-    """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would say nothing."""
+    """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would
+    say nothing."""
     if len(cells) < 2:
         return None
     shown, rest = cut(cells)
@@ -69,19 +79,34 @@ def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
         ax.set_xlim(0, right * sheet.margin(0.12))
         ax.set_xlabel("output tokens/s (longer is faster)" if top else "no cell has a figure")
         ax.tick_params(labelbottom=bool(top))
-        keys = [(patch(colour), f"{looks.column}={value}") for value, colour in looks.colours.items()]
+        keys = [
+            (patch(colour), f"{looks.column}={value}") for value, colour in looks.colours.items()
+        ]
         legend_below(figure, keys)
         return figure
 
     best = max(
-        (c for c in shown if c.mean(THROUGHPUT)), key=lambda c: c.mean(THROUGHPUT) or 0.0, default=None
+        (c for c in shown if c.mean(THROUGHPUT)),
+        key=lambda c: c.mean(THROUGHPUT) or 0.0,
+        default=None,
     )
     alt = f"Horizontal bars of output tokens per second for {count(len(shown), 'cell')}."
-    alt += f" The longest is {best.label} at {sig(best.mean(THROUGHPUT))}." if best else " None has a figure."
-    whiskers = " Whiskers: least and greatest block." if any(f and f.spread for f in figures) else ""
+    alt += (
+        f" The longest is {best.label} at {sig(best.mean(THROUGHPUT))}."
+        if best
+        else " None has a figure."
+    )
+    whiskers = (
+        " Whiskers: least and greatest block." if any(f and f.spread for f in figures) else ""
+    )
     note = failures_note(shown)
-    caption = f"Output tokens per second, from first arrival to last token.{whiskers}{note}{looks.note}{rest}"
-    return Drawing("throughput", "How many tokens a second does each give?", alt + note, caption, draw)
+    caption = (
+        "Output tokens per second, from first arrival to last "
+        f"token.{whiskers}{note}{looks.note}{rest}"
+    )
+    return Drawing(
+        "throughput", "How many tokens a second does each give?", alt + note, caption, draw
+    )
 
 
 def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
@@ -100,19 +125,26 @@ def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
         return figure
 
     alt = (
-        f"Dot ranges from the median to the 99th percentile of TTFT and ITL for {count(len(shown), 'cell')}."
+        "Dot ranges from the median to the 99th percentile of TTFT and ITL for "
+        f"{count(len(shown), 'cell')}."
     )
     caption = (
-        "Each block's percentiles, averaged over blocks, in the colour of the cell. TTFT counts from the scheduled "
-        f"arrival, queueing included. A percentile with too few samples is left out.{looks.note}{rest}"
+        "Each block's percentiles, averaged over blocks, in the colour of the cell. TTFT counts "
+        "from the scheduled arrival, queueing included. A percentile with too few samples is "
+        f"left out.{looks.note}{rest}"
     )
-    return Drawing("latency", "How long do requests wait?", alt + failures_note(shown), caption, draw)
+    return Drawing(
+        "latency", "How long do requests wait?", alt + failures_note(shown), caption, draw
+    )
 
 
 def _ranges(ax: Any, shown: list[Cell], looks: Looks, key: str, unit: tuple[float, str]) -> None:
     """One panel of `latency`."""
     scale, name = unit
-    points = [{p: v * scale for p in LEVELS if (v := cell.mean(f"{key}.{p}")) is not None} for cell in shown]
+    points = [
+        {p: v * scale for p in LEVELS if (v := cell.mean(f"{key}.{p}")) is not None}
+        for cell in shown
+    ]
     values = [v for row in points for v in row.values() if v > 0]
     logarithmic = bool(values) and max(values) > 30 * min(values)
     if logarithmic:
@@ -128,12 +160,21 @@ def _ranges(ax: Any, shown: list[Cell], looks: Looks, key: str, unit: tuple[floa
             ax.plot([min(row.values()), max(row.values())], [y, y], color=RULE, lw=2, zorder=1)
         for p, value in row.items():
             bar, colour = LEVELS[p] == "|", looks[cell.label].colour
-            ax.plot(value, y, LEVELS[p], color=colour, ms=8 if bar else 6, mew=1.6 if bar else 0.6, zorder=2)
+            ax.plot(
+                value,
+                y,
+                LEVELS[p],
+                color=colour,
+                ms=8 if bar else 6,
+                mew=1.6 if bar else 0.6,
+                zorder=2,
+            )
     ax.set_xlabel(f"{name}, log scale" if logarithmic else f"{name} (shorter is better)")
 
 
 def latency_unit(cells: list[Cell], key: str) -> tuple[float, str]:
-    """The unit of a latency such as "metrics.ttft_ms" in every figure of a page, whatever part of it one shows."""
+    """The unit of a latency such as "metrics.ttft_ms" in every figure of a page, whatever part of
+    it one shows."""
     return time_unit([median for cell in cells if (median := cell.mean(f"{key}.p50")) is not None])
 
 

@@ -1,4 +1,5 @@
-"""The only place that turns the description of a figure into files: PNG, and what the page shows."""
+"""The only place that turns the description of a figure into files: PNG, and what the page
+shows."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Plot:
 
     @property
     def static(self) -> tuple[bytes, bytes]:
-        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page and for a phone."""
+        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page
+        and for a phone."""
         return _small(self.png), _small(self.narrow)
 
 
@@ -51,19 +53,26 @@ def _small(png: bytes) -> bytes:
 
 
 def finish(described: Described) -> Plot:
-    """A chart as PNG and as what the page's script draws, a drawing as PNG and SVG; both also for a narrow page."""
+    """A chart as PNG and as what the page's script draws, a drawing as PNG and SVG; both also for a
+    narrow page."""
     words = (described.name, described.title, described.alt, described.caption)
     if isinstance(described, Chart):
         wide, narrow = (png(chart.draw(described, sheet)) for sheet in (WIDE, NARROW))
-        return Plot(*words, wide, narrow=narrow, live=items(described), legend=chart.keys(described))
+        return Plot(
+            *words, wide, narrow=narrow, live=items(described), legend=chart.keys(described)
+        )
     figure, name = described.draw(WIDE), described.name
-    return Plot(*words, png(figure), svg(figure, name), svg(described.draw(NARROW), f"{name}-narrow"))
+    return Plot(
+        *words, png(figure), svg(figure, name), svg(described.draw(NARROW), f"{name}-narrow")
+    )
 
 
 def svg(figure: Figure, name: str) -> bytes:
-    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same bytes.
+    """The figure as an SVG that follows the reader's colour scheme; the same figure gives the same
+    bytes.
 
-    Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card show through.
+    Nothing is painted behind it, so that the page's paper and the shadows at the edges of its card
+    show through.
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -78,7 +87,9 @@ def svg(figure: Figure, name: str) -> bytes:
     text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
     text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
     text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
-    text = re.sub(r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL)
+    text = re.sub(
+        r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL
+    )
     styles: dict[str, str] = {}  # the same few stand at every line and word
 
     def classed(found: re.Match[str]) -> str:
@@ -98,7 +109,9 @@ def svg(figure: Figure, name: str) -> bytes:
 
 def _rounded(tag: str) -> str:
     """A tag whose coordinates have two decimals, which are more than are seen."""
-    tag = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    tag = re.sub(
+        r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag
+    )
     return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
 
 
@@ -115,7 +128,8 @@ def png(figure: Figure) -> bytes:
 
 
 def _without_math(figure: Figure) -> None:
-    """Show words as they are; axes write those of their ticks under the settings of `plain_settings`."""
+    """Show words as they are; axes write those of their ticks under the settings of
+    `plain_settings`."""
     from matplotlib.text import Text
 
     for words in figure.findobj(Text):

@@ -1,4 +1,5 @@
-"""The roofline plot: what the machine was measured to allow, and what decode and prefill steps reached of it."""
+"""The roofline plot: what the machine was measured to allow, and what decode and prefill steps
+reached of it."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from minivllm.report.figures.palette import GREY, INK
 from minivllm.report.figures.scatter import point_series, thinning
 from minivllm.report.figures.style import short
 
-ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))  # a colour, and whether dashed
+# a colour, and whether dashed
+ROOF_STYLES = ((INK, False), (INK, True), (GREY, False), (GREY, True))
 GIGA = 1e-9
 KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
 
 def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
-    """Operations a second against operations a byte, under the measured roofs; None where nothing was counted."""
+    """Operations a second against operations a byte, under the measured roofs; None where nothing
+    was counted."""
     drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
     roofs = _roofs([cell for found in drawn.values() for cell in found])
     if not any(drawn.values()) or not roofs:
@@ -27,7 +30,9 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     places = [at for kind, found in drawn.items() for cell in found if (at := _place(cell, kind))]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
     lines = []
-    for (name, (bandwidth, rate)), (colour, dashed) in zip(roofs.items(), ROOF_STYLES, strict=False):
+    for (name, (bandwidth, rate)), (colour, dashed) in zip(
+        roofs.items(), ROOF_STYLES, strict=False
+    ):
         ridge = rate / bandwidth
         xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
         ys = [min(rate, x * bandwidth) * GIGA for x in xs]
@@ -44,7 +49,14 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
                 lambda cell, k=kind: _words(cell, k),  # type: ignore[misc]
             )
             panels.append(
-                Panel(title, "FLOP a byte (log scale)", "GFLOP/s (log scale)", [*lines, *points], True, True)
+                Panel(
+                    title,
+                    "FLOP a byte (log scale)",
+                    "GFLOP/s (log scale)",
+                    [*lines, *points],
+                    True,
+                    True,
+                )
             )
     uses = [
         f"{what} {sig(100 * max(known))} % of the measured {limit}"
@@ -54,21 +66,32 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
         )
         if (known := [value for cell in cells if (value := cell.mean(key)) is not None])
     ]
-    alt = f"Rooflines with points for {count(len({id(cell) for found in drawn.values() for cell in found}), 'cell')}: {listing(uses)}."
+    alt = (
+        "Rooflines with points for "
+        f"{count(len({id(cell) for found in drawn.values() for cell in found}), 'cell')}: "
+        f"{listing(uses)}."
+    )
     caption = (
-        "The slope is the measured bandwidth, the flat part the measured matrix rate. A point on the slope is limited "
-        f"by memory, one on the flat part by arithmetic; the distance below the roof is what is left to gain.{looks.note}{thinning(cells)}"
+        "The slope is the measured bandwidth, the flat part the measured matrix rate. A point "
+        "on the slope is limited by memory, one on the flat part by arithmetic; the distance "
+        f"below the roof is what is left to gain.{looks.note}{thinning(cells)}"
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
-        caption += " Where the streamed bytes fit the last-level cache, points may lie above the slope."
+        caption += (
+            " Where the streamed bytes fit the last-level cache, points may lie above the slope."
+        )
     if len(roofs) > len(ROOF_STYLES):
         caption += f" Roofs of {len(ROOF_STYLES)} of {len(roofs)} machines and dtypes are drawn."
-    return Chart("roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)])
+    return Chart(
+        "roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)]
+    )
 
 
 def _place(cell: Cell, kind: str) -> tuple[float, float] | None:
     """Intensity in FLOP a byte, and GFLOP/s, of a kind of step."""
-    flops, moved, seconds = (cell.mean(f"roofline.{kind}_{part}") for part in ("flops", "bytes", "s"))
+    flops, moved, seconds = (
+        cell.mean(f"roofline.{kind}_{part}") for part in ("flops", "bytes", "s")
+    )
     return (flops / moved, flops / seconds * GIGA) if flops and moved and seconds else None
 
 
@@ -77,13 +100,17 @@ def _roofs(cells: list[Cell]) -> dict[str, tuple[float, float]]:
     found: dict[str, list[tuple[float, float]]] = {}
     for row in {id(row): row for cell in cells for row in cell.ok}.values():
         bandwidth, rate = (
-            number(row.get(f"roofline.{key}")) for key in ("bandwidth_bytes_per_s", "matrix_flops_per_s")
+            number(row.get(f"roofline.{key}"))
+            for key in ("bandwidth_bytes_per_s", "matrix_flops_per_s")
         )
         if bandwidth and rate:
             name = f"{show(row.get(DEVICE))}, {show(row.get('roofline.matrix_dtype'))}"
             found.setdefault(name, []).append((bandwidth, rate))
     return {
-        name: (math.fsum(b for b, _ in known) / len(known), math.fsum(r for _, r in known) / len(known))
+        name: (
+            math.fsum(b for b, _ in known) / len(known),
+            math.fsum(r for _, r in known) / len(known),
+        )
         for name, known in found.items()
     }
 
@@ -91,7 +118,9 @@ def _roofs(cells: list[Cell]) -> dict[str, tuple[float, float]]:
 def _words(cell: Cell, kind: str) -> str:
     """What the pointer shows of a cell."""
     x, y = _place(cell, kind) or (0.0, 0.0)
-    key, limit = ("roofline.mbu", "bandwidth") if kind == "decode" else ("roofline.mfu", "matrix rate")
+    key, limit = (
+        ("roofline.mbu", "bandwidth") if kind == "decode" else ("roofline.mfu", "matrix rate")
+    )
     share = cell.mean(key)
     used = "" if share is None else f", {sig(100 * share)} % of the {limit}"
     return f"{short(cell.label, 60)}: {sig(y)} GFLOP/s at {sig(x)} FLOP a byte{used}"

@@ -18,7 +18,8 @@ WIDE = 30  # a logarithmic axis where the greatest is so many times the least
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (speed, loss) that no other beats in one without losing in the other, slowest first."""
+    """Indices of the points (speed, loss) that no other beats in one without losing in the other,
+    slowest first."""
     best, found = float("inf"), []
     for index in sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1])):
         if points[index][1] < best:
@@ -66,7 +67,9 @@ def _step(cells: Sequence[Cell]) -> int:
 
 def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
     """Throughput against latency, with the cells that no other beats in both."""
-    drawn = [c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))]
+    drawn = [
+        c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))
+    ]
     if len(drawn) < 2:
         return None
     panels: list[Panel] = []
@@ -78,7 +81,8 @@ def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
         latencies = [cell.mean(key) or 0.0 for cell in known]
         scale, unit = latency_unit(cells, key.removesuffix(".p50"))
         points = [
-            (cell.mean(THROUGHPUT) or 0.0, ms * scale) for cell, ms in zip(known, latencies, strict=True)
+            (cell.mean(THROUGHPUT) or 0.0, ms * scale)
+            for cell, ms in zip(known, latencies, strict=True)
         ]
         edge = frontier(points)
         edge = edge[:: -(-len(edge) // MAX_POINTS)]
@@ -103,11 +107,12 @@ def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
         )
     alt = (
         "Scatter of output tokens per second against median TTFT and median ITL, "
-        f"{count(len(drawn), 'cell')}. Beaten by none in speed and latency at once: {listing([*best], 6)}."
+        f"{count(len(drawn), 'cell')}. Beaten by none in speed and latency at once: "
+        f"{listing([*best], 6)}."
     )
     caption = (
-        "A point a cell, means over blocks. The line joins the cells that no other beats in throughput and latency "
-        f"at once, drawn full.{looks.note}{thinning(drawn)}"
+        "A point a cell, means over blocks. The line joins the cells that no other beats in "
+        f"throughput and latency at once, drawn full.{looks.note}{thinning(drawn)}"
     )
     title = "What does throughput cost in latency?"
     return Chart("latency_throughput", title, alt, caption, [("", panels)])

@@ -1,4 +1,5 @@
-"""How figures look: two sizes of one canvas, what stands beside and below its axes, and the files of it."""
+"""How figures look: two sizes of one canvas, what stands beside and below its axes, and the files
+of it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Sheet:
         return 0.4 if self.narrow else 0.62
 
     def margin(self, share: float) -> float:
-        """How far an axis goes on after its greatest value, so that words beside a bar have room."""
+        """How far an axis goes on after its greatest value, so that words beside a bar have
+        room."""
         return 1 + share * (2.2 if self.narrow else 1)
 
     def height(self, n: int, extra: float = 1.0) -> float:
@@ -58,7 +60,8 @@ WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that matplotlib alone draws, and the page shows as SVG: what a `Chart` cannot describe, such as bars."""
+    """A figure that matplotlib alone draws, and the page shows as SVG: what a `Chart` cannot
+    describe, such as bars."""
 
     name: str  # file name without .png
     title: str
@@ -81,7 +84,9 @@ def canvas(
     if sheet.narrow and rows == 1:
         rows, columns, height = columns, 1, height * columns
     with plain_settings():
-        figure = Figure(figsize=(sheet.width, height), dpi=DPI, facecolor="white", layout="constrained")
+        figure = Figure(
+            figsize=(sheet.width, height), dpi=DPI, facecolor="white", layout="constrained"
+        )
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, **options)
     for ax in figure.axes:
@@ -95,7 +100,8 @@ def canvas(
 
 @contextmanager
 def plain_settings(**more: Any) -> Iterator[None]:
-    """Settings of every figure; a name with dollar signs is a name, and one in a script without glyphs no warning."""
+    """Settings of every figure; a name with dollar signs is a name, and one in a script without
+    glyphs no warning."""
     import matplotlib
 
     style: dict[Any, Any] = {
@@ -125,7 +131,9 @@ def _separate_thousands(axis: Axis) -> None:
     class Separated(ScalarFormatter):
         def __call__(self, x: float, pos: int | None = None) -> str:
             return re.sub(
-                r"^(\D?)(\d+)", lambda found: f"{found[1]}{int(found[2]):,}", super().__call__(x, pos)
+                r"^(\D?)(\d+)",
+                lambda found: f"{found[1]}{int(found[2]):,}",
+                super().__call__(x, pos),
             )
 
     axis.set_major_formatter(Separated())
@@ -149,7 +157,8 @@ def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bo
 
 
 def short(label: str, limit: int = 44) -> str:
-    """A label that fits beside a bar: without the groups of knobs if need be, then without its middle."""
+    """A label that fits beside a bar: without the groups of knobs if need be, then without its
+    middle."""
     if len(label) > limit:
         label = re.sub(r"\b\w+\.(?=\w+=)", "", label)
     if len(label) <= limit:
@@ -159,7 +168,8 @@ def short(label: str, limit: int = 44) -> str:
 
 
 def row_labels(labels: Sequence[str]) -> list[str]:
-    """What stands beside the rows of a plot: long ones in two lines where there is room for them."""
+    """What stands beside the rows of a plot: long ones in two lines where there is room for
+    them."""
     return [_folded(label) if len(labels) <= MAX_FOLDED else short(label) for label in labels]
 
 
@@ -181,7 +191,13 @@ def beside(ax: Axes, x: float, y: float, text: str) -> None:
 def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) -> None:
     """A hatched stub with the status: a failed cell is a row like any other."""
     ax.barh(
-        y, right * 0.06, height=sheet.bar, color="white", edgecolor=VERMILION, hatch="////", linewidth=0.8
+        y,
+        right * 0.06,
+        height=sheet.bar,
+        color="white",
+        edgecolor=VERMILION,
+        hatch="////",
+        linewidth=0.8,
     )
     ax.text(right * 0.07, y, cell.status_text, va="center", ha="left", color=VERMILION, fontsize=9)
 
@@ -189,8 +205,8 @@ def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) 
 def plain_ticks(axis: Axis) -> None:
     """Write the figures of a logarithmic axis as numbers, not as powers of ten.
 
-    Between these 2 and 5 are written too where there is room for them, all within one decade, and within a factor of
-    NEAR as many evenly spaced ones as on another axis.
+    Between these 2 and 5 are written too where there is room for them, all within one decade, and
+    within a factor of NEAR as many evenly spaced ones as on another axis.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -212,14 +228,17 @@ def plain_ticks(axis: Axis) -> None:
         box, along_x = axis.axes.bbox, axis is axis.axes.xaxis
         inches = (box.width if along_x else box.height) / axis.axes.figure.dpi
         decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-        widest = max(len(plain(figure * 10.0**decade)) for decade in decades for figure in (1, 2, 5))
+        widest = max(
+            len(plain(figure * 10.0**decade)) for decade in decades for figure in (1, 2, 5)
+        )
         needed = 0.1 + 0.07 * widest if along_x else 0.3
         return high >= NEAR * low and math.log10(2) / math.log10(high / low) * inches > needed
 
     axis.set_major_locator(Near())
     axis.set_major_formatter(plain)
     axis.set_minor_formatter(between)
-    axis.set_tick_params(which="minor", pad=5.0)  # at the height of the others, whose ticks are longer
+    # at the height of the others, whose ticks are longer
+    axis.set_tick_params(which="minor", pad=5.0)
 
 
 def heading(ax: Axes, text: str) -> None:
@@ -236,7 +255,9 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
     lines = math.ceil(len(entries) / max(1, min(7, int(room // (4 + longest)))))
     columns = math.ceil(len(entries) / lines)
     # matplotlib fills column after column, and people read line after line.
-    handles, names = zip(*(entry for i in range(columns) for entry in entries[i::columns]), strict=True)
+    handles, names = zip(
+        *(entry for i in range(columns) for entry in entries[i::columns]), strict=True
+    )
     figure.legend(
         handles,
         names,
@@ -261,4 +282,6 @@ def mark(marker: str, colour: str) -> Any:
     """A legend's handle for a point."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], marker=marker, color=colour, ls="", ms=6.5, mew=1.6 if marker == "|" else 0.6)
+    return Line2D(
+        [], [], marker=marker, color=colour, ls="", ms=6.5, mew=1.6 if marker == "|" else 0.6
+    )

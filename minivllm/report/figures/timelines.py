@@ -1,4 +1,5 @@
-"""Figures over time: what was in the batch and the cache at each step, and what the machine did meanwhile."""
+"""Figures over time: what was in the batch and the cache at each step, and what the machine did
+meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 @dataclass(frozen=True)
 class Track:
-    """One panel of a row: what it is of, the unit, and the lines in it as field, name, colour, scale."""
+    """One panel of a row: what it is of, the unit, and the lines in it as field, name, colour,
+    scale."""
 
     noun: str
     unit: str
@@ -76,11 +78,13 @@ TELEMETRY = (
 )
 COUNTED = ("loading", "measuring")  # phases of which memory.host_rss_peak is the greatest
 GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no value
-CEILING = "kv_blocks_total"  # drawn only where some cell uses a quarter of it, or it would flatten the rest
+# drawn only where some cell uses a quarter of it, or it would flatten the rest
+CEILING = "kv_blocks_total"
 
 
 def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
-    """Steps and telemetry of the first cells that have them; cells without the files are passed over."""
+    """Steps and telemetry of the first cells that have them; cells without the files are passed
+    over."""
     plots = (
         _timeline(
             cells,
@@ -89,7 +93,8 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
             "steps.parquet",
             "start_s",
             name="steps",
-            caption="Time from the first step of the measured window. A thinned line shows the greatest of each bin.",
+            caption="Time from the first step of the measured window. A thinned line shows the "
+            "greatest of each bin.",
         ),
         _timeline(
             cells,
@@ -98,23 +103,27 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
             "telemetry.parquet",
             "t_s",
             name="telemetry",
-            caption="Sampled by the supervising process, not by the measured one. Before the measured window the model is "
-            "loaded, the machine's limits are probed and the engine is warmed up; after it the record is written. The host's "
-            "peak of a record is that of loading and of the window; memory at other times is drawn faint.",
+            caption="Sampled by the supervising process, not by the measured one. Before the "
+            "measured window the model is loaded, the machine's limits are probed and the engine "
+            "is warmed up; after it the record is written. The host's peak of a record is that "
+            "of loading and of the window; memory at other times is drawn faint.",
         ),
     )
     return [plot for plot in plots if plot is not None]
 
 
 def _frame(cell: Cell, file: str, clock: str, tracks: tuple[Track, ...]) -> pd.DataFrame | None:
-    """The table of the cell's first block that has one, with `seconds` counted from its first row."""
+    """The table of the cell's first block that has one, with `seconds` counted from its first
+    row."""
     drawn = [line[0] for track in tracks for line in track.lines]
     for frame in frames(cell, file, [clock, "phase", "num_tokens", *drawn], [clock]):
         if len(frame) < 2:
             continue
         frame = frame.sort_values(clock)
         if {"num_tokens", "num_prefill_tokens"} <= set(frame):
-            frame = frame.assign(num_decode_tokens=frame["num_tokens"] - frame["num_prefill_tokens"])
+            frame = frame.assign(
+                num_decode_tokens=frame["num_tokens"] - frame["num_prefill_tokens"]
+            )
         if {"rss", "phase"} <= set(frame):
             frame = _split_memory(frame)
         return frame.assign(seconds=frame[clock] - frame[clock].iloc[0])
@@ -143,9 +152,13 @@ def _timeline(
         if len(drawn) == (MAX_TIMELINES if len(cells) <= MANY else SAMPLE):
             break
         frame = _frame(cell, file, clock, tracks)
-        if frame is not None and any(_has(frame, line[0]) for track in tracks for line in track.lines):
+        if frame is not None and any(
+            _has(frame, line[0]) for track in tracks for line in track.lines
+        ):
             drawn.append((cell, frame))
-    full = any(_has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn)
+    full = any(
+        _has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn
+    )
     shown = [
         (track, lines)
         for track in tracks
@@ -192,7 +205,11 @@ def _has(frame: pd.DataFrame, key: str) -> bool:
 
 def _window(frame: pd.DataFrame) -> list[Series]:
     """The time in which requests were measured, where the table has more than that."""
-    if "phase" not in frame or not (measuring := frame["phase"] == "measuring").any() or measuring.all():
+    if (
+        "phase" not in frame
+        or not (measuring := frame["phase"] == "measuring").any()
+        or measuring.all()
+    ):
         return []
     seconds = frame["seconds"][measuring]
     return [Series("measured window", LIGHT, [seconds.iloc[0], seconds.iloc[-1]], [], "band")]
@@ -208,4 +225,6 @@ def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) 
         # The greatest of each bin: a peak must not vanish by thinning.
         bins = (points["seconds"] * MAX_POINTS / (points["seconds"].iloc[-1] or 1.0)).astype(int)
         points = points.groupby(bins).agg({"seconds": "first", key: "max"})
-    return Series(label, colour, list(points["seconds"]), list(points[key].astype(float) * scale), "steps")
+    return Series(
+        label, colour, list(points["seconds"]), list(points[key].astype(float) * scale), "steps"
+    )

@@ -21,7 +21,16 @@ from minivllm.analysis.format import (
     whole_percent,
 )
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import BETTER, FAINT, INK, LIGHT, NEUTRAL, SLATE, UNDECIDED, WORSE
+from minivllm.report.figures.palette import (
+    BETTER,
+    FAINT,
+    INK,
+    LIGHT,
+    NEUTRAL,
+    SLATE,
+    UNDECIDED,
+    WORSE,
+)
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import (
     Drawing,
@@ -85,7 +94,8 @@ class AblationStudy(Study[Analysis]):
         """The analysis of the records' ablation; None where there is none. See `analyse`."""
         if not any(row.get("ablation.design") for row in inputs.rows):
             return None
-        from minivllm.analysis.ablation import analyse  # with scipy: a second that other reports are spared
+        # with scipy: a second that other reports are spared
+        from minivllm.analysis.ablation import analyse
 
         return analyse(inputs.rows, inputs.planned)
 
@@ -134,8 +144,9 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
     elif _undecidable(analysis):
         most = max(e.blocks for e in analysis.effects if e.verdict == "too few blocks")
         headline = (
-            f"Too few blocks for any verdict: over {count(len(analysis.effects), 'optimisation')} it takes "
-            f"{analysis.blocks_needed}, and there {'is' if most == 1 else 'are'} {most}."
+            "Too few blocks for any verdict: over "
+            f"{count(len(analysis.effects), 'optimisation')} it takes {analysis.blocks_needed}, "
+            f"and there {'is' if most == 1 else 'are'} {most}."
         )
     else:
         headline = f"No optimisation is shown to change {name}."
@@ -158,7 +169,8 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
 
 
 def _undecidable(analysis: Analysis) -> bool:
-    """Whether nothing could have been found: of so few blocks `none` would not be a finding either."""
+    """Whether nothing could have been found: of so few blocks `none` would not be a finding
+    either."""
     states = {effect.verdict for effect in analysis.effects}
     return "too few blocks" in states and "none" not in states
 
@@ -175,7 +187,9 @@ def _undecided(effect: Effect) -> str:
     return f"{effect.name} (found from {sig(100 * effect.minimum_detectable, 2)} %)"
 
 
-def section(analysis: Analysis, cells: list[Cell], plots: list[Plot], out_dir: Any) -> dict[str, Any]:
+def section(
+    analysis: Analysis, cells: list[Cell], plots: list[Plot], out_dir: Any
+) -> dict[str, Any]:
     """The section as plain data for its template."""
     places = {
         cell.arm: place_of(cell, i, out_dir)
@@ -190,7 +204,8 @@ def section(analysis: Analysis, cells: list[Cell], plots: list[Plot], out_dir: A
         "baseline": analysis.baseline,
         "blocks": count(analysis.blocks, "block"),
         "needed": analysis.blocks_needed if analysis.blocks < analysis.blocks_needed else None,
-        "noise": analysis.noise and spanned(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
+        "noise": analysis.noise
+        and spanned(analysis.noise.ratio, analysis.noise.low, analysis.noise.high),
         "others": [metric_name(m) for m in others],
         "rows": _effect_rows(analysis, others, places),
         "interactions": _interaction_rows(analysis),
@@ -201,7 +216,8 @@ def section(analysis: Analysis, cells: list[Cell], plots: list[Plot], out_dir: A
 def _effect_rows(
     analysis: Analysis, others: list[str], places: dict[str, str | None]
 ) -> list[dict[str, Any]]:
-    """A row for each optimisation; `others` are the further metrics, `places` where an arm's records are."""
+    """A row for each optimisation; `others` are the further metrics, `places` where an arm's
+    records are."""
     further = {(e.name, e.metric): e for e in analysis.others}
     return [
         {
@@ -213,7 +229,9 @@ def _effect_rows(
             "ratio": ratio(e.ratio),
             "interval": interval(e.low, e.high),
             "p": p_value(e.p_holm),
-            "least": MISSING if e.minimum_detectable is None else f"{sig(100 * e.minimum_detectable, 2)}",
+            "least": MISSING
+            if e.minimum_detectable is None
+            else f"{sig(100 * e.minimum_detectable, 2)}",
             "blocks": e.blocks,
             "same": whole_percent(e.same_tokens),
             "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
@@ -262,7 +280,9 @@ def forest(analysis: Analysis) -> Chart | None:
     noise = analysis.noise
     if noise and noise.low is not None and noise.high is not None:
         series.append(
-            Series("A/A: the baseline against itself", LIGHT, cut([noise.low, noise.high]), [], "band")
+            Series(
+                "A/A: the baseline against itself", LIGHT, cut([noise.low, noise.high]), [], "band"
+            )
         )
     series.append(Series("", INK, [1.0, 1.0], [-0.6, len(known) - 0.4], "line"))
     for state, members in _by_verdict(known).items():
@@ -279,7 +299,9 @@ def forest(analysis: Analysis) -> Chart | None:
                     for e in members
                 ],
                 low=cut([x if e.low is None else e.low for e, x in zip(members, xs, strict=True)]),
-                high=cut([x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]),
+                high=cut(
+                    [x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]
+                ),
             )
         )
     name = metric_name(analysis.metric)
@@ -287,8 +309,9 @@ def forest(analysis: Analysis) -> Chart | None:
     said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
     caption = (
-        "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and of the A/A band is an "
-        "effect. The verdict is that of the test, after correction for the number of optimisations."
+        "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and "
+        "of the A/A band is an effect. The verdict is that of the test, after correction for "
+        "the number of optimisations."
     )
     return Chart("forest", "Which effects are real?", alt, caption, [("", [panel])])
 
@@ -328,11 +351,12 @@ def waterfall(whole: Attribution) -> Drawing:
 
     said = [f"{f.name} {spanned(f.ratio, f.low, f.high)}" for f in whole.factors]
     alt = (
-        f"Waterfall of {listing(said, 12)}, which multiply to {spanned(whole.total, whole.low, whole.high)}."
+        f"Waterfall of {listing(said, 12)}, which multiply to "
+        f"{spanned(whole.total, whole.low, whole.high)}."
     )
     caption = (
-        "The factors multiply to the whole. Each is the geometric mean of what the optimisation gives over every order of "
-        "switching them on (Shapley values of the logarithm), so that none is favoured by coming first and nothing is "
-        "counted twice."
+        "The factors multiply to the whole. Each is the geometric mean of what the optimisation "
+        "gives over every order of switching them on (Shapley values of the logarithm), so that "
+        "none is favoured by coming first and nothing is counted twice."
     )
     return Drawing("waterfall", "What is the whole made of?", alt, caption, draw)

@@ -47,7 +47,10 @@ def write_alone(
     title, facts = asked
     parts = [
         Section(
-            study.name, study.title, study.section(found, inputs, [*plots.values()], out_dir), study.template
+            study.name,
+            study.title,
+            study.section(found, inputs, [*plots.values()], out_dir),
+            study.template,
         ),
         Section("asked", title, {"facts": facts, "commands": commands(inputs.rows)}),
     ]

@@ -1,4 +1,5 @@
-"""What a study is: one question that a report answers from its records, with its words, tables, figures and place."""
+"""What a study is: one question that a report answers from its records, with its words, tables,
+figures and place."""
 
 from __future__ import annotations
 
@@ -19,17 +20,18 @@ Found = TypeVar("Found")  # what a study finds, which its other methods are give
 class Study(Generic[Found]):
     """One question that a report answers from its records.
 
-    A report loops over a list of studies and shows those that find something. `find` is all that a study must have;
-    what else it does not override is left out. A study of the user's own is named in `report.studies`, and its knobs are
-    the arguments of its constructor.
+    A report loops over a list of studies and shows those that find something. `find` is all that a
+    study must have; what else it does not override is left out. A study of the user's own is named
+    in `report.studies`, and its knobs are the arguments of its constructor.
 
     Attributes:
         name: of its section on the page, unlike that of any other.
         title: heading of the section.
-        leads: whether records are made for this study. Its section then stands first, and the first study that leads
-            answers the question of the page; others stand below the results.
+        leads: whether records are made for this study. Its section then stands first, and the first
+            study that leads answers the question of the page; others stand below the results.
         template: file in templates/sections that shows what `section` returns.
-        figure_names: of all figures that it may draw, so that those of an earlier report are removed.
+        figure_names: of all figures that it may draw, so that those of an earlier report are
+            removed.
         file_names: of all files that it may write, likewise.
     """
 

@@ -121,7 +121,8 @@ def _rows(found: Capacity) -> list[dict[str, Any]]:
 
 
 def _named(searches: list[CapacityRun]) -> list[tuple[str, CapacityRun]]:
-    """Each by what was measured; where that is the same by its sweep too, and where that is the same by a number."""
+    """Each by what was measured; where that is the same by its sweep too, and where that is the
+    same by a number."""
     counts = Counter(search.cell for search in searches)
     names = [s.cell if counts[s.cell] == 1 else f"{s.cell} ({s.sweep})" for s in searches]
     totals, seen = Counter(names), Counter[str]()
@@ -143,8 +144,14 @@ def figure(searches: list[CapacityRun]) -> Chart:
         for panel, s in zip(panels, searches, strict=True)
     ]
     rates = sum(len(search.found.probes) for search in searches)
-    alt = f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: {'; '.join(said)}."
-    caption = "A rate holds where the whole interval lies above the dashed line, and fails where all of it lies below."
+    alt = (
+        f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: "
+        f"{'; '.join(said)}."
+    )
+    caption = (
+        "A rate holds where the whole interval lies above the dashed line, and fails where all "
+        "of it lies below."
+    )
     return Chart("capacity", "At which rates are the objectives met?", alt, caption, panels)
 
 
@@ -164,9 +171,13 @@ def _panel(found: Capacity, several: bool) -> Panel:
         if members:
             shares = [100 * probe.share for probe in members]
             names = [
-                f"{probe.rate:g}: {sig(share)} % of {count(probe.num_requests, 'request')} met them, {verdict}"
+                f"{probe.rate:g}: {sig(share)} % of {count(probe.num_requests, 'request')} met "
+                f"them, {verdict}"
                 for probe, share in zip(members, shares, strict=True)
             ]
             series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
-    labels = f"rate of arrival, {found.unit}", "% that met" if several else "% that met their objectives"
+    labels = (
+        f"rate of arrival, {found.unit}",
+        "% that met" if several else "% that met their objectives",
+    )
     return Panel("", *labels, series, x_from_zero=not several, y_from_zero=not several)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.cells import DEVICE, gather
 from minivllm.analysis.comparison import ChangeVerdict, Compared, Comparison
-from minivllm.analysis.format import MISSING, count, cut, interval, listing, p_value, show, sig, spanned
+from minivllm.analysis.format import (
+    MISSING,
+    count,
+    cut,
+    interval,
+    listing,
+    p_value,
+    show,
+    sig,
+    spanned,
+)
 from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
@@ -28,7 +38,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # One kind of mean, and how it stands beside the ratio.
-MEANS = "Means are arithmetic, over blocks; the ratio, after / before, is that of the typical block."
+MEANS = (
+    "Means are arithmetic, over blocks; the ratio, after / before, is that of the typical block."
+)
 HEADINGS = (
     "cell",
     "mean before",
@@ -75,7 +87,8 @@ class ComparedRuns:
 
 
 class ComparisonStudy(Study[ComparedRuns]):
-    """Whether anything got slower from one run to another; it finds nothing in the records of one report."""
+    """Whether anything got slower from one run to another; it finds nothing in the records of one
+    report."""
 
     name = "compare"
     title = "Which cells changed?"
@@ -89,7 +102,10 @@ class ComparisonStudy(Study[ComparedRuns]):
 
     def question(self, found: ComparedRuns, inputs: ReportInputs) -> str:
         """Names the metric and the runs."""
-        return f"Did {_said(found.comparison.metric)} get worse from {found.names[0]} to {found.names[1]}?"
+        return (
+            f"Did {_said(found.comparison.metric)} get worse from {found.names[0]} to "
+            f"{found.names[1]}?"
+        )
 
     def conclusion(self, found: ComparedRuns, inputs: ReportInputs) -> Conclusion:
         """That of the comparison, and how far to trust it."""
@@ -124,7 +140,9 @@ class ComparisonStudy(Study[ComparedRuns]):
                 "tone": TONES[cell.verdict],
                 "tinge": TINGES.get(cell.verdict, ""),
             }
-            for cell, texts in zip(comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False)
+            for cell, texts in zip(
+                comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False
+            )
         ]
         only = zip(found.names, (comparison.only_before, comparison.only_after), strict=True)
         return {
@@ -218,14 +236,19 @@ def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     lines += [f"`{comparison.metric}`{better}. {MEANS}", ""]
     lines += [line for note in comparison.notes for line in (markdown_text(note), "")]
     if comparison.cells:
-        lines.append(markdown_table(HEADINGS[:1], HEADINGS[1:], table_rows(comparison), HEADINGS[6:]))
-    for name, labels in zip((old, new), (comparison.only_before, comparison.only_after), strict=True):
+        lines.append(
+            markdown_table(HEADINGS[:1], HEADINGS[1:], table_rows(comparison), HEADINGS[6:])
+        )
+    for name, labels in zip(
+        (old, new), (comparison.only_before, comparison.only_after), strict=True
+    ):
         lines += [f"Only in {name}: {markdown_text(label)}" for label in labels]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
-    """Ratios with their intervals on a logarithmic axis, a row a cell; None where no cell has one."""
+    """Ratios with their intervals on a logarithmic axis, a row a cell; None where no cell has
+    one."""
     known = [cell for cell in comparison.cells if cell.ratio is not None]
     if not known:
         return None
@@ -243,8 +266,8 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
     label = f"{_said(comparison.metric)}, after / before ({better}log scale)"
     panel = Panel("", label, "", series, log_x=True, rows=[comparison.name(cell) for cell in cells])
     caption = (
-        f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % intervals, in the colour of the verdict; "
-        "the grey band is what the threshold lets pass."
+        f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % "
+        "intervals, in the colour of the verdict; the grey band is what the threshold lets pass."
     )
     if len(known) > MAX_BARS:
         caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."
@@ -252,7 +275,9 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
     return Chart("compare", title, comparison.conclusion, caption, [("", [panel])])
 
 
-def _points(comparison: Comparison, cells: list[Compared], state: ChangeVerdict, colour: str) -> Series:
+def _points(
+    comparison: Comparison, cells: list[Compared], state: ChangeVerdict, colour: str
+) -> Series:
     """The ratios of the cells with a verdict, in the rows of all cells."""
     members = [(float(row), cell) for row, cell in enumerate(cells) if cell.verdict == state]
     ratios = [cell.ratio or 1.0 for _, cell in members]
@@ -265,7 +290,10 @@ def _points(comparison: Comparison, cells: list[Compared], state: ChangeVerdict,
         colour,
         ratios,
         [row for row, _ in members],
-        names=[f"{comparison.name(cell)}: {spanned(cell.ratio, cell.low, cell.high)}" for _, cell in members],
+        names=[
+            f"{comparison.name(cell)}: {spanned(cell.ratio, cell.low, cell.high)}"
+            for _, cell in members
+        ],
         low=cut([low for low, _ in ends]),
         high=cut([high for _, high in ends]),
     )

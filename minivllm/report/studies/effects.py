@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis import statistics
 from minivllm.analysis.findings import Analysis, Effect
-from minivllm.analysis.format import MISSING, interval, listing, p_value, ratio, sig, spanned, whole_percent
+from minivllm.analysis.format import (
+    MISSING,
+    interval,
+    listing,
+    p_value,
+    ratio,
+    sig,
+    spanned,
+    whole_percent,
+)
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -28,7 +37,9 @@ def effects_table(analysis: Analysis) -> Table:
     for effect in every_effect(analysis):
         name, *numbers, verdict = _line(effect)
         colour = COLOURS.get(verdict)
-        table.add_row(escape(name), f"[{colour}]{verdict}[/]" if colour else verdict, *map(escape, numbers))
+        table.add_row(
+            escape(name), f"[{colour}]{verdict}[/]" if colour else verdict, *map(escape, numbers)
+        )
     return table
 
 
@@ -36,7 +47,10 @@ def markdown_text(analysis: Analysis) -> str:
     """The same lines in Markdown, with the reason of a verdict that figures seem to deny."""
     first, *others = _heading(analysis)
     lines = [
-        [*_line(effect)[:-1], f"{effect.verdict}: {effect.reason}" if effect.reason else effect.verdict]
+        [
+            *_line(effect)[:-1],
+            f"{effect.verdict}: {effect.reason}" if effect.reason else effect.verdict,
+        ]
         for effect in every_effect(analysis)
     ]
     return markdown_table([first], others, lines)
@@ -69,7 +83,16 @@ def every_effect(analysis: Analysis) -> tuple[Effect, ...]:
 
 def _heading(analysis: Analysis) -> list[str]:
     ratios = f"{analysis.metric}, with / without"
-    return ["optimisation", ratios, "95 %", "p (Holm)", "blocks", "found from", "same outputs", "verdict"]
+    return [
+        "optimisation",
+        ratios,
+        "95 %",
+        "p (Holm)",
+        "blocks",
+        "found from",
+        "same outputs",
+        "verdict",
+    ]
 
 
 def _line(effect: Effect) -> list[str]:

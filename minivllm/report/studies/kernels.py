@@ -1,4 +1,5 @@
-"""A record of task=kernels for people: a table, what it comes to, and each kernel under the measured roof."""
+"""A record of task=kernels for people: a table, what it comes to, and each kernel under the
+measured roof."""
 
 from __future__ import annotations
 
@@ -49,7 +50,17 @@ ESTIMATED = HEADINGS[5:8]
 BELOW = {"ours": "reference", "bound": "inputs from"}  # columns of the page that stand below others
 LEFT = {"kernel", "on", "ours", "reference", "bound", "inputs from", "output"}
 CSV_FIELDS = (
-    *("part_of", "kernel", "part", "rows", "implementation", "reference", "bytes", "operations", "copies"),
+    *(
+        "part_of",
+        "kernel",
+        "part",
+        "rows",
+        "implementation",
+        "reference",
+        "bytes",
+        "operations",
+        "copies",
+    ),
     *("seconds", "reference_seconds", "speedup", "floor_s", "bound", "of_floor", "from_memory"),
     *("difference", "tolerance", "ok", "error"),
 )
@@ -69,7 +80,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no record of task=kernels")
     if record.get("schema_version") != KERNELS_VERSION:
         raise BadInput(
-            f"{path} has schema_version {record.get('schema_version')!r:.20}, and {KERNELS_VERSION} is read here"
+            f"{path} has schema_version {record.get('schema_version')!r:.20}, and "
+            f"{KERNELS_VERSION} is read here"
         )
     rows = record.get("rows")
     parts = [
@@ -135,18 +147,26 @@ def write(record: dict[str, Any], out_dir: Path) -> Path:
     """
     make_folder(out_dir)  # before the work
     row = flatten({key: record.get(key) for key in ("provenance", "schema_version")})
-    limits = [("Measured limits", _limits(record)), *(("Note", str(note)) for note in _notes(record))]
+    limits = [
+        ("Measured limits", _limits(record)),
+        *(("Note", str(note)) for note in _notes(record)),
+    ]
     asked = "What was measured?", [*limits, *facts([row])]
-    write_alone(KernelsStudy(), record, ReportInputs([row]), out_dir, names=_title(record), asked=asked)
+    write_alone(
+        KernelsStudy(), record, ReportInputs([row]), out_dir, names=_title(record), asked=asked
+    )
     return out_dir
 
 
 def _entries(row: Row, shown: list[str]) -> list[tuple[str, str]]:
-    """What the page's table has in a row, and what stands below it: of an estimate its interval, of others see BELOW."""
+    """What the page's table has in a row, and what stands below it: of an estimate its interval, of
+    others see BELOW."""
     texts = dict(zip(HEADINGS, cells(row), strict=True))
     found = []
     for heading in shown:
-        text, _, ends = texts[heading].partition(" (") if heading in ESTIMATED else (texts[heading], "", "")
+        text, _, ends = (
+            texts[heading].partition(" (") if heading in ESTIMATED else (texts[heading], "", "")
+        )
         found.append((text, texts[BELOW[heading]] if heading in BELOW else ends.removesuffix(")")))
     return found
 
@@ -204,11 +224,17 @@ def findings(record: dict[str, Any]) -> list[str]:
             if wrong
             else "all of them equal or close (within twice the rounding error of bfloat16)."
         )
-        lines = [f"{count(len(compared), 'output')} compared with the reference's before timing, {found}"]
+        lines = [
+            f"{count(len(compared), 'output')} compared with the reference's before timing, {found}"
+        ]
     kernels = dict.fromkeys(row["kernel"] for row in rows)
     for kernel in kernels:
-        shares = [100 * row["of_floor"] for row in rows if row["kernel"] == kernel and row["of_floor"]]
-        gains = [row["speedup"]["median"] for row in rows if row["kernel"] == kernel and row["speedup"]]
+        shares = [
+            100 * row["of_floor"] for row in rows if row["kernel"] == kernel and row["of_floor"]
+        ]
+        gains = [
+            row["speedup"]["median"] for row in rows if row["kernel"] == kernel and row["speedup"]
+        ]
         parts = [f"{_span(shares)} % of the limit"] if shares else []
         parts += [f"{_span(gains)} times as fast as the reference"] if gains else []
         lines.append(f"{kernel}: {', '.join(parts)}" if parts else f"{kernel}: no limit is known")
@@ -222,16 +248,19 @@ def findings(record: dict[str, Any]) -> list[str]:
     above = [_name(row) for row in rows if (row["of_floor"] or 0) > ABOVE]
     if above:
         lines.append(
-            f"above the limit, so it is not one: {_listed(above)}. Something else used the machine while the limit was "
-            "probed, or the inputs came from a cache"
+            f"above the limit, so it is not one: {_listed(above)}. Something else used the "
+            "machine while the limit was probed, or the inputs came from a cache"
         )
     lines += [f"{row['kernel']} failed: {row['error']}" for row in record["rows"] if "error" in row]
     if record.get("interrupted"):
-        lines.append(f"Interrupted after {count(len(record['rows']), 'case')}: others were not measured")
+        lines.append(
+            f"Interrupted after {count(len(record['rows']), 'case')}: others were not measured"
+        )
     if (others := record.get("others_percent", 0.0)) > OTHERS_PERCENT:
         lines.append(
-            f"Other processes used {others:.0f} % of a core meanwhile: times may be worse for it, many times where threads "
-            "wait for one that has no core (runtime.threads), and the limit lower than it is"
+            f"Other processes used {others:.0f} % of a core meanwhile: times may be worse for "
+            "it, many times where threads wait for one that has no core (runtime.threads), and "
+            "the limit lower than it is"
         )
     return lines
 
@@ -239,7 +268,9 @@ def findings(record: dict[str, Any]) -> list[str]:
 def _group(row: Row) -> str:
     """What is drawn alike: products of one format, or one part of the record."""
     return str(
-        row["kernel"].removeprefix("linear ") if row["kernel"].startswith("linear ") else row["part_of"]
+        row["kernel"].removeprefix("linear ")
+        if row["kernel"].startswith("linear ")
+        else row["part_of"]
     )
 
 
@@ -266,7 +297,12 @@ def table(record: dict[str, Any]) -> Table:
     headings = ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output")
     made = bare_table(
         *(
-            Column(heading, justify="left" if heading in LEFT else "right", overflow="fold", min_width=5)
+            Column(
+                heading,
+                justify="left" if heading in LEFT else "right",
+                overflow="fold",
+                min_width=5,
+            )
             for heading in headings
         )
     )
@@ -278,7 +314,9 @@ def table(record: dict[str, Any]) -> Table:
             medians = ("seconds", "reference_seconds", "speedup")
             texts.update(
                 (heading, sig(row[key] and row[key]["median"] * scale))
-                for heading, key, scale in zip(HEADINGS[5:8], medians, (MICRO, MICRO, 1.0), strict=True)
+                for heading, key, scale in zip(
+                    HEADINGS[5:8], medians, (MICRO, MICRO, 1.0), strict=True
+                )
             )
         shown = (*HEADINGS[:3], *HEADINGS[5:8], "% of floor", "bound", "output")
         made.add_row(*(escape(texts[heading]) for heading in shown))
@@ -320,7 +358,9 @@ def csv_text(record: dict[str, Any]) -> str:
         name
         for field in CSV_FIELDS
         for name in (
-            [f"{field}.{end}" for end in ("median", "low", "high")] if field in ESTIMATES else [field]
+            [f"{field}.{end}" for end in ("median", "low", "high")]
+            if field in ESTIMATES
+            else [field]
         )
     ]
     rows = []
@@ -333,7 +373,8 @@ def csv_text(record: dict[str, Any]) -> str:
 
 
 def figure(record: dict[str, Any]) -> Chart | None:
-    """Share of the limit against operations a byte, the reference hollow; None where no limit is known.
+    """Share of the limit against operations a byte, the reference hollow; None where no limit is
+    known.
 
     What does no matrix product has no place on that axis and stands at its left end.
     """
@@ -349,19 +390,29 @@ def figure(record: dict[str, Any]) -> Chart | None:
         colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i // len(PALETTE) % len(MARKERS)]
         xs = [intensities[id(row)] or left for row in members]
         ys = [100 * row["of_floor"] for row in members]
-        names = [f"{_name(row)}: {sig(y)} % of the limit" for row, y in zip(members, ys, strict=True)]
+        names = [
+            f"{_name(row)}: {sig(y)} % of the limit" for row, y in zip(members, ys, strict=True)
+        ]
         series.append(Series(group, colour, xs, ys, marker=marker, names=names))
         beside = [(x, row) for x, row in zip(xs, members, strict=True) if row["reference_seconds"]]
         if beside:
-            shares = [100 * row["floor_s"] / row["reference_seconds"]["median"] for _, row in beside]
-            series.append(Series("", colour, [x for x, _ in beside], shares, marker=marker, hollow=True))
+            shares = [
+                100 * row["floor_s"] / row["reference_seconds"]["median"] for _, row in beside
+            ]
+            series.append(
+                Series("", colour, [x for x, _ in beside], shares, marker=marker, hollow=True)
+            )
     title = "Full: this project's kernels; hollow: the reference"
-    panel = Panel(title, "operations a byte (log scale)", "% of the limit (log scale)", series, True, True)
-    alt = f"Share of the measured limit against operations a byte, {count(len(rows), 'case')}. " + " ".join(
-        findings(record)[:1]
+    panel = Panel(
+        title, "operations a byte (log scale)", "% of the limit (log scale)", series, True, True
+    )
+    alt = (
+        f"Share of the measured limit against operations a byte, {count(len(rows), 'case')}. "
+        + " ".join(findings(record)[:1])
     )
     caption = (
-        "Full: this project's kernels; hollow: the reference. The limit of a case is the longer of bytes / bandwidth and "
-        "operations / matrix rate. Steps without a matrix product stand at the left end."
+        "Full: this project's kernels; hollow: the reference. The limit of a case is the longer "
+        "of bytes / bandwidth and operations / matrix rate. Steps without a matrix product "
+        "stand at the left end."
     )
     return Chart("kernels", "How far is each kernel from the limit?", alt, caption, [("", [panel])])

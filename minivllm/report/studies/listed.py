@@ -68,7 +68,8 @@ def leading(known: Sequence[Finding]) -> Finding | None:
 
 
 def terminal_tables(inputs: ReportInputs, known: Sequence[Finding]) -> Iterator[Table]:
-    """The terminal's tables but for the leading study's: the summary, and those of the other studies.
+    """The terminal's tables but for the leading study's: the summary, and those of the other
+    studies.
 
     Where a study's tables say all that these would, they alone.
     """

@@ -1,4 +1,5 @@
-"""What each precision costs and gains: speed, memory, energy and quality side by side, and the Pareto plot of them."""
+"""What each precision costs and gains: speed, memory, energy and quality side by side, and the
+Pareto plot of them."""
 
 from __future__ import annotations
 
@@ -43,8 +44,10 @@ COLUMNS = (
     Column("quality.prefix_mean", "Prefix, mean", "tokens", terminal=True),
     Column("quality.prefix_min", "Prefix, least", "tokens", whole=True, terminal=True),
 )
-BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")  # in other tables of the page
-LEAST_KL = 1e-8  # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
+# in other tables of the page
+BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")
+# nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
+LEAST_KL = 1e-8
 PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
 
@@ -89,7 +92,9 @@ def judged(cells: list[Cell]) -> list[Cell]:
     """Cells of which quality was asked, failed ones too; none at all where no record has any."""
     if not any(cell.mean(PERPLEXITY) is not None for cell in cells):
         return []
-    return [cell for cell in cells if cell.mean(PERPLEXITY) is not None or any(map(_asked, cell.rows))]
+    return [
+        cell for cell in cells if cell.mean(PERPLEXITY) is not None or any(map(_asked, cell.rows))
+    ]
 
 
 def _asked(row: dict[str, Any]) -> bool:
@@ -108,7 +113,10 @@ def used(cells: list[Cell]) -> list[Column]:
 
 def section(shown: list[Cell], cells: list[Cell], plots: list[Plot]) -> dict[str, Any]:
     """The section as plain data for its template."""
-    columns, names = [column for column in used(shown) if column.key not in BESIDE], name_columns(shown)
+    columns, names = (
+        [column for column in used(shown) if column.key not in BESIDE],
+        name_columns(shown),
+    )
     places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
     return {
         "names": names,
@@ -136,19 +144,23 @@ def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
     prompts = listing([show(v) for v in distinct(rows, "quality.prompts")])
     longest = listing([show(v) for v in distinct(rows, "quality.prefix_of")])
     notes = [
-        f"Perplexity and top-1 are over {tokens} tokens, KL({references} ‖ cell) over {kl_tokens}; prefix: greedy tokens "
-        f"identical with those of {references} before the first that differs, of {longest}, over {prompts} prompts."
+        f"Perplexity and top-1 are over {tokens} tokens, KL({references} ‖ cell) over "
+        f"{kl_tokens}; prefix: greedy tokens identical with those of {references} before the "
+        f"first that differs, of {longest}, over {prompts} prompts."
     ]
     perplexities = [sig(v, 4) for v in distinct(rows, "quality.reference_perplexity")]
     if perplexities:
         notes.append(f"Perplexity of the reference itself: {listing(perplexities)}.")
     if len(distinct(rows, "quality.reference_id")) > 1:
         notes.append(
-            "These cells were compared with different references (another text, checkpoint, machine or version of "
-            "the code), so their KL, top-1 and prefix must not be compared with each other."
+            "These cells were compared with different references (another text, checkpoint, "
+            "machine or version of the code), so their KL, top-1 and prefix must not be "
+            "compared with each other."
         )
     if all(column.key != "energy.joules_per_output_token" for column in columns):
-        reasons = listing([show(v) for v in distinct(rows, "energy.reason")]) or "no reason recorded"
+        reasons = (
+            listing([show(v) for v in distinct(rows, "energy.reason")]) or "no reason recorded"
+        )
         notes.append(f"J/token: {reasons}.")
     return notes
 
@@ -169,7 +181,11 @@ def _quality_table(shown: list[Cell]) -> Table:
     columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
     table = rich_table(names, [(column.title, column.unit) for column in columns])
     for cell in shown:
-        words = [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
+        words = [
+            *names_of(cell, names),
+            cell.marked_status,
+            *(text(cell, column) for column in columns),
+        ]
         table.add_row(*map(escape, words))
     return table
 
@@ -177,7 +193,9 @@ def _quality_table(shown: list[Cell]) -> Table:
 def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
     """Quality against throughput, a point a cell; None unless two cells have both."""
     drawn = [
-        cell for cell in judged(cells) if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
+        cell
+        for cell in judged(cells)
+        if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
     ]
     if len(drawn) < 2:
         return None
@@ -212,8 +230,9 @@ def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
         f"{count(len(drawn), 'cell')}. Beaten by none in KL and speed at once: {listing(best, 6)}."
     )
     caption = (
-        "A point a cell, means over blocks. The line joins the cells that no other beats in speed and quality at "
-        f"once, drawn full: the choice is among these.{looks.note}{thinning(drawn)}"
+        "A point a cell, means over blocks. The line joins the cells that no other beats in "
+        "speed and quality at once, drawn full: the choice is among "
+        f"these.{looks.note}{thinning(drawn)}"
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."
@@ -243,7 +262,8 @@ def headline(cells: list[Cell]) -> list[str]:
     # The reference's own precision differs from it by rounding alone: no loss that anyone chooses.
     others = [item for item in known if show(item[0].first("choices.quant")) != reference] or known
     words = [
-        f"{sig(kl)} nats in {cell.mention} (top-1 the same for {sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
+        f"{sig(kl)} nats in {cell.mention} (top-1 the same for "
+        f"{sig(100 * (cell.mean('quality.top1_agreement') or 0.0))} %)"
         for cell, kl in (others[:1] if others[0] is known[-1] else (others[0], known[-1]))
     ]
     return [f"Quality: KL to {reference} is {' and '.join(words)}."]

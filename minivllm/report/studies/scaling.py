@@ -1,4 +1,5 @@
-"""What a step costs as more requests share it and as their context grows, beside the least that it can cost."""
+"""What a step costs as more requests share it and as their context grows, beside the least that it
+can cost."""
 
 from __future__ import annotations
 
@@ -26,7 +27,16 @@ from minivllm.report.verdict import remarks
 PRESET = "scaling"
 REQUESTS, PROMPT = "workload.num_requests", "workload.input_len"
 MARGIN = 1.1  # by which a growth has to pass another to be called greater
-HEADINGS = ("requests", "context", "time (ms)", "least (ms)", "× least", "limit", "grew", "least grew")
+HEADINGS = (
+    "requests",
+    "context",
+    "time (ms)",
+    "least (ms)",
+    "× least",
+    "limit",
+    "grew",
+    "least grew",
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,8 @@ class Ladder:
             yield before, after, after.ms.mean / before.ms.mean, least
 
     def steep(self) -> list[tuple[Rung, Rung, float, float | None]]:
-        """Where the time grew faster than the work did and faster than the limits explain, also between the block that
-        was slow before and the one that was fast after."""
+        """Where the time grew faster than the work did and faster than the limits explain, also
+        between the block that was slow before and the one that was fast after."""
         return [
             (before, after, grew, least)
             for before, after, grew, least in self.growth()
@@ -129,7 +139,8 @@ def ladders(cells: list[Cell]) -> list[Ladder]:
     found = []
     for series, members in groups.items():
         decode, prefill = (
-            [rung for cell in members if (rung := make(cell)) is not None] for make in (_decode, _prefill)
+            [rung for cell in members if (rung := make(cell)) is not None]
+            for make in (_decode, _prefill)
         )
         alone = _shared(members, REQUESTS)
         for kind, rungs, fixed in (
@@ -171,7 +182,8 @@ def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float)
 
 
 def _decode(cell: Cell) -> Rung | None:
-    """The steps that only decode and have a time of their own, as many in each block as in the first."""
+    """The steps that only decode and have a time of their own, as many in each block as in the
+    first."""
     wanted = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
     frame = next(frames(cell, "steps.parquet", [*wanted, "gap_ms"], wanted), None)
     if frame is None:
@@ -202,14 +214,15 @@ def statements(found: Sequence[Ladder]) -> list[str]:
         first, last = ladder.rungs[0], ladder.rungs[-1]
         grew = last.ms.mean / first.ms.mean
         text = (
-            f"{_title(ladder)}: {sig(first.ms.mean)} ms at {_size(ladder.size(first))}, {sig(last.ms.mean)} ms at "
-            f"{_size(ladder.size(last))}: {ratio(grew)} the time for {ratio(ladder.size(last) / ladder.size(first))} the work"
+            f"{_title(ladder)}: {sig(first.ms.mean)} ms at {_size(ladder.size(first))}, "
+            f"{sig(last.ms.mean)} ms at {_size(ladder.size(last))}: {ratio(grew)} the time for "
+            f"{ratio(ladder.size(last) / ladder.size(first))} the work"
         )
         if first.least_ms and last.least_ms:
             text += f", where the limits ask for {ratio(last.least_ms / first.least_ms)}"
         steep = [
-            f"from {_size(ladder.size(before))} to {_size(ladder.size(after))} ({ratio(times)} the time"
-            + (f", limits {ratio(least)})" if least else ")")
+            f"from {_size(ladder.size(before))} to {_size(ladder.size(after))} ({ratio(times)} "
+            "the time" + (f", limits {ratio(least)})" if least else ")")
             for before, after, times, least in ladder.steep()
         ]
         where = (
@@ -259,7 +272,9 @@ def rows(ladder: Ladder) -> list[list[str]]:
 
 def section(found: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
     """The page's section as plain data."""
-    tables = [{"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in found]
+    tables = [
+        {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in found
+    ]
     return {"statements": statements(found), "tables": tables, "plots": plots}
 
 
@@ -267,7 +282,8 @@ def markdown_text(found: Sequence[Ladder]) -> str:
     """Summaryements and tables."""
     parts = ["\n".join(f"* {escaped(line)}" for line in statements(found)) + "\n"]
     parts += [
-        f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}" for ladder in found
+        f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}"
+        for ladder in found
     ]
     return "\n".join(parts)
 
@@ -275,7 +291,8 @@ def markdown_text(found: Sequence[Ladder]) -> str:
 def figure(found: Sequence[Ladder]) -> Chart:
     """A panel a kind: the time, and dashed the least time."""
     names = dict.fromkeys(ladder.series for ladder in found)
-    colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))  # further ones are in the tables
+    # further ones are in the tables
+    colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))
     panels = []
     for kind, (title, x_label) in KINDS.items():
         series = []
@@ -283,10 +300,13 @@ def figure(found: Sequence[Ladder]) -> Chart:
             if ladder.kind == kind and ladder.series in colours:
                 series += _curves(ladder, colours[ladder.series])
         if series:
-            panels.append(Panel(title, f"{x_label} (log scale)", "ms (log scale)", series, True, True))
+            panels.append(
+                Panel(title, f"{x_label} (log scale)", "ms (log scale)", series, True, True)
+            )
     caption = (
-        "The dashed line is the least time: bytes at the measured bandwidth or operations at the measured matrix rate, "
-        "whichever takes longer. Parallel lines are a constant share of the limit; a line that is steeper loses it."
+        "The dashed line is the least time: bytes at the measured bandwidth or operations at "
+        "the measured matrix rate, whichever takes longer. Parallel lines are a constant share "
+        "of the limit; a line that is steeper loses it."
     )
     return Chart(
         "scaling",
@@ -300,7 +320,9 @@ def figure(found: Sequence[Ladder]) -> Chart:
 def _curves(ladder: Ladder, colour: str) -> list[Series]:
     name = short(ladder.series or "measured", 60)
     xs = [ladder.size(rung) for rung in ladder.rungs]
-    words = [f"{_size(x)}: {sig(rung.ms.mean)} ms" for x, rung in zip(xs, ladder.rungs, strict=True)]
+    words = [
+        f"{_size(x)}: {sig(rung.ms.mean)} ms" for x, rung in zip(xs, ladder.rungs, strict=True)
+    ]
     times = [rung.ms.mean for rung in ladder.rungs]
     drawn = [
         Series(name, colour, xs, times, "line"),
@@ -309,6 +331,13 @@ def _curves(ladder: Ladder, colour: str) -> list[Series]:
     known = [(x, rung.least_ms) for x, rung in zip(xs, ladder.rungs, strict=True) if rung.least_ms]
     if known:
         drawn.append(
-            Series("least time", FAINT, [x for x, _ in known], [y for _, y in known], "line", dashed=True)
+            Series(
+                "least time",
+                FAINT,
+                [x for x, _ in known],
+                [y for _, y in known],
+                "line",
+                dashed=True,
+            )
         )
     return drawn

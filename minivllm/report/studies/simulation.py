@@ -17,7 +17,8 @@ FIGURES = (
     ("metrics.ttft_ms.p50", "TTFT p50", "ms"),
     ("metrics.ttft_ms.p99", "TTFT p99", "ms"),
 )
-# What must be the same; where weights lie is not part of it, nor what comes after the measured window.
+# What must be the same; where weights lie is not part of it, nor what comes after the measured
+# window.
 GROUPS = (*(group for group in CHOICE_ORDER if group != "engine"), "runtime")
 BESIDES = ("config.model.weights", *(f"config.runtime.{knob}" for knob in sorted(NEUTRAL_RUNTIME)))
 
@@ -59,7 +60,9 @@ class SimulationStudy(Study[Check]):
         """See `simulation_check`."""
         return simulation_check(inputs.cells)
 
-    def section(self, found: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path) -> Check:
+    def section(
+        self, found: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> Check:
         """What was found, as it is."""
         return found
 

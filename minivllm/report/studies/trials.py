@@ -15,7 +15,11 @@ from minivllm.report import tables
 from minivllm.report.studies import precision
 from minivllm.report.tables import Column, searched
 
-KNOWN = {c.key: c for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW) if c.per is None}
+KNOWN = {
+    c.key: c
+    for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW)
+    if c.per is None
+}
 UNITS = (("_per_s", "per s"), ("_ms", "ms"), ("_s", "s"))  # endings of a number's name
 
 
@@ -61,12 +65,14 @@ class Tuning:
 
     @property
     def paced(self) -> bool:
-        """Whether the load sets the objective, so that it says little of the engine and nothing is best by it."""
+        """Whether the load sets the objective, so that it says little of the engine and nothing is
+        best by it."""
         return self.ranking.sets(self.goal.objective)
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """Best first: those within the limits by their objective, then by how far they miss them."""
+        """Best first: those within the limits by their objective, then by how far they miss
+        them."""
         return sorted(self.trials, key=lambda trial: (trial.excess, self.loss(trial)))
 
     @property
@@ -85,7 +91,8 @@ class Tuning:
         return None if limit is None else limit * column.scale
 
     def status(self, trial: Trial) -> str:
-        """How a trial ended: within the limits or not, or its failure; and whether other processes were at work."""
+        """How a trial ended: within the limits or not, or its failure; and whether other processes
+        were at work."""
         if trial.cell.failed:
             return trial.cell.marked_status
         well = "within" if self.goal.limits else "ok"
@@ -121,7 +128,8 @@ def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning
     """The search that these records are of; None where they are of none, or of more than one sweep.
 
     Args:
-        goal: of a search that has just ended; else that of the newest record, which may have been made for another one.
+        goal: of a search that has just ended; else that of the newest record, which may have been
+            made for another one.
     """
     if goal is None and not searched(cells):
         return None
@@ -138,7 +146,9 @@ def _recorded(rows: list[Row]) -> Goal:
         for name, value in below(newest, "config.sweep.limits").items()
         if (most := number(value)) is not None
     }
-    return Goal(newest["config.sweep.objective"], newest.get("config.sweep.direction") != "minimize", limits)
+    return Goal(
+        newest["config.sweep.objective"], newest.get("config.sweep.direction") != "minimize", limits
+    )
 
 
 def _trial(cell: Cell, n: int, index: int, goal: Goal) -> Trial:

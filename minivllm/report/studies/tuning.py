@@ -1,4 +1,5 @@
-"""What a search found: the best of the trials within its limits, all trials in a table, and how the search went."""
+"""What a search found: the best of the trials within its limits, all trials in a table, and how the
+search went."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ def _best(tuning: Tuning) -> list[str]:
     (best, *others), objective = tuning.kept, tuning.columns[0]
     within = " within the limits" if tuning.goal.limits else ""
     headline = f"Best{within}, {_figure(best, objective)}: {best.cell.label}"
-    equals = [trial for trial in others if text(trial.cell, objective) == text(best.cell, objective)]
+    equals = [
+        trial for trial in others if text(trial.cell, objective) == text(best.cell, objective)
+    ]
     if equals:
         headline += f"; the same in {listing([trial.cell.label for trial in equals], 2)}"
     lines = [f"{headline}.", _asked(tuning)]
@@ -96,8 +99,8 @@ def _best(tuning: Tuning) -> list[str]:
     exact = tuning.goal.objective.startswith("quality.") or best.cell.simulated
     if others and not exact:
         lines.append(
-            f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it is: measure it again, beside "
-            "the default, before believing the gain."
+            f"It was chosen of {len(tuning.kept)} for looking best, and so looks better than it "
+            "is: measure it again, beside the default, before believing the gain."
         )
     return lines
 
@@ -108,21 +111,25 @@ def _paced(tuning: Tuning) -> list[str]:
     well = [trial for trial in kept if keeps_up(trial.cell)]
     within = " within the limits" if tuning.goal.limits else ""
     lines = [
-        f"No trial is best by {objective.title}: {len(well)} of {len(kept)}{within} kept up with the pace at which requests "
-        "came, so the load sets it.",
+        f"No trial is best by {objective.title}: {len(well)} of {len(kept)}{within} kept up with "
+        "the pace at which requests came, so the load sets it.",
         _asked(tuning),
     ]
     for metric in LATENCIES:
         known = [
-            (value, trial) for trial in well if (value := trial.cell.mean(f"metrics.{metric}")) is not None
+            (value, trial)
+            for trial in well
+            if (value := trial.cell.mean(f"metrics.{metric}")) is not None
         ]
         if known:
             value, least = min(known, key=lambda item: item[0])
-            lines.append(f"Of these {NAMES[metric]} is lowest, {sig(value)} ms, in {least.cell.label}.")
+            lines.append(
+                f"Of these {NAMES[metric]} is lowest, {sig(value)} ms, in {least.cell.label}."
+            )
             break
     lines.append(
-        f"To search by what the engine sets: sweep.direction=minimize sweep.objective=metrics.{LATENCIES[0]}, or "
-        "arrival=concurrency."
+        "To search by what the engine sets: sweep.direction=minimize "
+        f"sweep.objective=metrics.{LATENCIES[0]}, or arrival=concurrency."
     )
     return lines
 
@@ -208,7 +215,9 @@ def section(tuning: Tuning, plots: list[Plot], out_dir: Path) -> dict[str, Any]:
 
 def figures(tuning: Tuning) -> list[Described | None]:
     """How the search went, and what came of each value that it tried."""
-    drawn = [trial for trial in tuning.trials if trial.objective is not None and not trial.cell.failed]
+    drawn = [
+        trial for trial in tuning.trials if trial.objective is not None and not trial.cell.failed
+    ]
     return [_history(tuning, drawn), _values(tuning, drawn)]
 
 
@@ -250,21 +259,31 @@ def _values(tuning: Tuning, drawn: list[Trial]) -> Chart | None:
             missing.append(knob)
         elif len(values) > 1:
             places = [
-                (_scaled(trial, objective), float(values.index(trial.cell.varying[knob]))) for trial in drawn
+                (_scaled(trial, objective), float(values.index(trial.cell.varying[knob])))
+                for trial in drawn
             ]
             series = _points(tuning, drawn, places)
-            panels.append(Panel(knob.rpartition(".")[2], objective.heading, "", series, rows=values))
+            panels.append(
+                Panel(knob.rpartition(".")[2], objective.heading, "", series, rows=values)
+            )
     if not panels:
         return None
-    alt = f"{objective.heading} of {count(len(drawn), 'trial')} by the value of {listing([p.title for p in panels])}."
+    alt = (
+        f"{objective.heading} of {count(len(drawn), 'trial')} by the value of "
+        f"{listing([p.title for p in panels])}."
+    )
     caption = (
-        "The same trials by what each knob was set to. A search tries promising values more often, so a value with few "
-        "points is not known to be bad."
+        "The same trials by what each knob was set to. A search tries promising values more "
+        "often, so a value with few points is not known to be bad."
     )
     if missing:
-        caption += f" Not drawn: {listing(missing)}, of too many values or beyond {MOST_KNOBS} knobs."
+        caption += (
+            f" Not drawn: {listing(missing)}, of too many values or beyond {MOST_KNOBS} knobs."
+        )
     caption += _left_out(tuning, drawn)
-    return Chart("tuning_values", "Which values of each knob did well?", alt, caption, [("", panels)])
+    return Chart(
+        "tuning_values", "Which values of each knob did well?", alt, caption, [("", panels)]
+    )
 
 
 def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:
@@ -276,7 +295,9 @@ def _left_out(tuning: Tuning, drawn: Sequence[Trial]) -> str:
     )
 
 
-def _points(tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]) -> list[Series]:
+def _points(
+    tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]
+) -> list[Series]:
     """Trials within the limits full, the others hollow."""
     found = []
     for kept, label, colour in ((True, "within the limits", BETTER), (False, "outside", WORSE)):
@@ -285,7 +306,14 @@ def _points(tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float
             names = [_words(tuning, trial) for trial, _ in chosen]
             xs, ys = [x for _, (x, _) in chosen], [y for _, (_, y) in chosen]
             found.append(
-                Series(label if tuning.goal.limits else "trial", colour, xs, ys, hollow=not kept, names=names)
+                Series(
+                    label if tuning.goal.limits else "trial",
+                    colour,
+                    xs,
+                    ys,
+                    hollow=not kept,
+                    names=names,
+                )
             )
     return found
 

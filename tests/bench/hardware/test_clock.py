@@ -13,7 +13,9 @@ BEFORE = Reading(monotonic=50.0, counter=7.0, wall=1.7e9, boot=90.0)
 
 
 def after(monotonic: float, counter: float, wall: float, boot: float | None) -> Reading:
-    return Reading(50.0 + monotonic, 7.0 + counter, 1.7e9 + wall, None if boot is None else 90.0 + boot)
+    return Reading(
+        50.0 + monotonic, 7.0 + counter, 1.7e9 + wall, None if boot is None else 90.0 + boot
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,8 @@ def after(monotonic: float, counter: float, wall: float, boot: float | None) -> 
         (after(10.0, 10.0, 3610.0, 10.0), None),  # the time of day was set
         (after(13.0, 10.0, 10.0, 10.0), "went 13.00 s and the performance counter 10.00 s"),
         (after(-3.0, 10.0, 10.0, 10.0), "went -3.00 s and the performance counter 10.00 s"),
-        (after(10.0, 10.0, 70.0, 70.0), "went 10.00 s and the clock since booting 70.00 s"),  # suspended
+        # suspended
+        (after(10.0, 10.0, 70.0, 70.0), "went 10.00 s and the clock since booting 70.00 s"),
         (after(13.0, 13.0, 10.0, 10.0), "went 13.00 s and the clock since booting 10.00 s"),
         (after(10.0, 10.0, 70.0, None), "went 10.00 s and the time of day 70.00 s"),
     ],

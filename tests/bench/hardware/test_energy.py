@@ -81,7 +81,10 @@ def test_no_counter_is_null_with_the_reason(tmp_path: Path) -> None:
         (open_meter("cuda", old), "no energy counter"),
         (open_meter("cuda", NullGpu("NVML: not found")), "NVML: not found"),
         (open_meter("cpu", NullGpu(), root=tmp_path), "no energy counter"),
-        (open_meter("server at http://x", NullGpu()), "may be another machine: runtime.device=cpu or cuda"),
+        (
+            open_meter("server at http://x", NullGpu()),
+            "may be another machine: runtime.device=cpu or cuda",
+        ),
     ):
         meter.begin_window()
         result = meter.end_window(5.0)
@@ -136,7 +139,9 @@ def test_rapl_adds_packages_and_memory_and_unwraps(tmp_path: Path, clock: Time) 
     assert (result.method, result.reason) == ("rapl", None)  # a short window is no worry on a CPU
 
 
-def test_a_counter_that_wraps_twice_in_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_wraps_twice_in_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 900_000_000)
     seen = threading.Event()
     read = module.Rapl.read

@@ -23,7 +23,9 @@ def test_cache_size_is_the_last_level(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
-def test_the_probe_measures_something_plausible(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_the_probe_measures_something_plausible(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     monkeypatch.setattr(limits, "PROBE_SECONDS", 0.01)
     monkeypatch.setattr(limits, "_probe_size", lambda device: 64 << 20)
     found, notes = probe("cpu", dtype)
@@ -82,7 +84,8 @@ def test_what_takes_long_is_tried_less_often(
 def test_the_matrix_rate_is_that_of_the_fastest_product(
     monkeypatch: pytest.MonkeyPatch, dtype: str, timed: list[str]
 ) -> None:
-    """Each is timed once a size: on a CPU also float32, in which one without kernels for less is fastest."""
+    """Each is timed once a size: on a CPU also float32, in which one without kernels for less is
+    fastest."""
     import torch
 
     seen: list[str] = []
@@ -104,7 +107,8 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(
 def test_memory_is_also_read_as_the_kernels_read_weights(
     monkeypatch: pytest.MonkeyPatch, kernels: bool
 ) -> None:
-    """A limit that an engine could pass would be none. Each read is timed once; the last one is the fastest here."""
+    """A limit that an engine could pass would be none. Each read is timed once; the last one is the
+    fastest here."""
     import torch
 
     seconds = iter([4.0, 3.0, 2.0, 1.0])
@@ -119,14 +123,17 @@ def test_memory_is_also_read_as_the_kernels_read_weights(
         monkeypatch.setattr(limits, "_cpu_kernels", lambda device: None)
     found = limits._cpu_kernels("cpu")
     own = found is not None and found.has_linear
-    assert limits._bandwidth(torch, "cpu", 3 << 20, lambda: None) == (3 << 20) / (1.0 if own else 2.0)
+    assert limits._bandwidth(torch, "cpu", 3 << 20, lambda: None) == (3 << 20) / (
+        1.0 if own else 2.0
+    )
     assert len(read) == (4 if own else 3)
     if own:
         assert read[-1].shape == (1, (3 << 20) // 2048)  # 1024 inputs of two bytes for each output
 
 
 def test_calls_in_a_row_share_the_time_of_a_try() -> None:
-    """What a launch and a wait take besides must not count: here each wait costs as much as five calls."""
+    """What a launch and a wait take besides must not count: here each wait costs as much as five
+    calls."""
     waits = []
 
     def wait() -> None:

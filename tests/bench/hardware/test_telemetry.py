@@ -76,11 +76,23 @@ def test_a_worker_that_is_gone_gives_no_row() -> None:
 
 def test_gpu_readings_and_what_a_driver_lacks() -> None:
     row = Gpu(FakeNVML(), None).sample({42, 43})
-    assert row["gpu_power_w"] == 300 and row["gpu_memory_used"] == 400 and row["gpu_process_memory"] == 300
+    assert (
+        row["gpu_power_w"] == 300
+        and row["gpu_memory_used"] == 400
+        and row["gpu_process_memory"] == 300
+    )
     assert row["gpu_processes"] == 2 and row["gpu_utilisation"] == 97 and row["gpu_sm_mhz"] == 1500
-    broken = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")
+    broken = (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetComputeRunningProcesses",
+    )
     row = Gpu(FakeNVML(broken), None).sample({42, 43})
-    assert row["gpu_power_w"] is None and row["gpu_memory_used"] is None and row["gpu_process_memory"] is None
+    assert (
+        row["gpu_power_w"] is None
+        and row["gpu_memory_used"] is None
+        and row["gpu_process_memory"] is None
+    )
     described = Gpu(FakeNVML(), None).describe()
     assert (
         described["uuid"] == "GPU-1234"
@@ -106,7 +118,9 @@ def test_hidden_gpus_stay_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not open_gpu("auto").present
 
 
-def test_a_visible_gpu_may_be_named_by_the_beginning_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_visible_gpu_may_be_named_by_the_beginning_of_its_uuid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(("nvmlDeviceGetHandleByUUID",)))
     for visible, present in (("GPU-12", True), ("GPU-1234", True), ("GPU-9", False), ("0", True)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -43,7 +43,9 @@ def test_intervals_are_merged(
 
 
 @given(INTERVALS, st.integers(0, 30), st.integers(0, 30))
-def test_what_is_idle_is_what_nothing_covers(intervals: list[tuple[int, int]], begin: int, end: int) -> None:
+def test_what_is_idle_is_what_nothing_covers(
+    intervals: list[tuple[int, int]], begin: int, end: int
+) -> None:
     share = idle_share(intervals, begin, end)
     if end <= begin:
         assert share is None
@@ -53,7 +55,11 @@ def test_what_is_idle_is_what_nothing_covers(intervals: list[tuple[int, int]], b
 
 
 def step(requests: int, prompts: int = 0) -> dict[str, Any]:
-    return {"num_requests": requests, "num_tokens": requests + prompts, "num_prefill_tokens": prompts}
+    return {
+        "num_requests": requests,
+        "num_tokens": requests + prompts,
+        "num_prefill_tokens": prompts,
+    }
 
 
 def test_the_longest_run_of_like_steps_that_decode() -> None:
@@ -64,7 +70,9 @@ def test_the_longest_run_of_like_steps_that_decode() -> None:
     assert decoding_run([step(2)] * 2 + [step(1)] * 2) == range(2)  # the first of equals
 
 
-def event(name: str, start: float, end: float, device: Any, annotation: bool = False, number: int = 0) -> Any:
+def event(
+    name: str, start: float, end: float, device: Any, annotation: bool = False, number: int = 0
+) -> Any:
     times = SimpleNamespace(start=start, end=end)
     return SimpleNamespace(
         name=name, time_range=times, device_type=device, is_user_annotation=annotation, id=number
@@ -84,14 +92,16 @@ def launch(at: float, number: int, name: str = "cudaGraphLaunch") -> Any:
 
 
 def graph(begin: float, end: float, number: int) -> list[Any]:
-    """The kernels of a graph: a dependent one after the other, 20 us from each end to the next begin, and one beside."""
+    """The kernels of a graph: a dependent one after the other, 20 us from each end to the next
+    begin, and one beside."""
     middle = (begin + end) / 2
     first, second = kernel(begin, middle - 10, number), kernel(middle + 10, end, number, "attend")
     return [first, second, kernel(begin + 5, begin + 9, number, "beside")]
 
 
 def test_a_trace_of_a_gpu() -> None:
-    """A prompt and five decoding steps of 1 ms: graphs of 900 us, of which 20 are idle, and copies before and after them."""
+    """A prompt and five decoding steps of 1 ms: graphs of 900 us, of which 20 are idle, and copies
+    before and after them."""
     starts = [1000.0 * i for i in range(1, 7)]
     events = [
         event(
@@ -102,25 +112,30 @@ def test_a_trace_of_a_gpu() -> None:
         *[launch(at + 10, 100 + i) for i, at in enumerate(starts)],
         *[one for i, at in enumerate(starts) for one in graph(at + 60, at + 960, 100 + i)],
         *[launch(at + 5, 200 + i, "cudaMemcpyAsync") for i, at in enumerate(starts)],
-        *[kernel(at + 40, at + 50, 200 + i, "Memcpy HtoD (Pinned -> Device)") for i, at in enumerate(starts)],
+        *[
+            kernel(at + 40, at + 50, 200 + i, "Memcpy HtoD (Pinned -> Device)")
+            for i, at in enumerate(starts)
+        ],
         *[kernel(at + 970, at + 980, 200 + i, "Memcpy DtoH") for i, at in enumerate(starts)],
     ]
     steps = [step(4, 60), *[step(4)] * 5]
     found = idleness(events, steps)
     assert found is not None and found.decoding is not None
     assert found.whole == Idle(6, 4, 5.94, pytest.approx(1 - 5400 / 5940))
-    # To the next step's first kernel it is 100 us, also where the device copies; none of it is within a graph.
+    # To the next step's first kernel it is 100 us, also where the device copies; none of it is
+    # within a graph.
     assert found.decoding == Decoding(4, 4, 4.0, pytest.approx(0.1), pytest.approx(0.02))
     assert told(found) == (
-        "The device was idle for 9.1% of the 5.9 ms from its first kernel to the end of its last one. Of the 4.0 ms of 4 "
-        "steps in which 4 requests only decoded, 10.0% lay between a step's last kernel and the next one's first, and for "
-        "2.0% it was idle within steps."
+        "The device was idle for 9.1% of the 5.9 ms from its first kernel to the end of its "
+        "last one. Of the 4.0 ms of 4 steps in which 4 requests only decoded, 10.0% lay between "
+        "a step's last kernel and the next one's first, and for 2.0% it was idle within steps."
     )
 
 
 @pytest.mark.parametrize("ahead", [0.0, 900.0, 1700.0])
 def test_kernels_are_of_the_step_that_launched_them(ahead: float) -> None:
-    """With overlap the host is a step ahead: when it prepares the next, the device is still at the one before."""
+    """With overlap the host is a step ahead: when it prepares the next, the device is still at the
+    one before."""
     starts = [2000.0 + 1000 * i for i in range(5)]
     events = [
         *[prepare(at - ahead) for at in starts],
@@ -150,7 +165,9 @@ def test_a_kernel_of_unknown_launch_is_of_no_step() -> None:
     ]
     steps = [step(2)] * 3
     found = idleness(events, steps)
-    assert found is not None and found.decoding == Decoding(2, 2, 0.2, pytest.approx(0.5), pytest.approx(0.0))
+    assert found is not None and found.decoding == Decoding(
+        2, 2, 0.2, pytest.approx(0.5), pytest.approx(0.0)
+    )
     without = [one for one in events if not (one.name == "cudaGraphLaunch" and one.id == 100)]
     assert (found := idleness(without, steps)) is not None and found.decoding is None
 
@@ -161,7 +178,9 @@ def test_without_decoding_steps_the_whole_alone_is_told() -> None:
     assert idleness(events, [step(3, 8)] * 2) == expected
     assert told(Idleness(Idle(2, 3, 0.1, 0.3), None)).endswith("to the end of its last one.")
     assert idleness(events, [step(3, 8), step(3)]) == expected  # one that nothing follows
-    assert idleness(events[:2], [step(3)] * 5) == Idleness(Idle(5, 3, 0.1, pytest.approx(0.3)), None)
+    assert idleness(events[:2], [step(3)] * 5) == Idleness(
+        Idle(5, 3, 0.1, pytest.approx(0.3)), None
+    )
 
 
 def test_one_kernel_is_never_idle_and_none_is_no_device() -> None:

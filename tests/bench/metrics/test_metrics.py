@@ -45,7 +45,8 @@ def measure(
 
 
 def queue_of_two(**slo: float | None) -> tuple[Metrics, list[RequestTrace]]:
-    """One at a time. a: 1 token at 101, 2 at 102, 1 at 103. b starts at 103: tokens at 104 and 105."""
+    """One at a time. a: 1 token at 101, 2 at 102, 1 at 103. b starts at 103: tokens at 104 and
+    105."""
     engine = ScriptedEngine(ScriptedClock(100.0), max_num_seqs=1, bursts={"a": [1, 2, 1]})
     return measure(engine, workload((3, 4), (5, 2)), Offline(), **slo)
 
@@ -68,7 +69,8 @@ def test_throughput_with_a_queue_and_a_burst() -> None:
     assert metrics.output_tokens_per_s == 1.2  # 6 tokens in 5 s
     assert metrics.total_tokens_per_s == 2.8  # 14
     assert metrics.requests_per_s == 0.4
-    # Full from 100; nothing waits from 103, when b starts. In between: a's prompt of 3, 4 tokens and its end.
+    # Full from 100; nothing waits from 103, when b starts. In between: a's prompt of 3, 4 tokens
+    # and its end.
     assert metrics.steady == Window(3, 4 / 3, 7 / 3, 1 / 3)
 
 
@@ -89,7 +91,9 @@ def test_goodput(slo: dict[str, float | None], expected: float | None) -> None:
 
 
 def test_a_request_of_one_token_has_no_tpot_and_meets_any() -> None:
-    metrics, traces = measure(ScriptedEngine(ScriptedClock()), workload((2, 1)), Offline(), tpot_ms=1)
+    metrics, traces = measure(
+        ScriptedEngine(ScriptedClock()), workload((2, 1)), Offline(), tpot_ms=1
+    )
     assert metrics.tpot_ms == metrics.itl_ms == Percentiles()
     assert metrics.goodput_requests_per_s == 1.0  # one in 1 s
     assert request_rows(traces)[0]["tpot_ms"] is None
@@ -105,11 +109,13 @@ def test_tokens_with_the_first_one_have_no_gap() -> None:
 
 
 def test_open_loop_counts_from_the_scheduled_arrival() -> None:
-    """A slow engine holds the driver up; the wait of those who came meanwhile must not be omitted."""
+    """A slow engine holds the driver up; the wait of those who came meanwhile must not be
+    omitted."""
     engine = ScriptedEngine(ScriptedClock(50.0), max_num_seqs=1, step_s=10.0)
     metrics, traces = measure(engine, workload((2, 1), (2, 1), (2, 1)), At(0.0, 1.0, 2.0))
     assert [trace.scheduled_s for trace in traces] == [50, 51, 52]
-    assert [trace.submitted_s for trace in traces] == [50, 60, 60]  # the driver sat in the first step
+    # the driver sat in the first step
+    assert [trace.submitted_s for trace in traces] == [50, 60, 60]
     assert [row["ttft_ms"] for row in request_rows(traces)] == [10_000, 19_000, 28_000]
     assert [row["queue_ms"] for row in request_rows(traces)] == [0, 9_000, 18_000]
     assert metrics.duration_s == 30
@@ -117,7 +123,8 @@ def test_open_loop_counts_from_the_scheduled_arrival() -> None:
 
 
 def test_closed_loop_counts_from_the_free_slot() -> None:
-    """Two clients. a: 0-2, b: 0-3, c takes a's slot: 2-3, d takes one of the slots free at 3: 3-4."""
+    """Two clients. a: 0-2, b: 0-3, c takes a's slot: 2-3, d takes one of the slots free at 3:
+    3-4."""
     engine = ScriptedEngine(ScriptedClock())
     metrics, traces = measure(engine, workload((7, 2), (5, 3), (3, 1), (1, 1)), Concurrency(2))
     assert [trace.scheduled_s for trace in traces] == [0, 0, 2, 3]
@@ -188,7 +195,11 @@ def test_the_window_ends_with_the_last_request_even_if_that_was_shed() -> None:
         1 / 60,
     )
     nothing = compute(one[1:], {"ttft_ms": 1000.0}, 4)
-    assert (nothing.duration_s, nothing.output_tokens_per_s, nothing.goodput_requests_per_s) == (60, 0, 0)
+    assert (nothing.duration_s, nothing.output_tokens_per_s, nothing.goodput_requests_per_s) == (
+        60,
+        0,
+        0,
+    )
     assert nothing.ttft_ms == Percentiles() and nothing.num_requests == 0
 
 
@@ -240,7 +251,9 @@ def test_every_field_of_the_record_has_a_metric_with_a_formula() -> None:
         words = [entry[key] for key in ("description", "formula", "example", "unit")]
         assert all(words), entry
         assert entry["direction"] in ("lower", "higher", None)
-        assert "Formula" not in " ".join(map(str, words)) and "Example" not in " ".join(map(str, words))
+        assert "Formula" not in " ".join(map(str, words)) and "Example" not in " ".join(
+            map(str, words)
+        )
 
 
 def test_the_examples_are_the_figures_of_the_scripted_engine() -> None:
@@ -283,7 +296,9 @@ def test_the_example_records_have_the_gaps_of_their_token_times(sweep: str) -> N
         metrics = found_record["metrics"]
         rows = read_table(file.parent, REQUESTS, found_record["digests"][REQUESTS]).to_pylist()
         traces = [
-            RequestTrace(row["request_id"], 1, 0.0, token_times=row["token_times_s"], finish_reason="length")
+            RequestTrace(
+                row["request_id"], 1, 0.0, token_times=row["token_times_s"], finish_reason="length"
+            )
             for row in rows
         ]
         found = compute(traces, {}, 1)
@@ -292,6 +307,7 @@ def test_the_example_records_have_the_gaps_of_their_token_times(sweep: str) -> N
             assert metrics[name]["mean"] == pytest.approx(getattr(found, name).mean)
             assert "beam" not in file.parent.name or metrics[name]["mean"] is None
         assert [row["tpot_ms"] for row in rows] == [
-            None if row["tpot_ms"] is None else pytest.approx(row["tpot_ms"]) for row in request_rows(traces)
+            None if row["tpot_ms"] is None else pytest.approx(row["tpot_ms"])
+            for row in request_rows(traces)
         ]
     assert len(files) in (6, 10)

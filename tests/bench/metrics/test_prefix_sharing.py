@@ -1,4 +1,5 @@
-"""A prefix cache that should be cold: what prompts share is no warmth, what a server has kept is."""
+"""A prefix cache that should be cold: what prompts share is no warmth, what a server has kept
+is."""
 
 from __future__ import annotations
 
@@ -21,11 +22,17 @@ from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 
 def made(*prompts: tuple[int, ...]) -> Workload:
-    return Workload(tuple(WorkloadRequest(f"r{i}", prompt, 2, True) for i, prompt in enumerate(prompts)))
+    return Workload(
+        tuple(WorkloadRequest(f"r{i}", prompt, 2, True) for i, prompt in enumerate(prompts))
+    )
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=6))
-def test_what_prompts_share_is_what_each_has_with_its_nearest(prompts: list[tuple[int, ...]]) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=6)
+)
+def test_what_prompts_share_is_what_each_has_with_its_nearest(
+    prompts: list[tuple[int, ...]],
+) -> None:
     expected = sum(
         max((common(prompt, other) for j, other in enumerate(prompts) if j != i), default=0)
         for i, prompt in enumerate(prompts)
@@ -45,7 +52,8 @@ def test_more_than_prompts_share_was_kept_from_before(cached: int, warm: bool) -
     assert bool(notes) is warm
     if warm:
         assert (
-            "400 of 401 prompt tokens came from it, and prompts share at most 200 with each other" in notes[0]
+            "400 of 401 prompt tokens came from it, and prompts share at most 200 with each "
+            "other" in notes[0]
         )
 
 

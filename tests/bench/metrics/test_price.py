@@ -11,10 +11,14 @@ from minivllm.bench.records.record import Metrics
 
 def test_cost_of_hours_and_energy() -> None:
     measured = Metrics(output_tokens=2_000_000, duration_s=1800)
-    result = cost({"device_hour": 4.0, "kwh": 0.5, "currency": "EUR"}, measured, Energy(joules=7.2e6))
+    result = cost(
+        {"device_hour": 4.0, "kwh": 0.5, "currency": "EUR"}, measured, Energy(joules=7.2e6)
+    )
     assert result.per_million_output_tokens == pytest.approx((2.0 + 1.0) / 2)
     assert result.currency == "EUR"
-    assert cost({"device_hour": 4.0}, measured, Energy()).per_million_output_tokens == pytest.approx(1.0)
+    assert cost(
+        {"device_hour": 4.0}, measured, Energy()
+    ).per_million_output_tokens == pytest.approx(1.0)
     # A price of energy alone says nothing where no energy was read.
     assert cost({"kwh": 0.5}, measured, Energy()).per_million_output_tokens is None
     assert cost({"device_hour": 4.0}, Metrics(), Energy()).per_million_output_tokens is None

@@ -33,7 +33,13 @@ COSTS = model_costs(MODEL, streamed_params=1000, streamed_weight_bytes=2000, dty
 
 
 def step(**fields: Any) -> dict[str, Any]:
-    return {"num_requests": 1, "num_prefill_tokens": 0, "forward_ms": 1.0, "schedule_ms": 1.0, **fields}
+    return {
+        "num_requests": 1,
+        "num_prefill_tokens": 0,
+        "forward_ms": 1.0,
+        "schedule_ms": 1.0,
+        **fields,
+    }
 
 
 def test_costs_of_a_model() -> None:
@@ -45,10 +51,13 @@ def test_costs_of_a_model() -> None:
 
 
 def test_a_trimmed_layer_ends_only_where_logits_are_wanted() -> None:
-    """Its output projection, 4 heads of 8 to 10, and its MLP, 3 times 10 by 30, or 2 experts of 3 times 10 by 7."""
+    """Its output projection, 4 heads of 8 to 10, and its MLP, 3 times 10 by 30, or 2 experts of 3
+    times 10 by 7."""
     for model, tail in ((MODEL, 320 + 900), (MIXTURE, 320 + 420)):
         sizes = model | {"intermediate_size": 30}
-        whole, trimmed = (model_costs(sizes, 9000, 18000, "bfloat16", trims=trims) for trims in (False, True))
+        whole, trimmed = (
+            model_costs(sizes, 9000, 18000, "bfloat16", trims=trims) for trims in (False, True)
+        )
         assert whole["flops_per_token"] - trimmed["flops_per_token"] == 2 * tail
         assert trimmed["head_flops_per_row"] - whole["head_flops_per_row"] == 2 * tail
         decode = [step(num_tokens=2, num_requests=2, context_tokens=30)]
@@ -85,8 +94,12 @@ def test_a_mixture_reads_the_experts_that_a_step_ran() -> None:
         step(num_tokens=2, context_tokens=0, experts_run=3),
     ]
     assert usage(costs, counted, Roofline()).decode_bytes == 2 * 2320 + 5 * 420
-    # An engine that does not count them: those of one token, so that the use is understated and never more.
-    assert usage(costs, [step(num_tokens=2, context_tokens=0)], Roofline()).decode_bytes == 2320 + 2 * 420
+    # An engine that does not count them: those of one token, so that the use is understated and
+    # never more.
+    assert (
+        usage(costs, [step(num_tokens=2, context_tokens=0)], Roofline()).decode_bytes
+        == 2320 + 2 * 420
+    )
 
 
 def test_layers_with_a_window_read_no_more_than_it() -> None:
@@ -115,12 +128,16 @@ def test_the_engine_counts_what_is_within_the_window(tmp_path: Path) -> None:
         compose(["model=hf", f"model.path={tmp_path}", "quant=fp32", "runtime.device=cpu"])
     )
     for length in (3, 20):
-        engine.submit(str(length), list(range(5, 5 + length)), SamplingParams(max_tokens=3, ignore_eos=True))
+        engine.submit(
+            str(length), list(range(5, 5 + length)), SamplingParams(max_tokens=3, ignore_eos=True)
+        )
     while engine.engine.has_unfinished:
         engine.poll()
     counted = [(s["context_tokens"], s["window_tokens"]) for s in engine.steps()]
     assert counted == [(3 + 20, 3 + 7), (4 + 21, 4 + 7), (5 + 22, 5 + 7)]
-    assert engine.info.model["window"] == 7 and engine.info.model["windowed_share"] == pytest.approx(2 / 3)
+    assert engine.info.model["window"] == 7 and engine.info.model[
+        "windowed_share"
+    ] == pytest.approx(2 / 3)
     engine.close()
 
 
@@ -161,17 +178,29 @@ def test_prefill_flops_and_mfu() -> None:
 
 def test_prefill_of_two_equal_prompts() -> None:
     result = usage(
-        COSTS, [step(num_tokens=6, num_requests=2, num_prefill_tokens=6, context_tokens=6)], Roofline()
+        COSTS,
+        [step(num_tokens=6, num_requests=2, num_prefill_tokens=6, context_tokens=6)],
+        Roofline(),
     )
     assert result.prefill_flops == 1600 * 6 + 256 * 12 + 400 * 2
 
 
 def test_overlapping_steps_take_from_the_beginning_of_the_next_to_that_of_the_one_after() -> None:
-    """Each waits for the one before it. None is charged what a step of another kind took, or idleness."""
+    """Each waits for the one before it. None is charged what a step of another kind took, or
+    idleness."""
     prompt = {"num_tokens": 4, "num_prefill_tokens": 4, "context_tokens": 4}
-    kinds = [prompt, *({"num_tokens": 1, "context_tokens": n} for n in (5, 6, 7, 8)), prompt, prompt, prompt]
-    begins = (0.0, 0.1, 0.6, 0.7, 0.9, 1.0, 1.1, 5.0)  # the second waits for the prompt of half a second
-    steps = [step(start_s=begin, gap_ms=0.1, **kind) for begin, kind in zip(begins, kinds, strict=True)]
+    kinds = [
+        prompt,
+        *({"num_tokens": 1, "context_tokens": n} for n in (5, 6, 7, 8)),
+        prompt,
+        prompt,
+        prompt,
+    ]
+    # the second waits for the prompt of half a second
+    begins = (0.0, 0.1, 0.6, 0.7, 0.9, 1.0, 1.1, 5.0)
+    steps = [
+        step(start_s=begin, gap_ms=0.1, **kind) for begin, kind in zip(begins, kinds, strict=True)
+    ]
     steps[-1]["gap_ms"] = 0.0  # nothing was to be done before it
     result = usage(COSTS, steps, Roofline(10e3, 1.0), cache_bytes=1, overlapped=True)
     assert result.decode_bytes == 2 * 2000 + 128 * (5 + 6)
@@ -185,7 +214,8 @@ def test_the_share_of_a_run_that_the_limits_would_allow() -> None:
     steps = [
         step(num_tokens=4, num_prefill_tokens=4, context_tokens=4),  # by its operations
         step(num_tokens=1, context_tokens=5),  # by its bytes
-        step(num_tokens=3, num_requests=2, num_prefill_tokens=2, context_tokens=8),  # at least 8 pairs
+        # at least 8 pairs
+        step(num_tokens=3, num_requests=2, num_prefill_tokens=2, context_tokens=8),
     ]
     result = usage(COSTS, steps, Roofline(1000.0, 1600.0), window_s=20.0)
     mixed = max((2000 + 128 * 8) / 1000, (1600 * 3 + 256 * 8 + 400 * 2) / 1600)

@@ -7,10 +7,19 @@ from typing import Any
 from minivllm.bench.metrics.stream_validity import check_stream
 
 STREAM = {
-    "tokens": 80.0, "tokens_misplaced": 0.0, "requests_uncounted": 0.0,
-    "prompt_tokens_sent": 40.0, "prompt_tokens_counted": 40.0, "end_lag_ms": 1.0,
-}  # fmt: skip
-ENGINE = {"requests": 4.0, "prompts": "ids", "tokens_counted_late": 0.0, "prompts_of_other_length": 0.0}
+    "tokens": 80.0,
+    "tokens_misplaced": 0.0,
+    "requests_uncounted": 0.0,
+    "prompt_tokens_sent": 40.0,
+    "prompt_tokens_counted": 40.0,
+    "end_lag_ms": 1.0,
+}
+ENGINE = {
+    "requests": 4.0,
+    "prompts": "ids",
+    "tokens_counted_late": 0.0,
+    "prompts_of_other_length": 0.0,
+}
 
 
 def check(engine: dict[str, Any] | None = None, **stream: float) -> tuple[list[str], list[str]]:

@@ -1,4 +1,5 @@
-"""The gate: a clean measurement passes; each thing that can be wrong with one is told with its numbers."""
+"""The gate: a clean measurement passes; each thing that can be wrong with one is told with its
+numbers."""
 
 from __future__ import annotations
 
@@ -70,14 +71,17 @@ def test_an_early_end_is_fine_where_it_is_allowed() -> None:
     traces, work, metrics = measured(ignore_eos=False)
     traces[0].token_ids.append(5)
     traces[0].token_times.append(traces[0].token_times[-1])
-    assert only_reason(check(traces, work, metrics)) == "1 outputs are not as long as asked (a: 2 of 1)"
+    assert (
+        only_reason(check(traces, work, metrics))
+        == "1 outputs are not as long as asked (a: 2 of 1)"
+    )
 
 
 def test_long_lists_are_cut() -> None:
     reason = only_reason(check(*measured(refuse={"a", "b", "c", "d"})))
-    assert reason.startswith("4 of 4 requests did not complete (a: a can never fit; b: ") and reason.endswith(
-        "; 1 more)"
-    )
+    assert reason.startswith(
+        "4 of 4 requests did not complete (a: a can never fit; b: "
+    ) and reason.endswith("; 1 more)")
 
 
 def test_missing_requests() -> None:
@@ -89,7 +93,10 @@ def test_missing_requests() -> None:
 def test_a_prompt_of_another_length() -> None:
     traces, work, metrics = measured()
     traces[1].input_tokens = 30
-    assert only_reason(check(traces, work, metrics)) == "1 prompts are not as long as asked (b: 30 of 3)"
+    assert (
+        only_reason(check(traces, work, metrics))
+        == "1 prompts are not as long as asked (b: 30 of 3)"
+    )
 
 
 def change_last_token(traces: list[RequestTrace]) -> None:
@@ -112,7 +119,10 @@ def change_start(traces: list[RequestTrace]) -> None:
             change_first_token,
             "1 requests have times that cannot be (d: first token 0.500 s before it was due)",
         ),
-        (change_start, "1 requests have times that cannot be (d: first step -3.000 s from when it was due)"),
+        (
+            change_start,
+            "1 requests have times that cannot be (d: first step -3.000 s from when it was due)",
+        ),
     ],
 )
 def test_times_that_cannot_be(change: Callable[[list[RequestTrace]], None], reason: str) -> None:
@@ -122,7 +132,8 @@ def test_times_that_cannot_be(change: Callable[[list[RequestTrace]], None], reas
 
 
 def test_littles_law() -> None:
-    """a 10-11, b 10-12, c 11-14, d 12-16: 10 request-seconds in 6 s, and 4 / 6 requests/s times 2.5 s."""
+    """a 10-11, b 10-12, c 11-14, d 12-16: 10 request-seconds in 6 s, and 4 / 6 requests/s times 2.5
+    s."""
     traces, work, metrics = measured()
     assert metrics.requests_per_s == pytest.approx(4 / 6)
     assert metrics.e2e_ms.mean == 2500
@@ -160,7 +171,10 @@ def test_overlapping_steps_are_noted() -> None:
     assert check(*measurement, liveness={"runtime": {"overlap_steps": 0.0}}).notes == []
     validity = check(*measurement, liveness={"runtime": {"overlap_steps": 7.0}})
     assert validity.ok and len(validity.notes) == 1
-    assert validity.notes[0].startswith("7 steps overlapped") and "runtime.overlap=false" in validity.notes[0]
+    assert (
+        validity.notes[0].startswith("7 steps overlapped")
+        and "runtime.overlap=false" in validity.notes[0]
+    )
 
 
 def test_a_driver_that_is_held_up_is_noted() -> None:
@@ -201,12 +215,16 @@ def test_telemetry_gaps() -> None:
     assert none == "no telemetry sample fell into the window of 1.50 s"
     unheard, short = check_telemetry([], 10, 10.1).notes
     assert unheard == "no telemetry sample fell into the window of 0.10 s"
-    assert short.startswith("the window lasted 0.10 s: a moment's disturbance is a large part of it")
+    assert short.startswith(
+        "the window lasted 0.10 s: a moment's disturbance is a large part of it"
+    )
 
 
 def test_busy_neighbours_are_noted_from_telemetry() -> None:
     seen = check_telemetry(samples(1, 2, 3, other=150.0), 1, 3)
-    assert seen == Validity(True, [], ["other processes used 150 % of a core on average during the window"])
+    assert seen == Validity(
+        True, [], ["other processes used 150 % of a core on average during the window"]
+    )
     assert shared(seen.notes)
     assert check_telemetry(samples(1, 2, 3, other=5.0), 1, 3).notes == []
     assert check_telemetry([{"t_s": 1.5, "cpu_other_percent": None}], 1, 2).notes == []
@@ -215,12 +233,17 @@ def test_busy_neighbours_are_noted_from_telemetry() -> None:
 
 
 def seen_on_a_gpu(*changes: dict[str, Any]) -> Validity:
-    """What the gate says of samples of a fake GPU, after `changes` of its readings, one a sample."""
+    """What the gate says of samples of a fake GPU, after `changes` of its readings, one a
+    sample."""
     nvml, rows = FakeNVML(), []
-    nvml.readings["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=42, usedGpuMemory=300)]
+    nvml.readings["nvmlDeviceGetComputeRunningProcesses"] = [
+        SimpleNamespace(pid=42, usedGpuMemory=300)
+    ]
     for i, change in enumerate(changes):
         nvml.readings.update(change)
-        rows.append({"t_s": 1.0 + 0.5 * i, "cpu_other_percent": 0.0, **Gpu(nvml, None).sample({42, 43})})
+        rows.append(
+            {"t_s": 1.0 + 0.5 * i, "cpu_other_percent": 0.0, **Gpu(nvml, None).sample({42, 43})}
+        )
     return check_telemetry(rows, 1.0, 1.0 + 0.5 * len(rows))
 
 
@@ -241,7 +264,9 @@ def test_a_gpu_that_protects_itself_is_not_valid(bits: int, name: str) -> None:
 
 def test_the_power_limit_is_noted() -> None:
     seen = seen_on_a_gpu({}, *[{"nvmlDeviceGetCurrentClocksThrottleReasons": 0x04}] * 3)
-    assert seen == Validity(True, [], ["the GPU was held at its power limit in 75 % of the samples"])
+    assert seen == Validity(
+        True, [], ["the GPU was held at its power limit in 75 % of the samples"]
+    )
 
 
 def test_other_processes_on_the_gpu_are_noted() -> None:
@@ -280,7 +305,12 @@ def test_answers_of_one_token_throughout_are_noted() -> None:
         trace.token_ids = list(ids)
         return trace
 
-    traces = [answer("a", *[0] * 8), answer("b", *[7] * 20), answer("c", *range(8)), answer("d", 5, 5)]
+    traces = [
+        answer("a", *[0] * 8),
+        answer("b", *[7] * 20),
+        answer("c", *range(8)),
+        answer("d", 5, 5),
+    ]
     assert one_token_answers(traces, served=False) == [
         "2 of 3 answers of at least 8 tokens are one token throughout (a: token 0; b: token 7)"
     ]
@@ -293,12 +323,19 @@ def test_answers_of_one_token_throughout_are_noted() -> None:
 
 def test_telemetry_that_runs_backwards() -> None:
     rows = [{"t_s": t} for t in (1.0, 2.0, 1.5, 3.0)]
-    assert only_reason(check_telemetry(rows, 0.9, 3.1)).startswith("the times of telemetry run backwards")
+    assert only_reason(check_telemetry(rows, 0.9, 3.1)).startswith(
+        "the times of telemetry run backwards"
+    )
 
 
 def test_a_clock_far_under_its_maximum_is_noted_where_that_is_known() -> None:
-    rows = [{"t_s": 1.0 + i, "gpu_sm_mhz": mhz, "cpu_fastest_mhz": 800.0} for i, mhz in enumerate((900, 940))]
-    notes = check_telemetry(rows, 0.5, 2.5, clocks={"gpu_max_sm_mhz": 1980.0, "cpu_max_mhz": None}).notes
+    rows = [
+        {"t_s": 1.0 + i, "gpu_sm_mhz": mhz, "cpu_fastest_mhz": 800.0}
+        for i, mhz in enumerate((900, 940))
+    ]
+    notes = check_telemetry(
+        rows, 0.5, 2.5, clocks={"gpu_max_sm_mhz": 1980.0, "cpu_max_mhz": None}
+    ).notes
     assert notes == [
         "the GPU ran at 940 MHz at most, 47 % of its own maximum of 1980 MHz, for the whole window"
     ]

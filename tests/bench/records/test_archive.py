@@ -13,7 +13,13 @@ import pytest
 
 from minivllm.bench.records import archive
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.records.reading import load_records, read_record, read_records, record_files, scan
+from minivllm.bench.records.reading import (
+    load_records,
+    read_record,
+    read_records,
+    record_files,
+    scan,
+)
 from minivllm.bench.records.storage import RECORD
 from minivllm.bench.records.tables import damaged_tables, read_table
 from minivllm.config.compose import compose
@@ -33,7 +39,8 @@ def packed(target: Path, folder: Path, inside: str = "") -> Path:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder of runs, of which `fresh` is a folder and `kept` an archive with the same records."""
+    """A folder of runs, of which `fresh` is a folder and `kept` an archive with the same
+    records."""
     place = write(tmp_path / "runs", make_sweep(blocks=2))
     place.rename(place.with_name("fresh"))
     packed(tmp_path / "runs" / "kept.tar.xz", tmp_path / "runs" / "fresh")
@@ -49,9 +56,14 @@ def test_an_archive_is_read_as_its_folder(runs: Path, monkeypatch: pytest.Monkey
         assert {**one, "directory": ""} == {**other, "directory": ""}
     assert len(read_records(runs)) == len(load_records(runs / "*")) == 24
     (single,) = read_records(kept[0]["directory"])
-    assert single == kept[0] and read_record(Path(single["directory"]) / RECORD)["run_id"] == single["run_id"]
+    assert (
+        single == kept[0]
+        and read_record(Path(single["directory"]) / RECORD)["run_id"] == single["run_id"]
+    )
     monkeypatch.chdir(runs)
-    assert len(record_files("kept.tar.xz")) == len(record_files(["kept.tar.xz", "*.xz", "./kept.tar.xz"]))
+    assert len(record_files("kept.tar.xz")) == len(
+        record_files(["kept.tar.xz", "*.xz", "./kept.tar.xz"])
+    )
     with pytest.raises(BadInput, match=r"no such file or folder: kept\.tar\.xz/none"):
         record_files("kept.tar.xz/none")
 
@@ -73,13 +85,18 @@ def test_its_tables_are_those_of_the_records(runs: Path) -> None:
     digest = record["digests"]["steps.parquet"]
     one = read_table(directory, "steps.parquet", digest, ["start_s", "none"])
     assert one.column_names == ["start_s"]
-    assert one.equals(read_table(runs / "fresh" / directory.name, "steps.parquet", digest, ["start_s"]))
+    assert one.equals(
+        read_table(runs / "fresh" / directory.name, "steps.parquet", digest, ["start_s"])
+    )
     with pytest.raises(BadInput, match="is missing"):
         read_table(directory, "requests.parquet", None)
     with pytest.raises(BadInput, match="its digest is another"):
         read_table(directory, "steps.parquet", "0" * 64)
     row = {"status": "ok", "directory": str(directory), "digests.steps.parquet": "0" * 64}
-    assert [Path(table).name for table in damaged_tables(row)] == ["requests.parquet", "steps.parquet"]
+    assert [Path(table).name for table in damaged_tables(row)] == [
+        "requests.parquet",
+        "steps.parquet",
+    ]
     row["slimmed"] = ["requests.parquet", "steps.parquet"]
     assert [table.reason for table in damaged_tables(row)] == [
         "is not the table that was recorded: its digest is another"
@@ -93,7 +110,10 @@ def test_the_file_that_has_the_content(runs: Path) -> None:
     assert archive.holder(runs / "fresh" / path.parent.name / RECORD) is not None
     assert archive.holder(runs / "fresh") is None
     assert archive.exists(path.parent) and not archive.exists(path.parent / "x")
-    assert archive.split(f"{runs}/kept.tar.xz.old") is None and archive.split(runs / "kept.tar.xzz") is None
+    assert (
+        archive.split(f"{runs}/kept.tar.xz.old") is None
+        and archive.split(runs / "kept.tar.xzz") is None
+    )
     with pytest.raises(BadInput, match="no such file in the archive"):
         archive.open_file(path.with_name("run.log"), "run.log")
     with pytest.raises(BadInput, match="larger than 4 bytes"):

@@ -30,7 +30,13 @@ CONFIG: dict[str, Any] = {
     "arrival": {"_target_": "p", "rate": 2.0},
     "engine": {"_target_": "e"},
     "runtime": {"device": "cpu", "threads": None},
-    "measure": {"seed": 0, "repeats": 2, "timeout_s": 5, "slo": {"ttft_ms": None}, "price": {"kwh": None}},
+    "measure": {
+        "seed": 0,
+        "repeats": 2,
+        "timeout_s": 5,
+        "slo": {"ttft_ms": None},
+        "price": {"kwh": None},
+    },
     "choices": {
         "model": "qwen3",
         "quant": "nf4",
@@ -139,7 +145,8 @@ def test_a_knob_that_asks_for_nothing_leaves_older_records_comparable() -> None:
     ],
 )
 def test_new_knobs_change_no_identity(overrides: list[str], known: str) -> None:
-    """Records that exist stay comparable: a knob that is added counts only where it asks for something (`unasked`)."""
+    """Records that exist stay comparable: a knob that is added counts only where it asks for
+    something (`unasked`)."""
     assert identity.cell_id(compose(overrides), "f") == known
 
 
@@ -155,7 +162,9 @@ def test_a_workload_file_counts_by_content(tmp_path: Path) -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_file_in_the_home_folder_counts_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_home_folder_counts_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     ids = []
     for text in ("one", "two"):
@@ -230,5 +239,10 @@ def test_engine_id_ignores_the_load() -> None:
 
 
 def test_a_peer_is_not_named_after_our_batching() -> None:
-    choices = {"model": "qwen3", "quant": "bf16", "batching": "continuous", "engine": "transformers"}
+    choices = {
+        "model": "qwen3",
+        "quant": "bf16",
+        "batching": "continuous",
+        "engine": "transformers",
+    }
     assert identity.cell_name({"choices": choices}) == "qwen3-bf16-transformers"

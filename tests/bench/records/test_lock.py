@@ -1,4 +1,5 @@
-"""Locks: whoever waits is told for whom, and what is in the way of a lock file is named in one line."""
+"""Locks: whoever waits is told for whom, and what is in the way of a lock file is named in one
+line."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_what_is_in_the_way_of_the_devices_lock(
     assert not other.exists() or other.read_text() == "mine"
 
 
-def test_a_lock_file_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_that_may_not_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def denied(*args: object, **kwargs: object) -> None:
@@ -73,7 +76,9 @@ def test_a_lock_file_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.
         pass
 
 
-def test_whoever_waits_for_a_device_is_told_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_for_a_device_is_told_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     held = HolderLock(tmp_path / "minivllm-cpu.lock", "x")
     held.acquire()
@@ -90,7 +95,9 @@ def test_whoever_waits_for_a_device_is_told_for_whom(tmp_path: Path, monkeypatch
 def test_a_folder_is_held_by_one_and_removed_where_nothing_came_into_it(tmp_path: Path) -> None:
     with folder_lock(tmp_path / "mine", "run", "name"):
         with (
-            pytest.raises(BadInput, match=rf"run mine is running in another process: process {os.getpid()} "),
+            pytest.raises(
+                BadInput, match=rf"run mine is running in another process: process {os.getpid()} "
+            ),
             folder_lock(tmp_path / "mine", "run", "name"),
         ):
             pass

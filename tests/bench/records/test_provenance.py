@@ -18,9 +18,22 @@ from minivllm.bench.records.provenance import environment, provenance
 from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
-    "git_sha", "dirty_hash", "code_hash", "command", "packages", "peer_packages", "device", "driver", "clocks", "power_limit",
-    "cpu", "threads", "seed", "started_at", "host",
-}  # fmt: skip
+    "git_sha",
+    "dirty_hash",
+    "code_hash",
+    "command",
+    "packages",
+    "peer_packages",
+    "device",
+    "driver",
+    "clocks",
+    "power_limit",
+    "cpu",
+    "threads",
+    "seed",
+    "started_at",
+    "host",
+}
 
 
 def test_every_field_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +41,11 @@ def test_every_field_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = provenance({"runtime": {"device": "cpu", "threads": 3}, "measure": {"seed": 7}}, "code")
     assert set(facts) == FIELDS
     assert (facts["code_hash"], facts["threads"], facts["seed"]) == ("code", 3, 7)
-    assert facts["device"]["kind"] == "cpu" and facts["driver"] is None and facts["power_limit"] is None
+    assert (
+        facts["device"]["kind"] == "cpu"
+        and facts["driver"] is None
+        and facts["power_limit"] is None
+    )
     assert facts["packages"]["torch"] and facts["packages"]["python"]
     assert facts["cpu"]["logical_cores"] >= facts["cpu"]["usable_cores"] >= 1
     assert facts["command"] == "python3 run.py model=tiny"
@@ -68,7 +85,9 @@ def test_the_beginning_is_told_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_named_only_where_the_run_is_on_it(
     cuda: str, device: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "version.py").write_text(f"__version__ = '9'\ncuda: Optional[str] = {cuda}\nhip = None\n")
+    (tmp_path / "version.py").write_text(
+        f"__version__ = '9'\ncuda: Optional[str] = {cuda}\nhip = None\n"
+    )
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(gpu, "find_spec", lambda name: spec)
     monkeypatch.setattr(gpu, "is_torch_for_gpus", gpu.is_torch_for_gpus.__wrapped__)
@@ -80,7 +99,9 @@ def test_a_gpu_is_named_only_where_the_run_is_on_it(
     assert (environment(device)["device"] == "Fake H200") == named
 
 
-def test_the_environment_names_the_threads_that_a_variable_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_threads_that_a_variable_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
     without = environment("cpu")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as launchers set it

@@ -84,7 +84,12 @@ def test_torn_records_are_left_out_and_named(runs: Path) -> None:
     with pytest.warns(UserWarning, match="4 unreadable"):
         records, unreadable = scan(runs)
     assert len(records) == 3
-    assert sorted(Path(path).parent.name for path in unreadable) == ["list", "other", "torn", "words"]
+    assert sorted(Path(path).parent.name for path in unreadable) == [
+        "list",
+        "other",
+        "torn",
+        "words",
+    ]
     with pytest.warns(UserWarning, match="unreadable"):
         assert len(load_records(runs).attrs["unreadable"]) == 4
 
@@ -181,7 +186,9 @@ def test_a_table_may_have_what_a_plug_in_adds_and_no_rows(tmp_path: Path) -> Non
     import pyarrow
     import pyarrow.parquet
 
-    table = pyarrow.table({"mood": pyarrow.array([], "string"), "num_requests": pyarrow.array([], "int64")})
+    table = pyarrow.table(
+        {"mood": pyarrow.array([], "string"), "num_requests": pyarrow.array([], "int64")}
+    )
     pyarrow.parquet.write_table(table, tmp_path / "steps.parquet")
     read = read_table(tmp_path, "steps.parquet", None, ["num_requests"], ["num_requests"])
     assert read.num_rows == 0 and read.column_names == ["num_requests"]
@@ -206,16 +213,23 @@ def test_secrets_that_an_older_version_stored_are_not_read(runs: Path) -> None:
         "host": "h",
         "cpu": {"model": key},
     }
-    record["error"] |= {"message": f"the server refused {key}", "log_tail": f"GET https://u:{password}@host"}
+    record["error"] |= {
+        "message": f"the server refused {key}",
+        "log_tail": f"GET https://u:{password}@host",
+    }
     path.write_text(json.dumps({**record, "schema_version": 1}))
     (read,), (row,) = read_records(path), flat_rows(path)[0]
     assert not any(secret in text for secret in SECRETS for text in (json.dumps(read), str(row)))
     assert read["config"]["engine"]["extra"] == {"api_key": "***", "top_k": 3}
-    assert row["config.engine.extra.top_k"] == 3 and row["error.message"] == "the server refused ***"
+    assert (
+        row["config.engine.extra.top_k"] == 3 and row["error.message"] == "the server refused ***"
+    )
     assert flatten(read) | {"config.as_written": 0} == row | {"config.as_written": 0}
 
 
-def test_what_many_records_share_is_worked_on_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_many_records_share_is_worked_on_once(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for block in range(20):
         place = put(runs / "many" / str(block), str(block))
         path = place / "record.json"
@@ -226,7 +240,9 @@ def test_what_many_records_share_is_worked_on_once(runs: Path, monkeypatch: pyte
     read: list[Path] = []
     masked: list[dict[str, object]] = []
     monkeypatch.setattr(
-        records_module, "read_json", lambda path, what: (read.append(path), read_json(path, what))[1]
+        records_module,
+        "read_json",
+        lambda path, what: (read.append(path), read_json(path, what))[1],
     )
     shown = redaction.shown
     monkeypatch.setattr(redaction, "shown", lambda part: (masked.append(part), shown(part))[1])

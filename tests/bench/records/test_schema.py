@@ -1,4 +1,5 @@
-"""What is a record: types, versions, numbers that cannot be; whatever else lies in record.json is refused with a reason."""
+"""What is a record: types, versions, numbers that cannot be; whatever else lies in record.json is
+refused with a reason."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def make_record(**fields: Any) -> Record:
         ("embedded", "embedded"),
     ],
 )
-def test_no_record_says_where_on_a_machine_a_model_lies(tmp_path: Path, place: str, kept: str) -> None:
+def test_no_record_says_where_on_a_machine_a_model_lies(
+    tmp_path: Path, place: str, kept: str
+) -> None:
     import yaml
 
     config = {
@@ -101,7 +103,9 @@ def test_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(files, "atomically", spy)
     (tmp_path / storage.HANDOVER).write_text("{}")
-    storage.write_record(tmp_path, make_record(), [{"a": 1}], [{"b": 1}], [{"t_s": 0.0}], {"model": {}})
+    storage.write_record(
+        tmp_path, make_record(), [{"a": 1}], [{"b": 1}], [{"t_s": 0.0}], {"model": {}}
+    )
     assert sorted(order) == [
         "config.yaml",
         "record.json",
@@ -113,7 +117,9 @@ def test_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not (tmp_path / storage.HANDOVER).exists()
 
 
-def test_no_record_if_a_table_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_if_a_table_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, rows: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -169,4 +175,5 @@ def test_what_a_worker_handed_over_replaces_the_record_that_was_put_aside(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]
     storage.remove(directory)
     storage.recover(directory)
-    assert not directory.exists()  # a record that somebody deletes does not come back as an older one
+    # a record that somebody deletes does not come back as an older one
+    assert not directory.exists()

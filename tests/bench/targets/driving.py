@@ -14,7 +14,9 @@ from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
 
-def requests(prompts: Iterable[Sequence[int]], lengths: Iterable[int], ignore_eos: bool = True) -> Workload:
+def requests(
+    prompts: Iterable[Sequence[int]], lengths: Iterable[int], ignore_eos: bool = True
+) -> Workload:
     """Requests r0, r1, ... of these prompts and so many output tokens."""
     return Workload(
         tuple(
@@ -24,6 +26,8 @@ def requests(prompts: Iterable[Sequence[int]], lengths: Iterable[int], ignore_eo
     )
 
 
-def run(engine: BenchEngine, load: Workload, arrival: Any = None, **params: Any) -> list[RequestTrace]:
+def run(
+    engine: BenchEngine, load: Workload, arrival: Any = None, **params: Any
+) -> list[RequestTrace]:
     """Drive the engine through a load, all at once unless there is an arrival process."""
     return drive(engine, load, arrival or Offline(), SamplingParams(**params), Clock())

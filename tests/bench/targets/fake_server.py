@@ -1,13 +1,15 @@
-"""A small server that speaks OpenAI's completions API, and can go wrong: `python fake_server.py '{"port": 0, ...}'`.
+"""A small server that speaks OpenAI's completions API, and can go wrong: `python fake_server.py
+'{"port": 0, ...}'`.
 
-Settings: port (0 finds a free one, printed), delay_s before it listens, ids (whether it takes and tells token ids),
-per_chunk (tokens of a chunk), continuous ("usage" or "timings" on each chunk, for who asks; "strict" refuses that),
-usage (False: none at the end), end_s (from the last token to the end), fault ("refuse" every request, "die" in
-mid-stream, "error" in mid-stream, "endless": no reason is given for the end), path (of a file that every request body is
-appended to), reset (a path that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the prompt's),
-redirect (where every request is sent instead), models (the bytes that answer /models; "endless" for ones without an end),
-events (instead of tokens: strings as they are, other values as JSON events; "..." repeats the one before for ever,
-"silence" waits), with the probes answered as always.
+Settings: port (0 finds a free one, printed), delay_s before it listens, ids (whether it takes and
+tells token ids), per_chunk (tokens of a chunk), continuous ("usage" or "timings" on each chunk, for
+who asks; "strict" refuses that), usage (False: none at the end), end_s (from the last token to the
+end), fault ("refuse" every request, "die" in mid-stream, "error" in mid-stream, "endless": no
+reason is given for the end), path (of a file that every request body is appended to), reset (a path
+that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the prompt's), redirect
+(where every request is sent instead), models (the bytes that answer /models; "endless" for ones
+without an end), events (instead of tokens: strings as they are, other values as JSON events; "..."
+repeats the one before for ever, "silence" waits), with the probes answered as always.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Handler(BaseHTTPRequestHandler):
                     self.wfile.write(b"A" * (1 << 20))
         if self.route != "/v1/models":
             return self.answer(404, {"error": {"message": "no such path"}})
-        self.answer(200, {"data": [{"id": "small", "max_model_len": self.settings.get("context", 512)}]})
+        self.answer(
+            200, {"data": [{"id": "small", "max_model_len": self.settings.get("context", 512)}]}
+        )
 
     def do_POST(self) -> None:
         if self.redirected():
@@ -76,7 +80,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
         if self.settings.get("path"):
             with open(self.settings["path"], "a") as file:
-                file.write(json.dumps({"at": self.path, "key": self.headers["Authorization"], **body}) + "\n")
+                file.write(
+                    json.dumps({"at": self.path, "key": self.headers["Authorization"], **body})
+                    + "\n"
+                )
         if self.path == self.settings.get("reset"):
             return self.answer(200, {})
         if self.route != "/v1/completions":
@@ -86,7 +93,9 @@ class Handler(BaseHTTPRequestHandler):
         ids = self.settings.get("ids", True)
         if not ids and not isinstance(body["prompt"], str):
             return self.answer(422, {"detail": "prompt must be a string"})
-        counting = body["stream_options"].get("continuous_usage_stats") or body.get("timings_per_token")
+        counting = body["stream_options"].get("continuous_usage_stats") or body.get(
+            "timings_per_token"
+        )
         if counting and self.settings.get("continuous") == "strict":
             return self.answer(400, {"error": {"message": "no such option"}})
         self.begin()

@@ -19,7 +19,8 @@ SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("started", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("started", child.pid, flush=True)
 time.sleep(600)
 """
 
@@ -45,7 +46,9 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
         "print(child.process.pid, flush=True)\ntime.sleep(600)"
     )
     root = Path(__file__).parents[3]
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root
+    )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert psutil.pid_exists(pid)

@@ -65,11 +65,15 @@ def test_keys_users_and_queries_go_along_and_are_no_part_of_the_address(
     basic = base64.b64encode(b"us@er:pass").decode()
     assert asked == [("/v1/models", "Bearer key"), ("/v1/models?api_key=abc", f"Basic {basic}")]
     client = Client(f"http://user:pass@{host}/v1?api_key=abc", None, 4)
-    assert client.address("x") == f"http://{host}/v1/x" and client.beside("/x") == f"http://{host}/x"
+    assert (
+        client.address("x") == f"http://{host}/v1/x" and client.beside("/x") == f"http://{host}/x"
+    )
     client.close()
 
 
-def test_a_redirect_is_told_and_not_followed(server: tuple[str, list[tuple[str, str | None]]]) -> None:
+def test_a_redirect_is_told_and_not_followed(
+    server: tuple[str, list[tuple[str, str | None]]],
+) -> None:
     host, asked = server
     with pytest.raises(
         ServerError, match="HTTP 302: it redirects to http://localhost:1/stolen, which is not"

@@ -1,4 +1,5 @@
-"""Which engines are there, asked before anything is started; `preset=peers` compares those that are."""
+"""Which engines are there, asked before anything is started; `preset=peers` compares those that
+are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
-    with pytest.raises(NotInstalled, match=rf"engine={option} needs .* pip install 'minivllm\[peers\]'"):
+    with pytest.raises(
+        NotInstalled, match=rf"engine={option} needs .* pip install 'minivllm\[peers\]'"
+    ):
         installed.require(compose([f"engine={option}"])["engine"], option)
 
 
@@ -55,14 +58,21 @@ def test_the_packages_of_another_interpreter() -> None:
 
 def test_the_preset_compares_what_is_there(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
-    small = ("model=tiny", "workload.num_requests=2", "workload.input_len=8", "workload.output_len=4")
+    small = (
+        "model=tiny",
+        "workload.num_requests=2",
+        "workload.input_len=8",
+        "workload.output_len=4",
+    )
     plan = cli("preset=peers", *small, "sweep.dry_run=true")
     assert plan.code == 0, plan.err
     assert "left out: engine=vllm needs an interpreter that has vLLM" in plan.err
     assert "3 of 3 measurements" in plan.out and not Path("runs").exists()
 
 
-def test_an_absent_engine_is_a_row_of_any_other_sweep(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_engine_is_a_row_of_any_other_sweep(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
     result = cli("-m", "engine=minivllm,vllm", "workload.num_requests=2", "sweep.dry_run=true")
     assert "left out" not in result.err and "engine=vllm" in result.out

@@ -18,5 +18,7 @@ def test_weights_that_a_host_cannot_hold_are_a_failure_for_want_of_memory(
     with pytest.raises(
         MemoryError, match=r"take about 61 GB, and this machine has 24 GB free: choose fewer bits"
     ) as told:
-        MinivllmEngine(compose(["model=qwen3_30b_a3b", "model.weights=random", "runtime.device=cpu"]))
+        MinivllmEngine(
+            compose(["model=qwen3_30b_a3b", "model.weights=random", "runtime.device=cpu"])
+        )
     assert classify(told.value) == "oom"

@@ -1,4 +1,5 @@
-"""engine=openai against a small server: the stream, the counts, the start of a server, and all that goes wrong."""
+"""engine=openai against a small server: the stream, the counts, the start of a server, and all that
+goes wrong."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def workload(*lengths: int) -> Workload:
     return requests([(70, 71, 72)] * len(lengths), lengths)
 
 
-def test_ids_are_taken_from_the_stream(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_taken_from_the_stream(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     engine = make(path=str(tmp_path / "asked"), step_s=0.01)
     traces = run(engine, workload(6, 3), temperature=0.5, top_p=0.9, seed=1)
@@ -61,8 +64,12 @@ def test_ids_are_taken_from_the_stream(make: Make, tmp_path: Path, monkeypatch: 
     assert traces[0].scheduled_s < traces[0].token_times[0] < traces[0].token_times[-1]
     counts = engine.liveness()
     assert counts["engine"] == {
-        "requests": 2.0, "prompts": "ids", "chunks": 9.0, "tokens_counted_late": 0.0, "prompts_of_other_length": 0.0,
-    }  # fmt: skip
+        "requests": 2.0,
+        "prompts": "ids",
+        "chunks": 9.0,
+        "tokens_counted_late": 0.0,
+        "prompts_of_other_length": 0.0,
+    }
     assert counts["cache"]["cached_prompt_tokens"] == 6
     probe, *asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert probe["max_tokens"] == 1 and {body["key"] for body in asked} == {"Bearer secret"}
@@ -81,7 +88,9 @@ def test_a_server_without_ids_is_sent_text_and_counted_at_the_end(make: Make) ->
     # Chunks of 4, 4 and 2 count as one token each while they come, the other 7 with the last.
     assert trace.token_times[:2] != [trace.token_times[-1]] * 2
     counts = engine.liveness()["engine"]
-    assert counts["tokens_counted_late"] == 7 and counts["chunks"] == 3 and counts["prompts"] == "text"
+    assert (
+        counts["tokens_counted_late"] == 7 and counts["chunks"] == 3 and counts["prompts"] == "text"
+    )
     assert any("sent as text" in warning for warning in engine.info.warnings)
 
 
@@ -114,22 +123,29 @@ def test_a_server_that_refuses_is_told_before_anything_is_measured(make: Make) -
         make(fault="refuse")
 
 
-def test_a_server_that_gives_no_reason_for_an_end_is_told_before_anything_is_measured(make: Make) -> None:
+def test_a_server_that_gives_no_reason_for_an_end_is_told_before_anything_is_measured(
+    make: Make,
+) -> None:
     with pytest.raises(BadInput, match=r"refuses requests.*closed the stream before it was done"):
         make(fault="endless")
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("die", "closed the stream before it was done"), ("error", "the GPU fell off")]
+    ("fault", "said"),
+    [("die", "closed the stream before it was done"), ("error", "the GPU fell off")],
 )
-def test_a_stream_that_breaks_off_is_a_request_that_failed(make: Make, fault: str, said: str) -> None:
+def test_a_stream_that_breaks_off_is_a_request_that_failed(
+    make: Make, fault: str, said: str
+) -> None:
     (trace,) = run(make(fault=fault), workload(8))
     assert trace.status == "aborted" and said in str(trace.error)
     assert len(trace.token_ids) == 4
 
 
 def test_reset_drops_what_is_under_way(make: Make, tmp_path: Path) -> None:
-    engine = make({"cache_reset": "/flush"}, reset="/flush", path=str(tmp_path / "asked"), step_s=0.02)
+    engine = make(
+        {"cache_reset": "/flush"}, reset="/flush", path=str(tmp_path / "asked"), step_s=0.02
+    )
     assert not any("prefix cache was not emptied" in warning for warning in engine.info.warnings)
     engine.submit("long", [70], SamplingParams(max_tokens=400, ignore_eos=True))
     assert engine.poll(20)
@@ -179,7 +195,9 @@ def command(**settings: Any) -> dict[str, Any]:
     return {"url": f"http://127.0.0.1:{port}/v1", "command": words}
 
 
-def test_a_server_is_started_waited_for_and_stopped(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_is_started_waited_for_and_stopped(
+    make: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
     engine = make(command(delay_s=1.5), ("runtime.threads=2",))
     assert engine._child is not None
     process = psutil.Process(engine._child.process.pid)
@@ -192,12 +210,16 @@ def test_a_server_is_started_waited_for_and_stopped(make: Make, capfd: pytest.Ca
 
 
 def test_a_server_that_never_answers(make: Make) -> None:
-    with pytest.raises(BadInput, match=r"did not answer within engine.start_timeout_s=1 .*starting up"):
+    with pytest.raises(
+        BadInput, match=r"did not answer within engine.start_timeout_s=1 .*starting up"
+    ):
         make({**command(delay_s=600), "start_timeout_s": 1.0})
 
 
 def test_a_server_that_ends_while_it_starts(make: Make) -> None:
-    with pytest.raises(BadInput, match=r"exit code 4; it printed last: starting up \| no GPU found"):
+    with pytest.raises(
+        BadInput, match=r"exit code 4; it printed last: starting up \| no GPU found"
+    ):
         make(command(fault="exit"))
 
 
@@ -233,11 +255,23 @@ def test_tokens_of_one_stream_are_never_delivered_after_its_end() -> None:
 
 @pytest.mark.parametrize("here", [True, False])
 def test_a_cell_from_the_command_line(cli: Any, here: bool) -> None:
-    """Its energy is nobody's to read here, and no other device is like its own, unless it is said to be this one."""
-    server, url = fake_server.in_thread(step_s=0.05)  # long beside what a busy machine takes to submit
+    """Its energy is nobody's to read here, and no other device is like its own, unless it is said
+    to be this one."""
+    # long beside what a busy machine takes to submit
+    server, url = fake_server.in_thread(step_s=0.05)
     result = cli(
-        *("engine=openai", f"engine.url={url}", "name=peer", f"runtime.device={'cpu' if here else 'auto'}"),
-        *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
+        *(
+            "engine=openai",
+            f"engine.url={url}",
+            "name=peer",
+            f"runtime.device={'cpu' if here else 'auto'}",
+        ),
+        *(
+            "workload=smoke",
+            "workload.num_requests=4",
+            "workload.input_len=20",
+            "workload.output_len=8",
+        ),
     )
     server.shutdown()
     assert result.code == 0, result.err
@@ -258,8 +292,12 @@ def judged(engine: OpenAIEngine, load: Workload) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("continuous", ["usage", "timings"])
-def test_a_server_that_counts_on_each_chunk_is_asked_to(make: Make, tmp_path: Path, continuous: str) -> None:
-    engine = make(ids=False, per_chunk=5, step_s=0.05, continuous=continuous, path=str(tmp_path / "asked"))
+def test_a_server_that_counts_on_each_chunk_is_asked_to(
+    make: Make, tmp_path: Path, continuous: str
+) -> None:
+    engine = make(
+        ids=False, per_chunk=5, step_s=0.05, continuous=continuous, path=str(tmp_path / "asked")
+    )
     figures, verdict = judged(engine, workload(20))
     assert figures.output_tokens == 20 and figures.itl_ms.p50 == pytest.approx(10, abs=5)
     counts = engine.liveness()
@@ -310,7 +348,15 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
         (["data: " + "[" * 100_000 + "\n\n"], "nested too deeply"),
         ([{"choices": "abc"}], "choices is 'abc'"),
         ([{"error": {"message": "\x1b[31mgone\x1b[0m"}}], "tokens: gone"),
-        ([{"choices": [{"text": "a", "finish_reason": "length"}], "usage": {"completion_tokens": 10**9}}], "1000000000"),
+        (
+            [
+                {
+                    "choices": [{"text": "a", "finish_reason": "length"}],
+                    "usage": {"completion_tokens": 10**9},
+                }
+            ],
+            "1000000000",
+        ),
         ([{"choices": [{"text": "a"}]}, "..."], "the stream holds"),
         (["A" * (1 << 20), "..."], "a line of the stream is longer than 8 MiB"),
         ([": still here\n\n", "..."], "no token of any request for engine.idle_timeout_s=1 s"),
@@ -318,11 +364,15 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
         (["silence"], "no token of any request"),
         ([], "closed the stream before it was done"),
     ],
-)  # fmt: skip
+)
 def test_what_a_stream_may_hold_instead_of_tokens(make: Make, events: list[Any], said: str) -> None:
     (trace,) = run(make({"idle_timeout_s": 1.0}, events=events), workload(8))
     assert trace.status == "aborted" and said in str(trace.error)
-    assert "\x1b" not in str(trace.error) and "\n" not in str(trace.error) and len(str(trace.error)) < 500
+    assert (
+        "\x1b" not in str(trace.error)
+        and "\n" not in str(trace.error)
+        and len(str(trace.error)) < 500
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,12 +387,16 @@ def test_what_a_stream_may_hold_instead_of_tokens(make: Make, events: list[Any],
         ({"redirect": "http://localhost:1/v1/models"}, "redirects to http://localhost:1/v1/models"),
     ],
 )
-def test_what_a_server_may_list_instead_of_models(make: Make, settings: dict[str, Any], said: str) -> None:
+def test_what_a_server_may_list_instead_of_models(
+    make: Make, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadInput, match=rf"no server answers there as it should .*{said}"):
         make(**settings)
 
 
-def test_a_probe_that_gets_no_answer_has_an_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_gets_no_answer_has_an_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("minivllm.bench.targets.openai.PATIENCE_S", 0.5)
     with pytest.raises(BadInput, match=r"no whole answer to a request for 1 token within 0\.5 s"):
         make(step_s=5.0)

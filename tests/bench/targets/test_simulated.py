@@ -1,4 +1,5 @@
-"""The simulated engine: the real scheduler, virtual time, predicted steps, tokens that are nowhere."""
+"""The simulated engine: the real scheduler, virtual time, predicted steps, tokens that are
+nowhere."""
 
 from __future__ import annotations
 
@@ -42,7 +43,12 @@ from tests.bench.scripted import workload
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[3]
-ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5", "engine.overhead_ms=1")
+ROOFLINE = (
+    "engine=simulated",
+    "engine.bandwidth_gb_s=20",
+    "engine.tflops=0.5",
+    "engine.overhead_ms=1",
+)
 
 
 def engine(*overrides: str) -> SimulatedEngine:
@@ -54,7 +60,9 @@ def engine(*overrides: str) -> SimulatedEngine:
 class Planted:
     """100 ms a step and 1 ms a prompt token."""
 
-    def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+    def __call__(
+        self, requests: int, tokens: int, prefill: int, context: int, pairs: float
+    ) -> float:
         return 100.0 + prefill
 
     def describe(self) -> str:
@@ -91,7 +99,9 @@ def test_a_hand_computed_case_with_chunks_and_a_queue() -> None:
     assert (b.started_s, c.started_s) == pytest.approx((0, 0.208))
     assert [s["waiting"] for s in under_test.steps()] == [1, 1, 0]
     counters = under_test.liveness()
-    assert counters["batching"]["prefill_chunks"] == 1 and counters["batching"]["largest_batch"] == 2
+    assert (
+        counters["batching"]["prefill_chunks"] == 1 and counters["batching"]["largest_batch"] == 2
+    )
     assert counters["engine"] == {"steps": 3, "steps_a_row": 1}
 
 
@@ -111,7 +121,10 @@ def test_preemption_is_the_schedulers() -> None:
 
 def test_the_dynamic_policy_waits_in_virtual_time() -> None:
     under_test, traces = run(
-        workload((3, 1), (5, 1)), "batching=dynamic", "batching.max_num_seqs=4", "batching.max_wait_ms=40"
+        workload((3, 1), (5, 1)),
+        "batching=dynamic",
+        "batching.max_num_seqs=4",
+        "batching.max_wait_ms=40",
     )
     assert [trace.started_s for trace in traces] == pytest.approx([0.04, 0.04])
     assert [trace.token_times for trace in traces] == [pytest.approx([0.148])] * 2
@@ -165,7 +178,9 @@ def test_prefixes_are_found_in_lazy_prompts(tmp_path: Path) -> None:
         under_test = engine(f"cache.prefix_caching={caching}", "cache.block_size=16")
         under_test.step_times = Planted()
         traces = drive(under_test, work, arrival, SamplingParams(), under_test.clock)
-        assert [1e3 * (t.token_times[0] - t.scheduled_s) - 100 for t in traces] == pytest.approx(computed)
+        assert [1e3 * (t.token_times[0] - t.scheduled_s) - 100 for t in traces] == pytest.approx(
+            computed
+        )
 
 
 def test_swapping_takes_the_time_that_it_is_told() -> None:
@@ -175,7 +190,9 @@ def test_swapping_takes_the_time_that_it_is_told() -> None:
     for speed in ((), ("engine.host_gb_s=0.001",)):
         under_test, traces = run(work, *knobs, *speed)
         assert under_test.liveness()["cache"]["blocks_swapped_out"] > 0
-        ends.append((max(trace.token_times[-1] for trace in traces), under_test.liveness()["cache"]))
+        ends.append(
+            (max(trace.token_times[-1] for trace in traces), under_test.liveness()["cache"])
+        )
     (free, counts), (slow, same) = ends
     moved = counts["blocks_swapped_out"] + counts["blocks_swapped_in"]
     assert counts == same
@@ -193,7 +210,11 @@ def test_a_virtual_day_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it slept"))
     under_test = engine()
     traces = drive(
-        under_test, workload(*[(4, 3)] * 20), Poisson(20 / 86_400), SamplingParams(), under_test.clock
+        under_test,
+        workload(*[(4, 3)] * 20),
+        Poisson(20 / 86_400),
+        SamplingParams(),
+        under_test.clock,
     )
     assert all(trace.completed for trace in traces)
     assert under_test.clock.now() > 40_000
@@ -205,7 +226,9 @@ def test_the_same_seed_gives_the_same_figures() -> None:
         under_test = engine("workload=chat")
         config = compose(["workload=chat"])
         work = build(config["workload"]).generate(under_test.encode, 512, 2048, seed)
-        traces = drive(under_test, work, Poisson(3.0), SamplingParams(), under_test.clock, seed=seed)
+        traces = drive(
+            under_test, work, Poisson(3.0), SamplingParams(), under_test.clock, seed=seed
+        )
         return metrics.compute(traces, {}, 64)
 
     assert measure(0) == measure(0) != measure(1)
@@ -216,7 +239,9 @@ def test_rows_are_thinned_and_counted() -> None:
     rows = under_test.steps()
     counted = under_test.liveness()["engine"]
     assert counted["steps"] == 100 and counted["steps_a_row"] == 16 and len(rows) == 7
-    assert [row["start_s"] for row in rows] == pytest.approx([0, *(0.001 + 1.6 * k for k in range(1, 7))])
+    assert [row["start_s"] for row in rows] == pytest.approx(
+        [0, *(0.001 + 1.6 * k for k in range(1, 7))]
+    )
 
 
 def test_abort_and_reset_leave_nothing() -> None:
@@ -228,7 +253,11 @@ def test_abort_and_reset_leave_nothing() -> None:
     under_test.abort("unknown")
     assert {output.request_id for output in under_test.poll()} == {"a", "c"}
     under_test.reset()
-    assert under_test.poll(0.5) == [] and under_test.cache.pool.num_used == 0 and under_test.steps() == []
+    assert (
+        under_test.poll(0.5) == []
+        and under_test.cache.pool.num_used == 0
+        and under_test.steps() == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,7 +293,10 @@ def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> N
         assert simulated.step_times(1, 1, 0, 10_000, 0.0) == pytest.approx(  # type: ignore[attr-defined]
             1
             + 1e3
-            * (simulated.step_times.costs["streamed_weight_bytes"] + 10_000 * real.kv.bytes_per_token)
+            * (
+                simulated.step_times.costs["streamed_weight_bytes"]
+                + 10_000 * real.kv.bytes_per_token
+            )
             / 20e9  # type: ignore[attr-defined]
         )
     finally:
@@ -274,7 +306,10 @@ def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> N
 def test_layers_with_a_window_take_the_time_of_what_they_see() -> None:
     """Of Gemma 3 1B's 26 layers 22 see 512 tokens."""
     under_test = engine(
-        "model=gemma3_1b", "model.weights=random", "model.max_model_len=8192", "engine.overhead_ms=0"
+        "model=gemma3_1b",
+        "model.weights=random",
+        "model.max_model_len=8192",
+        "engine.overhead_ms=0",
     )
     costs = under_test.step_times.costs  # type: ignore[attr-defined]
     drive(under_test, workload((4000, 3)), Offline(), SamplingParams(), under_test.clock)
@@ -295,7 +330,9 @@ def test_what_was_evicted_is_not_read() -> None:
     asked: list[tuple[int, int, float]] = []
 
     class Asked(Planted):
-        def __call__(self, requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+        def __call__(
+            self, requests: int, tokens: int, prefill: int, context: int, pairs: float
+        ) -> float:
             asked.append((prefill, context, pairs))
             return super().__call__(requests, tokens, prefill, context, pairs)
 
@@ -303,7 +340,9 @@ def test_what_was_evicted_is_not_read() -> None:
     drive(under_test, workload((200, 40)), Offline(), SamplingParams(), under_test.clock)
     assert under_test.liveness()["cache"]["tokens_evicted"] > 0
     assert (
-        max(context for _, context, _ in asked) == 64 == max(s["context_tokens"] for s in under_test.steps())
+        max(context for _, context, _ in asked)
+        == 64
+        == max(s["context_tokens"] for s in under_test.steps())
     )
     # A block of sinks and one of the window stay; then 32 more tokens, each with all before it.
     assert asked[:2] == [(64, 64, 64 * 65 / 2), (32, 64, 32 * (33 + 64) / 2)]
@@ -314,7 +353,10 @@ def test_what_was_evicted_is_not_read() -> None:
     [
         (["cache.eviction=h2o"], "goes by attention scores"),
         (["cache.eviction=snapkv"], "goes by attention scores"),
-        (["cache.eviction=streaming", "model=gemma3_1b", "model.weights=random"], "sliding window of 512"),
+        (
+            ["cache.eviction=streaming", "model=gemma3_1b", "model.weights=random"],
+            "sliding window of 512",
+        ),
     ],
 )
 def test_eviction_that_cannot_be_simulated_is_refused(overrides: list[str], message: str) -> None:
@@ -334,7 +376,9 @@ def test_it_says_what_it_needs() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 12), st.data())
-def test_simulated_tokens_are_cut_like_a_list(parts: list[int], answers: int, data: st.DataObject) -> None:
+def test_simulated_tokens_are_cut_like_a_list(
+    parts: list[int], answers: int, data: st.DataObject
+) -> None:
     runs = tuple(range(100 * i, 100 * i + n) for i, n in enumerate(parts))
     tokens = SimulatedTokens(LazyPrompt(runs, 50, 0), "c")
     start = tokens.length
@@ -439,7 +483,9 @@ def test_a_feature_that_never_occurs_costs_nothing() -> None:
     assert coefficients[FEATURES.index("requests_above_16")] == 0
 
 
-def write_run(folder: Path, config: dict[str, Any], n: int = 400, seed: int = 0, **changes: Any) -> Path:
+def write_run(
+    folder: Path, config: dict[str, Any], n: int = 400, seed: int = 0, **changes: Any
+) -> Path:
     """A measured record with steps."""
     rows = steps(n, np.random.default_rng(seed))["rows"]
     columns = {name: values.tolist() for name, values in rows.items()}
@@ -448,7 +494,13 @@ def write_run(folder: Path, config: dict[str, Any], n: int = 400, seed: int = 0,
         folder / "steps.parquet",
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
     )
-    record = {"schema_version": 1, "run_id": folder.name, "cell_id": "c", "status": "ok", "config": config}
+    record = {
+        "schema_version": 1,
+        "run_id": folder.name,
+        "cell_id": "c",
+        "status": "ok",
+        "config": config,
+    }
     (folder / "record.json").write_text(json.dumps({**record, **changes}))
     return folder
 
@@ -461,7 +513,9 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a" / "other", compose(["quant=fp32"]))
     write_run(tmp_path / "runs" / "a" / "peer", compose(["engine=transformers"]))
     # A step that was launched before the one before it had ended holds the wait for that one.
-    write_run(tmp_path / "runs" / "a" / "overlapped", real, liveness={"runtime": {"overlap_steps": 3}})
+    write_run(
+        tmp_path / "runs" / "a" / "overlapped", real, liveness={"runtime": {"overlap_steps": 3}}
+    )
     # Batching and the length of the context may differ: a step costs the same.
     # So do steps of records that were profiled afterwards, or made when nothing could be.
     write_run(tmp_path / "runs" / "a" / "profiled", compose(["runtime.profile=true"]), seed=2)
@@ -471,11 +525,14 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     fitted = fit_records(str(tmp_path / "runs" / "a"), wanted)
     assert (fitted.steps, fitted.records) == (1600, 4)
     assert fitted.coefficients == pytest.approx(PLANTED, rel=1e-6)
-    assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005)
+    assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(
+        4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005
+    )
     assert "1600 steps of 4 records" in fitted.describe() and "0.2 requests" in fitted.describe()
     with pytest.raises(
         BadInput,
-        match=r"0 of 7 records there have the same model, quant, attention, runtime and cache.kv_dtype",
+        match=r"0 of 7 records there have the same model, quant, attention, runtime and "
+        r"cache.kv_dtype",
     ):
         fit_records(str(tmp_path / "runs"), compose(["quant=nf4"]))
     with pytest.raises(BadInput, match="0 of 7 records"):
@@ -487,7 +544,10 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
 def test_other_steps_are_another_cell(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 1), ("c", 0)):
         write_run(tmp_path / name / "cell", compose([]), seed=seed)
-    ids = [cell_id(compose(["engine=simulated", f"engine.steps={tmp_path / name}"]), "f") for name in "abc"]
+    ids = [
+        cell_id(compose(["engine=simulated", f"engine.steps={tmp_path / name}"]), "f")
+        for name in "abc"
+    ]
     assert ids[0] == ids[2] != ids[1]
     assert cell_id(compose(["engine=simulated", "engine.steps=nowhere"]), "f") not in ids
 
@@ -518,7 +578,9 @@ def test_the_roofline_of_a_mixture_of_experts() -> None:
             "num_experts_per_tok": 2,
         },
     }
-    costs, weight_bytes = architecture_costs(ModelConfig.from_dict(architecture), {"dtype": "float16"})
+    costs, weight_bytes = architecture_costs(
+        ModelConfig.from_dict(architecture), {"dtype": "float16"}
+    )
     expert = 3 * 64 * 128
     assert weight_bytes == 2 * (2 * (4 * 64 * 64 + 8 * expert) + 2 * 64_000)
     assert costs["flops_per_token"] == 2 * 2 * (4 * 64 * 64 + 2 * expert)
@@ -557,16 +619,22 @@ from minivllm.config.compose import compose
 config = compose(sys.argv[2:])
 session = Session(config, lambda event, **details: None)
 results = [
-    session.measure(Measurement(f"r{i}", "c", "s", "a", i, f"{sys.argv[1]}/s/cell-r{i}", config)) for i in range(2)
+    session.measure(Measurement(f"r{i}", "c", "s", "a", i, f"{sys.argv[1]}/s/cell-r{i}", config))
+    for i in range(2)
 ]
 assert "torch" not in sys.modules
-print(json.dumps([{**result.record.to_dict(), "window": result.window_s, "rows": len(result.requests),
-                   "columns": list(result.requests[0])} for result in results], default=str))
+rows = [
+    {**result.record.to_dict(), "window": result.window_s, "rows": len(result.requests),
+     "columns": list(result.requests[0])}
+    for result in results
+]
+print(json.dumps(rows, default=str))
 """
 
 
 def test_a_record_of_a_simulation(tmp_path: Path) -> None:
-    """Measured twice in one process that never imports torch: equal figures, and nothing of this machine's."""
+    """Measured twice in one process that never imports torch: equal figures, and nothing of this
+    machine's."""
     trace = tmp_path / "trace.csv"
     trace.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -587,7 +655,9 @@ def test_a_record_of_a_simulation(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
-    assert first["metrics"] == second["metrics"] and first["workload_hash"] == second["workload_hash"]
+    assert (
+        first["metrics"] == second["metrics"] and first["workload_hash"] == second["workload_hash"]
+    )
     assert first["metrics"]["num_requests"] == first["rows"] == 20
     assert first["metrics"]["duration_s"] == pytest.approx(19 * 60, rel=0.01)
     assert first["validity"]["ok"] and any(
@@ -598,7 +668,9 @@ def test_a_record_of_a_simulation(tmp_path: Path) -> None:
     assert {k for k, v in first["memory"].items() if v is not None} == {"kv_waste"}
     for part in ("cold", "roofline"):
         assert not any(first[part].values()), part
-    assert [path.name for path in (tmp_path / "workloads").iterdir()] == [f"{first['workload_hash']}.parquet"]
+    assert [path.name for path in (tmp_path / "workloads").iterdir()] == [
+        f"{first['workload_hash']}.parquet"
+    ]
 
 
 def test_simulated_through_the_command_line(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,7 +680,10 @@ def test_simulated_through_the_command_line(cli: Any, monkeypatch: pytest.Monkey
     knobs = ["workload.num_requests=4", "arrival=poisson", "arrival.rate=0.01"]
     done = cli(*ROOFLINE, "name=sim", "model=qwen3", "model.weights=random", *knobs)
     assert done.code == 0, done.err
-    assert "weights are random" not in done.out + done.err and "Simulated: nothing was computed" in done.out
+    assert (
+        "weights are random" not in done.out + done.err
+        and "Simulated: nothing was computed" in done.out
+    )
     (path,) = Path("runs/sim").glob("*/record.json")
     record = json.loads(path.read_text())
     assert record["status"] == "ok" and record["metrics"]["duration_s"] > 60
@@ -644,9 +719,10 @@ def test_ten_virtual_minutes_at_one_and_a_half_times_capacity(overrides: list[st
     assert found["ended"]["cancelled"] > 0.05 * found["requests"]
     assert found["checks"] > 50
     counters = found["counters"]
-    if overrides[0] == "batching=continuous" and not {"cache=contiguous", "batching.preemption=reserve"} & {
-        *overrides
-    }:
+    if overrides[0] == "batching=continuous" and not {
+        "cache=contiguous",
+        "batching.preemption=reserve",
+    } & {*overrides}:
         assert counters["batching"]["preemptions"] > 0
     if "batching.shed=true" in overrides:
         assert found["ended"]["shed"] == counters["batching"]["requests_shed"] > 0
@@ -659,7 +735,9 @@ def test_cold_prefixes_come_back_from_lower_tiers_without_any_memory() -> None:
     def reused(*overrides: str) -> dict[str, float | str]:
         one = engine(*common, *overrides)
         for number in range(18):
-            one.submit(str(number), prompts[number % 9], SamplingParams(max_tokens=2, ignore_eos=True))
+            one.submit(
+                str(number), prompts[number % 9], SamplingParams(max_tokens=2, ignore_eos=True)
+            )
             while one.scheduler.has_unfinished:
                 one.poll()
         return one.liveness()["cache"]

@@ -1,4 +1,5 @@
-"""The schema of an event, how tokens are counted, and that no stream raises anything but the one error."""
+"""The schema of an event, how tokens are counted, and that no stream raises anything but the one
+error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.stream import ServerError, Tokens, apportion, read_stream, served_models
 
 
-def stream(*events: Any, wanted: int = 20, count: Any = None, by: str = "length") -> tuple[Tokens, list[int]]:
+def stream(
+    *events: Any, wanted: int = 20, count: Any = None, by: str = "length"
+) -> tuple[Tokens, list[int]]:
     """The tokens of a whole stream, and how many came with each chunk in the end."""
     outputs: list[EngineOutput] = []
     tokens = Tokens("r", outputs.append, wanted, count, 100)
@@ -38,7 +41,9 @@ def usage(tokens: int | None) -> dict[str, Any]:
 
 
 def test_usage_on_each_chunk_tells_how_many_tokens_it_holds() -> None:
-    tokens, parts = stream(text(1, **usage(4)), text(1, **usage(5)), text(1, **usage(20)), usage(20))
+    tokens, parts = stream(
+        text(1, **usage(4)), text(1, **usage(5)), text(1, **usage(20)), usage(20)
+    )
     assert parts == [4, 1, 15, 0] and tokens.told and tokens.prompt_tokens == 3
     assert (tokens.late, tokens.misplaced, tokens.countable, tokens.produced) == (0, 0, True, 20)
 
@@ -52,7 +57,9 @@ def test_timings_and_log_probabilities_tell_as_well() -> None:
 def test_a_chunk_a_token_needs_nothing_else() -> None:
     tokens, parts = stream(*[text(7)] * 20, usage(20), count=len)
     assert parts == [*[1] * 20, 0] and (tokens.late, tokens.misplaced) == (0, 0)
-    assert stream(*[text(7)] * 20, count=len)[0].countable, "as many as were asked for, without any usage"
+    assert stream(*[text(7)] * 20, count=len)[0].countable, (
+        "as many as were asked for, without any usage"
+    )
 
 
 def test_text_is_settled_by_the_total_and_our_own_count() -> None:
@@ -104,7 +111,10 @@ def test_counts_that_contradict_each_other_are_told() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        {"choices": [{"text": "a", "finish_reason": "length"}], "usage": {"completion_tokens": 2 * 10**9}},
+        {
+            "choices": [{"text": "a", "finish_reason": "length"}],
+            "usage": {"completion_tokens": 2 * 10**9},
+        },
         {"choices": [], "usage": {"completion_tokens": 21}},
         {"choices": [{"text": "a"}], "timings": {"predicted_n": 10**30}},
         {"choices": [{"token_ids": [1] * 21}]},
@@ -153,40 +163,70 @@ def test_more_chunks_than_tokens_end_a_stream() -> None:
 def test_a_field_of_another_type_is_one_line(event: Any, said: str) -> None:
     with pytest.raises(ServerError) as caught:
         Tokens("r", print, 20, None, 100).take(event)
-    assert said in str(caught.value) and "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        said in str(caught.value)
+        and "\x1b" not in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 def test_nulls_and_whole_floats_are_fine() -> None:
-    event = {"choices": [{"text": None, "token_ids": None, "logprobs": None}], "usage": None, "error": None}
-    assert stream(event, {"choices": None}, text(1), {"usage": {"completion_tokens": 1.0}})[0].produced == 1
+    event = {
+        "choices": [{"text": None, "token_ids": None, "logprobs": None}],
+        "usage": None,
+        "error": None,
+    }
+    assert (
+        stream(event, {"choices": None}, text(1), {"usage": {"completion_tokens": 1.0}})[0].produced
+        == 1
+    )
 
 
 def test_an_end_that_is_none_of_ours() -> None:
     outputs: list[EngineOutput] = []
     tokens = Tokens("r", outputs.append)
-    tokens.take({"choices": [{"text": "x", "token_ids": [1], "finish_reason": "\x1b[1mgone\x1b[0m"}]})
+    tokens.take(
+        {"choices": [{"text": "x", "token_ids": [1], "finish_reason": "\x1b[1mgone\x1b[0m"}]}
+    )
     tokens.end()
     assert outputs[-1].finish_reason == "abort" and outputs[-1].error == "gone"
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, 5, "x", [1, 2], {}, {"data": None}, {"data": "abc"}, {"data": []}, {"data": [{"x": 1}]}, {"data": [1]}]
+    [
+        None,
+        5,
+        "x",
+        [1, 2],
+        {},
+        {"data": None},
+        {"data": "abc"},
+        {"data": []},
+        {"data": [{"x": 1}]},
+        {"data": [1]},
+    ]
     + [{"data": [{"id": name}]} for name in (None, 5, "")]
-    + [{"data": [{"id": "m", "max_model_len": size}]} for size in ("huge", -5, 0, True, 1.5, 1e400)],
-)  # fmt: skip
+    + [
+        {"data": [{"id": "m", "max_model_len": size}]} for size in ("huge", -5, 0, True, 1.5, 1e400)
+    ],
+)
 def test_a_list_of_models_that_is_none(value: Any) -> None:
     with pytest.raises(ServerError, match="GET /models"):
         served_models(value)
 
 
 def test_a_list_of_models() -> None:
-    models = served_models({"data": [{"id": "b", "max_model_len": 9.0}, {"id": "a", "max_model_len": None}]})
+    models = served_models(
+        {"data": [{"id": "b", "max_model_len": 9.0}, {"id": "a", "max_model_len": None}]}
+    )
     assert list(models.items()) == [("b", 9), ("a", None)]
 
 
 @given(st.integers(0, 200), st.lists(st.integers(1, 50), min_size=1, max_size=30))
-def test_apportioning_keeps_the_total_and_leaves_no_chunk_out(total: int, weights: list[int]) -> None:
+def test_apportioning_keeps_the_total_and_leaves_no_chunk_out(
+    total: int, weights: list[int]
+) -> None:
     parts = apportion(total, weights)
     assert sum(parts) == total and len(parts) == len(weights)
     assert min(parts) >= min(1, total // len(weights))
@@ -194,7 +234,9 @@ def test_apportioning_keeps_the_total_and_leaves_no_chunk_out(total: int, weight
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 choice = st.fixed_dictionaries(
@@ -203,7 +245,8 @@ choice = st.fixed_dictionaries(
         "text": st.text(max_size=8) | values,
         "token_ids": st.lists(st.integers(-1, 99), max_size=6) | values,
         "finish_reason": st.sampled_from([None, "stop", "length", "content_filter"]) | values,
-        "logprobs": st.fixed_dictionaries({"tokens": st.lists(st.text(max_size=2), max_size=4)}) | values,
+        "logprobs": st.fixed_dictionaries({"tokens": st.lists(st.text(max_size=2), max_size=4)})
+        | values,
     },
 )
 numbers = st.integers(-2, 40) | values
@@ -211,7 +254,9 @@ events = st.fixed_dictionaries(
     {},
     optional={
         "choices": st.lists(choice, max_size=2) | values,
-        "usage": st.fixed_dictionaries({}, optional={"completion_tokens": numbers, "prompt_tokens": numbers})
+        "usage": st.fixed_dictionaries(
+            {}, optional={"completion_tokens": numbers, "prompt_tokens": numbers}
+        )
         | values,
         "timings": st.fixed_dictionaries({}, optional={"predicted_n": numbers}) | values,
         "error": st.none() | values,
@@ -239,7 +284,9 @@ def test_any_answer_is_a_list_of_models_or_the_one_error(answer: Any) -> None:
     except ServerError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
     else:
-        assert models and all(name and (context is None or context >= 1) for name, context in models.items())
+        assert models and all(
+            name and (context is None or context >= 1) for name, context in models.items()
+        )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +300,9 @@ def test_any_answer_is_a_list_of_models_or_the_one_error(answer: Any) -> None:
 def test_events_are_read_however_the_standard_lets_them_be_written(raw: bytes) -> None:
     end = b'data: {"choices": [{"text": "b", "finish_reason": "stop"}]}\ndata: [DONE]\ndata: {bad'
     outputs: list[EngineOutput] = []
-    asyncio.run(read_stream(as_lines((raw + end).splitlines(True)), Tokens("r", outputs.append, 20)))
+    asyncio.run(
+        read_stream(as_lines((raw + end).splitlines(True)), Tokens("r", outputs.append, 20))
+    )
     assert [len(output.token_ids) for output in outputs] == [1, 1, 0]
     assert outputs[-1].finish_reason == "stop"
 
@@ -288,11 +337,18 @@ def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], w
         asyncio.run(read_stream(as_lines(raw), tokens))
     except ServerError as error:
         tokens.fail(str(error))
-    assert [output.finish_reason is not None for output in outputs] == [*[False] * (len(outputs) - 1), True]
+    assert [output.finish_reason is not None for output in outputs] == [
+        *[False] * (len(outputs) - 1),
+        True,
+    ]
     held = sum(len(output.token_ids) for output in outputs)
     assert held <= wanted + 1
     if (counts := outputs[-1].counts) is not None:
-        assert len(counts) == held - len(outputs[-1].token_ids) and sum(counts) <= wanted and min(counts) >= 0
+        assert (
+            len(counts) == held - len(outputs[-1].token_ids)
+            and sum(counts) <= wanted
+            and min(counts) >= 0
+        )
 
 
 @pytest.mark.fuzz("server streams")

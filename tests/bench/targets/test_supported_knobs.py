@@ -1,4 +1,5 @@
-"""docs/guides/peers.md says what each peer honours, in the words of the tables that refuse the rest."""
+"""docs/guides/peers.md says what each peer honours, in the words of the tables that refuse the
+rest."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ PEERS = {
 
 def table() -> str:
     groups = dict.fromkeys(group for knobs in PEERS.values() for group in knobs)
-    lines = [f"| | {' | '.join(f'`{name}`' for name in PEERS)} |", "| --- " * (len(PEERS) + 1) + "|"]
+    lines = [
+        f"| | {' | '.join(f'`{name}`' for name in PEERS)} |",
+        "| --- " * (len(PEERS) + 1) + "|",
+    ]
     for group in groups:
         cells = []
         for peer in PEERS.values():
@@ -34,7 +38,9 @@ def table() -> str:
 
 
 def test_the_page_has_the_table() -> None:
-    shown = re.search(r"<!-- honoured -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.S)
+    shown = re.search(
+        r"<!-- honoured -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.S
+    )
     assert shown is not None and shown[1].strip() == table(), f"put this there:\n{table()}"
 
 
@@ -48,17 +54,32 @@ def test_every_table_names_knobs_that_exist() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine=transformers", "quant=int8"], "quant=int8 is not honoured by engine=transformers: use quant=bf16"),
+        (
+            ["engine=transformers", "quant=int8"],
+            "quant=int8 is not honoured by engine=transformers: use quant=bf16",
+        ),
         (
             ["engine=transformers", "batching=static"],
-            "batching=static is not honoured by engine=transformers: leave it out, engine=transformers has its own batching",
+            "batching=static is not honoured by engine=transformers: leave it out, "
+            "engine=transformers has its own batching",
         ),
-        (["engine=transformers", "runtime.profile=true"], "runtime.profile=True is not honoured by engine=transformers"),
-        (["engine=simulated", "runtime.profile=true"], "runtime.profile=true is not honoured by engine=simulated"),
-        (["engine=openai", "runtime.threads=1"], "runtime.threads=1 is not honoured by engine=openai"),
+        (
+            ["engine=transformers", "runtime.profile=true"],
+            "runtime.profile=True is not honoured by engine=transformers",
+        ),
+        (
+            ["engine=simulated", "runtime.profile=true"],
+            "runtime.profile=true is not honoured by engine=simulated",
+        ),
+        (
+            ["engine=openai", "runtime.threads=1"],
+            "runtime.threads=1 is not honoured by engine=openai",
+        ),
     ],
-)  # fmt: skip
-def test_a_knob_is_refused_before_anything_is_started(cli: Any, overrides: list[str], message: str) -> None:
+)
+def test_a_knob_is_refused_before_anything_is_started(
+    cli: Any, overrides: list[str], message: str
+) -> None:
     done = cli(*overrides)
     assert done.code == 2 and message in done.err and len(done.err.splitlines()) == 1, done.err
     assert "loading" not in done.out and not Path("runs").exists()

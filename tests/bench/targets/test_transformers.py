@@ -1,4 +1,5 @@
-"""engine=transformers: the same tokens as this project's engine, at honest times, and no knob ignored."""
+"""engine=transformers: the same tokens as this project's engine, at honest times, and no knob
+ignored."""
 
 from __future__ import annotations
 
@@ -22,14 +23,26 @@ from minivllm.config.compose import build, compose
 from tests.bench.targets.driving import requests, run
 from tests.reference import LLAMA3_ROPE, SMALL, make_checkpoint
 
-PROMPTS = [list(range(3, 40)), [9, 8, 7], [5], list(range(60, 120, 2)), [11, 12, 13, 14, 15, 16, 17]]
+PROMPTS = [
+    list(range(3, 40)),
+    [9, 8, 7],
+    [5],
+    list(range(60, 120, 2)),
+    [11, 12, 13, 14, 15, 16, 17],
+]
 LENGTHS = [12, 30, 1, 24, 7]
 
 
 def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
     return compose(
         [
-            *("engine=transformers", "model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu"),
+            *(
+                "engine=transformers",
+                "model=hf",
+                f"model.path={folder}",
+                "quant=fp32",
+                "runtime.device=cpu",
+            ),
             *overrides,
         ]
     )
@@ -43,9 +56,12 @@ def workload(ignore_eos: bool = True) -> Workload:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     make_checkpoint(path, "qwen3")
-    # As published checkpoints have it: it must neither turn greedy decoding into sampling nor end a request.
+    # As published checkpoints have it: it must neither turn greedy decoding into sampling nor end a
+    # request.
     (path / "generation_config.json").write_text(
-        json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 3, "eos_token_id": list(range(100))})
+        json.dumps(
+            {"do_sample": True, "temperature": 0.6, "top_k": 3, "eos_token_id": list(range(100))}
+        )
     )
     return path
 
@@ -96,7 +112,8 @@ def test_tokens_are_stamped_as_they_come(engine: TransformersEngine) -> None:
             assert len(set(times)) > len(times) // 2, "tokens came in lumps"
     # The 30-token request is answered long after the 1-token request is done.
     assert traces[2].token_times[-1] < traces[1].token_times[len(traces[1].token_times) // 2]
-    # Hand-over is immediate: a token is with the driver before the step after the next one has ended.
+    # Hand-over is immediate: a token is with the driver before the step after the next one has
+    # ended.
     ends = [step["start_s"] + step["forward_ms"] / 1e3 for step in engine.steps()]
     late = sum(seen > after for seen, after in zip(traces[1].token_times, ends[2:], strict=False))
     assert late <= len(ends) // 3  # a busy machine may hold up a thread now and then
@@ -107,7 +124,9 @@ def test_batches_are_static(folder: Path, engine: TransformersEngine) -> None:
     small = build(config["engine"], config=config)
     try:
         traces = run(small, workload())
-        assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in run(engine, workload())]
+        assert [trace.token_ids for trace in traces] == [
+            trace.token_ids for trace in run(engine, workload())
+        ]
         assert small.liveness()["engine"]["generate_calls"] == 3
         assert small.liveness()["batching"]["largest_batch"] == 2
         # The second batch starts when the first one's longest answer is done.
@@ -130,7 +149,9 @@ def test_steps_count_what_was_asked_for(engine: TransformersEngine) -> None:
     prompts = [len(prompt) for prompt in PROMPTS]
     assert steps[0]["num_prefill_tokens"] == steps[0]["num_tokens"] == sum(prompts)
     assert sum(step["num_tokens"] for step in steps[1:]) == sum(length - 1 for length in LENGTHS)
-    assert steps[1]["context_tokens"] == sum(p + 1 for p, n in zip(prompts, LENGTHS, strict=True) if n > 1)
+    assert steps[1]["context_tokens"] == sum(
+        p + 1 for p, n in zip(prompts, LENGTHS, strict=True) if n > 1
+    )
     assert all(step["num_prefill_tokens"] == 0 for step in steps[1:])
     assert counts["padded_tokens"] == sum(max(prompts) - p for p in prompts)
     assert counts["wasted_decode_tokens"] == sum(max(LENGTHS) - n for n in LENGTHS)
@@ -171,9 +192,12 @@ def test_a_failure_of_generate_reaches_the_driver(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"), [([], "empty"), ([500], "in \\[0, 128\\)"), (list(range(100)) * 3, "context is 256")]
+    ("prompt", "said"),
+    [([], "empty"), ([500], "in \\[0, 128\\)"), (list(range(100)) * 3, "context is 256")],
 )
-def test_requests_that_cannot_be_served(engine: TransformersEngine, prompt: list[int], said: str) -> None:
+def test_requests_that_cannot_be_served(
+    engine: TransformersEngine, prompt: list[int], said: str
+) -> None:
     with pytest.raises(BadInput, match=said):
         engine.submit("x", prompt, SamplingParams())
 
@@ -222,7 +246,9 @@ def test_what_it_says_of_itself(engine: TransformersEngine, folder: Path) -> Non
     ],
 )
 def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> None:
-    sizes = {key: value for key, value in SMALL.items() if key not in ("bos_token_id", "pad_token_id")}
+    sizes = {
+        key: value for key, value in SMALL.items() if key not in ("bos_token_id", "pad_token_id")
+    }
     config = compose(["engine=transformers", "model=qwen3", "quant=fp32", "runtime.device=cpu"])
     config["model"] |= {"weights": "random", "max_model_len": 200, "seed": 3, "path": ""}
     config["model"]["architecture"] = {"rms_norm_eps": 1e-6, **sizes, **architecture}
@@ -241,9 +267,13 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
         loaded = load_model(**node, quant=Plain("float32"), device=torch.device("cpu"))
         assert loaded.fingerprint == engine.info.fingerprint
         with torch.no_grad():
-            hidden = loaded.model(make_batch([PROMPTS[0]]), CausalAttention(loaded.model.attention_specs))
+            hidden = loaded.model(
+                make_batch([PROMPTS[0]]), CausalAttention(loaded.model.attention_specs)
+            )
             want = model(torch.tensor([PROMPTS[0]])).logits[0]
-            torch.testing.assert_close(loaded.model.compute_logits(hidden), want, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                loaded.model.compute_logits(hidden), want, atol=1e-4, rtol=1e-4
+            )
             assert want.std() > 0
         assert engine.info.memory["linear"] == loaded.linear_bytes
         read = loaded.config
@@ -257,7 +287,10 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
     ("override", "said"),
     [
         ("quant=nf4", "quant=nf4 is not honoured by engine=transformers: use quant=bf16"),
-        ("attention=eager", "attention=eager .* leave it out, engine=transformers has its own attention"),
+        (
+            "attention=eager",
+            "attention=eager .* leave it out, engine=transformers has its own attention",
+        ),
         (
             "batching=sequential",
             "batching=sequential .* leave it out, engine=transformers has its own batching",
@@ -281,7 +314,9 @@ def test_honoured_knobs_pass(folder: Path) -> None:
     require_supported(
         configuration(folder, "runtime.threads=1", "model.max_model_len=99", "engine.batch_size=1")
     )
-    require_supported(configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3"))
+    require_supported(
+        configuration(folder, "workload=chat", "arrival=poisson", "measure.repeats=3")
+    )
 
 
 def test_a_peer_may_stand_for_more_options(folder: Path) -> None:
@@ -304,7 +339,9 @@ def test_an_attention_that_cannot_be_had_is_a_clear_error(folder: Path) -> None:
         build(config["engine"], config=config)
 
 
-def test_without_transformers_the_remedy_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_remedy_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configuration(folder)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BadInput, match=r"pip install 'minivllm\[peers\]'"):
@@ -313,8 +350,19 @@ def test_without_transformers_the_remedy_is_named(folder: Path, monkeypatch: pyt
 
 def test_a_cell_from_the_command_line(cli: Any, folder: Path) -> None:
     result = cli(
-        *("engine=transformers", "model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu"),
-        *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
+        *(
+            "engine=transformers",
+            "model=hf",
+            f"model.path={folder}",
+            "quant=fp32",
+            "runtime.device=cpu",
+        ),
+        *(
+            "workload=smoke",
+            "workload.num_requests=4",
+            "workload.input_len=20",
+            "workload.output_len=8",
+        ),
         *("name=peer", "engine.batch_size=2", "measure.roofline=false"),
     )
     assert result.code == 0, result.err
@@ -330,9 +378,13 @@ def test_a_static_cache_gives_the_same_tokens(folder: Path, ours: LLM) -> None:
     config = configuration(folder, "engine.mode=static_cache")
     static = build(config["engine"], config=config)
     try:
-        assert [trace.token_ids for trace in run(static, workload())] == expected(ours, ignore_eos=True)
+        assert [trace.token_ids for trace in run(static, workload())] == expected(
+            ours, ignore_eos=True
+        )
         first = static._cache
-        assert [trace.token_ids for trace in run(static, workload())] == expected(ours, ignore_eos=True)
+        assert [trace.token_ids for trace in run(static, workload())] == expected(
+            ours, ignore_eos=True
+        )
         assert static._cache is first, "the cache is used again"
         counts = static.liveness()["engine"]
         assert (counts["static_cache_tokens"], counts["compiled"]) == (256.0, 0.0)
@@ -353,7 +405,9 @@ def test_a_static_cache_holds_a_batch_of_mixed_lengths(folder: Path) -> None:
 
 
 def test_compiling_is_asked_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configuration(folder, "engine.mode=static_cache", "engine.compile=true", "engine.batch_size=1")
+    config = configuration(
+        folder, "engine.mode=static_cache", "engine.compile=true", "engine.batch_size=1"
+    )
     compiling = build(config["engine"], config=config)
     try:
         calls: list[Any] = []

@@ -23,7 +23,9 @@ LENGTHS = [12, 20, 1, 7]
 
 def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
     fixed = ("engine=transformers_continuous", "model=hf", f"model.path={folder}", "quant=fp32")
-    return compose([*fixed, "runtime.device=cpu", "cache.num_blocks=64", "cache.block_size=8", *overrides])
+    return compose(
+        [*fixed, "runtime.device=cpu", "cache.num_blocks=64", "cache.block_size=8", *overrides]
+    )
 
 
 def workload(ignore_eos: bool = True) -> Workload:
@@ -44,14 +46,23 @@ def test_greedy_tokens_are_those_of_our_engine(
         traces = run(engine, workload(), arrival)
         assert [trace.token_ids for trace in traces] == expected
         assert {trace.finish_reason for trace in traces} == {"length"}
-    assert engine.liveness()["engine"] == {"requests": 8.0, "cuda_graphs": 0.0, "async_batching": 0.0}
-    assert engine.liveness()["cache"] == {"block_size": 8.0, "num_blocks": 64.0, "prefix_caching": 0.0}
+    assert engine.liveness()["engine"] == {
+        "requests": 8.0,
+        "cuda_graphs": 0.0,
+        "async_batching": 0.0,
+    }
+    assert engine.liveness()["cache"] == {
+        "block_size": 8.0,
+        "num_blocks": 64.0,
+        "prefix_caching": 0.0,
+    }
 
 
 def test_an_older_release_is_told_in_its_own_words(
     engine: TransformersContinuousEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 5.17: a page is a block there, and the name of the attention says that it is not to be another."""
+    """Of 5.17: a page is a block there, and the name of the attention says that it is not to be
+    another."""
 
     @dataclass
     class Settings:
@@ -81,7 +92,9 @@ def test_an_older_release_is_told_in_its_own_words(
     monkeypatch.setattr(engine, "_manager", manager)
     monkeypatch.setattr(engine, "_finish_one", lambda: None)
     for name in ("sdpa", "paged|sdpa"):  # also where it has been told before
-        monkeypatch.setattr(engine, "_loaded", SimpleNamespace(model=model, attn_implementation=name))
+        monkeypatch.setattr(
+            engine, "_loaded", SimpleNamespace(model=model, attn_implementation=name)
+        )
         engine._start()
         assert engine.liveness()["attention"] == {"kernel": "sdpa"}
     assert given[0] == given[2] == "paged|sdpa" and given[1].block_size == 8
@@ -95,7 +108,10 @@ def test_an_older_release_is_told_in_its_own_words(
 
 def test_tokens_are_stamped_as_they_come(engine: TransformersContinuousEngine) -> None:
     for trace in run(engine, workload()):
-        assert trace.token_times == sorted(trace.token_times) and trace.scheduled_s < trace.token_times[0]
+        assert (
+            trace.token_times == sorted(trace.token_times)
+            and trace.scheduled_s < trace.token_times[0]
+        )
         assert len(set(trace.token_times)) > len(trace.token_times) // 2, "tokens came in lumps"
 
 
@@ -182,8 +198,19 @@ def test_sampling_is_asked_for(folder: Path, expected: list[list[int]]) -> None:
 
 def test_a_cell_from_the_command_line(cli: Any, folder: Path) -> None:
     result = cli(
-        *("engine=transformers_continuous", "model=hf", f"model.path={folder}", "quant=fp32", "name=peer"),
-        *("runtime.device=cpu", "workload=smoke", "workload.num_requests=4", "workload.input_len=20"),
+        *(
+            "engine=transformers_continuous",
+            "model=hf",
+            f"model.path={folder}",
+            "quant=fp32",
+            "name=peer",
+        ),
+        *(
+            "runtime.device=cpu",
+            "workload=smoke",
+            "workload.num_requests=4",
+            "workload.input_len=20",
+        ),
         *("workload.output_len=8", "measure.roofline=false", "cache.num_blocks=64"),
     )
     assert result.code == 0, result.err

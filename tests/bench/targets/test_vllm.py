@@ -1,4 +1,5 @@
-"""engine=vllm, against a stand-in for vLLM that its interpreter imports: the protocol, the mapping, the failures."""
+"""engine=vllm, against a stand-in for vLLM that its interpreter imports: the protocol, the mapping,
+the failures."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from minivllm.config.compose import build, compose
 from minivllm.errors import NotInstalled
 from tests.bench.targets.driving import requests, run
 
-# Echoes prompt tokens, one a step, for as many requests as max_num_seqs says. What it was told goes to a file.
+# Echoes prompt tokens, one a step, for as many requests as max_num_seqs says. What it was told goes
+# to a file.
 STAND_IN = """
 import json, os, sys, time
 from types import SimpleNamespace as Names
@@ -53,9 +55,12 @@ class LLMEngine:
                                enable_prefix_caching=args.enable_prefix_caching),
             scheduler_config=Names(max_num_seqs=args.max_num_seqs,
                                    max_num_batched_tokens=args.max_num_batched_tokens),
-            model_config=Names(dtype="torch." + args.dtype, max_model_len=args.max_model_len or 4096),
+            model_config=Names(
+                dtype="torch." + args.dtype, max_model_len=args.max_model_len or 4096
+            ),
             device_config=Names(device_type="cpu"))
-        engine.note(args={k: v for k, v in args.__dict__.items() if k != "model"}, model=engine.model,
+        kept = {k: v for k, v in args.__dict__.items() if k != "model"}
+        engine.note(args=kept, model=engine.model,
                     threads=os.environ["OMP_NUM_THREADS"], path=os.environ.get("PYTHONPATH"))
         return engine
 
@@ -69,7 +74,8 @@ class LLMEngine:
     def add_request(self, request_id, prompt, params):
         if prompt["prompt_token_ids"] == [66]:
             raise ValueError("prompts of 66 are refused")
-        self.note(request=request_id, params={k: v for k, v in params.__dict__.items() if k != "output_kind"})
+        kept = {k: v for k, v in params.__dict__.items() if k != "output_kind"}
+        self.note(request=request_id, params=kept)
         self.live[request_id] = [prompt["prompt_token_ids"], params, 0]
 
     def abort_request(self, ids):
@@ -92,10 +98,13 @@ class LLMEngine:
             prompt, params, count = entry
             token = prompt[count % len(prompt)]
             entry[2] += 1
-            reason = "stop" if token in params.stop_token_ids else "length" if entry[2] == params.max_tokens else None
+            reason = "length" if entry[2] == params.max_tokens else None
+            if token in params.stop_token_ids:
+                reason = "stop"
             if reason:
                 del self.live[request_id]
-            outputs.append(Names(request_id=request_id, outputs=[Names(token_ids=(token,), finish_reason=reason)]))
+            completion = Names(token_ids=(token,), finish_reason=reason)
+            outputs.append(Names(request_id=request_id, outputs=[completion]))
         return outputs
 """
 
@@ -121,8 +130,11 @@ def interpreter(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in is only there with `engine.env`, which the question for versions does not use."""
-    monkeypatch.setattr("minivllm.bench.targets.installed.peer_packages", lambda python: {"vllm": "9.9"})
+    """The stand-in is only there with `engine.env`, which the question for versions does not
+    use."""
+    monkeypatch.setattr(
+        "minivllm.bench.targets.installed.peer_packages", lambda python: {"vllm": "9.9"}
+    )
 
 
 def configuration(interpreter: dict[str, str], *overrides: str, **env: str) -> dict[str, Any]:
@@ -183,13 +195,17 @@ def test_what_is_asked_reaches_vllm(interpreter: dict[str, str]) -> None:
     assert engine.info.max_num_seqs == 2 and engine.liveness()["cache"]["block_size"] == 32
 
 
-def test_left_alone_vllm_chooses_its_block_size(engine: VllmEngine, interpreter: dict[str, str]) -> None:
+def test_left_alone_vllm_chooses_its_block_size(
+    engine: VllmEngine, interpreter: dict[str, str]
+) -> None:
     assert "block_size" not in notes(interpreter)[0]["args"]
     assert engine.liveness()["cache"]["block_size"] == 128
 
 
 def test_random_weights_are_a_config_and_dummies(interpreter: dict[str, str]) -> None:
-    engine = make(interpreter, "model=qwen3", "model.weights=random", "engine.args={load_format: auto}")
+    engine = make(
+        interpreter, "model=qwen3", "model.weights=random", "engine.args={load_format: auto}"
+    )
     engine.close()
     built = notes(interpreter)[0]
     assert built["model"]["num_hidden_layers"] == 28 and built["model"]["model_type"] == "qwen3"
@@ -252,14 +268,19 @@ def test_the_process_ends_with_the_engine(engine: VllmEngine) -> None:
     ],
 )
 def test_what_cannot_be_built(
-    interpreter: dict[str, str], env: dict[str, str], overrides: tuple[str, ...], kind: type, said: str
+    interpreter: dict[str, str],
+    env: dict[str, str],
+    overrides: tuple[str, ...],
+    kind: type,
+    said: str,
 ) -> None:
     with pytest.raises(kind, match=said):
         make(interpreter, *overrides, **env)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("step", "RuntimeError: out of memory"), ("die", "exit code 3.*something terrible")]
+    ("fault", "said"),
+    [("step", "RuntimeError: out of memory"), ("die", "exit code 3.*something terrible")],
 )
 def test_a_failure_under_way_is_told_with_its_last_words(
     interpreter: dict[str, str], fault: str, said: str
@@ -291,7 +312,9 @@ def test_what_it_prints_goes_to_the_log(
 def test_without_an_interpreter_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
     config = compose(["engine=vllm"])
-    with pytest.raises(NotInstalled, match=r"python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"):
+    with pytest.raises(
+        NotInstalled, match=r"python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm"
+    ):
         build(config["engine"], config=config)
 
 
@@ -306,7 +329,12 @@ def test_a_cell_from_the_command_line(
     monkeypatch.setenv("MINIVLLM_VLLM_PYTHON", str(python))
     result = cli(
         *("engine=vllm", "quant=fp32", "runtime.device=cpu", "name=peer"),
-        *("workload=smoke", "workload.num_requests=4", "workload.input_len=20", "workload.output_len=8"),
+        *(
+            "workload=smoke",
+            "workload.num_requests=4",
+            "workload.input_len=20",
+            "workload.output_len=8",
+        ),
     )
     assert result.code == 0, result.err
     (path,) = Path("runs/peer").glob("*/record.json")

@@ -63,7 +63,9 @@ def gaps_of(arrival: Arrival, n: int = 40_001) -> list[float]:
 def test_gamma_gaps_have_the_rate_and_the_shape(burstiness: float) -> None:
     gaps = gaps_of(Gamma(5.0, burstiness))
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.03)
-    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.03)
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(
+        burstiness**-0.5, rel=0.03
+    )
     skew = statistics.mean(((gap - 0.2) / 0.2) ** 3 for gap in gaps) * burstiness**1.5
     assert skew == pytest.approx(2 / burstiness**0.5, rel=0.15)
 
@@ -71,7 +73,9 @@ def test_gamma_gaps_have_the_rate_and_the_shape(burstiness: float) -> None:
 def test_a_burstiness_of_one_is_poisson() -> None:
     gaps = gaps_of(Gamma(5.0, 1.0))
     for share in (0.5, 1.0, 2.0):
-        assert statistics.mean(gap > share / 5 for gap in gaps) == pytest.approx(math.exp(-share), abs=0.01)
+        assert statistics.mean(gap > share / 5 for gap in gaps) == pytest.approx(
+            math.exp(-share), abs=0.01
+        )
 
 
 def test_constant_is_even() -> None:
@@ -98,7 +102,8 @@ def test_a_ramp_of_set_length_holds_its_end() -> None:
 
 
 def test_a_ramp_is_a_poisson_process_with_its_time_stretched() -> None:
-    """Expected arrivals up to each time, by hand: start t + slope t^2 / 2; their gaps are exponential of mean 1."""
+    """Expected arrivals up to each time, by hand: start t + slope t^2 / 2; their gaps are
+    exponential of mean 1."""
     times = Ramp(1.0, 9.0, duration_s=1000.0).schedule(4000, seed=5)
     counts = [1.0 * t + 8 / 1000 * t * t / 2 if t < 1000 else 5000 + 9 * (t - 1000) for t in times]
     assert [Poisson(1.0).schedule(4000, seed=5)] == [pytest.approx(counts)]
@@ -106,12 +111,21 @@ def test_a_ramp_is_a_poisson_process_with_its_time_stretched() -> None:
 
 @given(
     st.sampled_from(
-        [Constant(3.0), Poisson(0.1), Gamma(2.0, 0.05), Gamma(2.0, 50.0), Ramp(), Ramp(9.0, 0.5, 3.0)]
+        [
+            Constant(3.0),
+            Poisson(0.1),
+            Gamma(2.0, 0.05),
+            Gamma(2.0, 50.0),
+            Ramp(),
+            Ramp(9.0, 0.5, 3.0),
+        ]
     ),
     st.integers(0, 50),
     st.integers(0, 9),
 )
-def test_any_schedule_is_ascending_from_zero_and_repeats(arrival: Arrival, n: int, seed: int) -> None:
+def test_any_schedule_is_ascending_from_zero_and_repeats(
+    arrival: Arrival, n: int, seed: int
+) -> None:
     times = arrival.schedule(n, seed)
     assert len(times) == n and times[:1] in ([], [0.0])
     assert all(0 <= a <= b < math.inf for a, b in pairwise(times))
@@ -157,7 +171,8 @@ def test_arrivals_that_outlast_the_measurement_are_refused_at_once() -> None:
     check_span(Constant(2.0), None, 0, 10.0)
     check_span(Poisson(1.0), 10**30, 0, 10.0)  # no list of so many is made
     with pytest.raises(
-        BadInput, match=r"the last of 22 requests is due 10.5 s .* measure.timeout_s=10; set a higher"
+        BadInput,
+        match=r"the last of 22 requests is due 10.5 s .* measure.timeout_s=10; set a higher",
     ):
         check_span(Constant(2.0), 22, 0, 10.0)
     with pytest.raises(BadInput, match="is due inf s after the start"):

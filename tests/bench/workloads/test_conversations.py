@@ -28,7 +28,8 @@ ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")
 
 
 def talks(*each: list[tuple[list[int], int, float]]) -> Workload:
-    """Conversations a, b, ...: of each its turns, as the user's tokens, the answer's length and the think time."""
+    """Conversations a, b, ...: of each its turns, as the user's tokens, the answer's length and the
+    think time."""
     requests: list[WorkloadRequest] = []
     for i, turns in enumerate(each):
         before: WorkloadRequest | None = None
@@ -47,7 +48,9 @@ def talks(*each: list[tuple[list[int], int, float]]) -> Workload:
 TWO = talks([([9, 8], 2, 0.0), ([7], 3, 5.0), ([6, 6], 1, 0.5)], [([5], 1, 0.0), ([4], 2, 2.0)])
 
 
-def run(work: Workload, arrival: Arrival, **engine: Any) -> tuple[ScriptedEngine, list[RequestTrace]]:
+def run(
+    work: Workload, arrival: Arrival, **engine: Any
+) -> tuple[ScriptedEngine, list[RequestTrace]]:
     under_test = ScriptedEngine(ScriptedClock(10.0), **engine)
     return under_test, drive(under_test, work, arrival, SamplingParams(), under_test.clock)
 
@@ -95,21 +98,32 @@ def test_an_answer_that_ends_early_is_all_that_is_carried_on() -> None:
     assert engine.submitted["a2"][0] == [9, 8, 0, 1, 7, 0, 6, 6]
     free = Workload(tuple(replace(request, ignore_eos=False) for request in TWO.requests))
     assert check(traces, free, compute(traces, {}, 2)).reasons == []
-    assert "1 outputs are not as long as asked" in check(traces, TWO, compute(traces, {}, 2)).reasons[0]
+    assert (
+        "1 outputs are not as long as asked"
+        in check(traces, TWO, compute(traces, {}, 2)).reasons[0]
+    )
 
 
 def test_in_a_closed_loop_a_client_keeps_to_its_talk() -> None:
     _, traces = run(TWO, Concurrency(1))
     assert {t.request_id: t.scheduled_s for t in traces} == {
-        "a0": 10, "a1": 17, "a2": 20.5, "b0": 21.5, "b1": 24.5,
-    }  # fmt: skip
+        "a0": 10,
+        "a1": 17,
+        "a2": 20.5,
+        "b0": 21.5,
+        "b1": 24.5,
+    }
 
 
 def test_in_an_open_loop_only_first_turns_go_by_the_schedule() -> None:
     _, traces = run(TWO, Constant(0.1))
     assert {t.request_id: t.scheduled_s for t in traces} == {
-        "a0": 10, "a1": 17, "b0": 20, "a2": 20.5, "b1": 23,
-    }  # fmt: skip
+        "a0": 10,
+        "a1": 17,
+        "b0": 20,
+        "a2": 20.5,
+        "b1": 23,
+    }
 
 
 @pytest.mark.parametrize(("fault", "status"), [("abort", "aborted"), ("refuse", "refused")])
@@ -139,7 +153,9 @@ def test_warm_up_asks_first_turns() -> None:
     st.lists(
         st.lists(
             st.tuples(
-                st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 4), st.floats(0, 3)
+                st.lists(st.integers(0, 9), min_size=1, max_size=3),
+                st.integers(1, 4),
+                st.floats(0, 3),
             ),
             min_size=1,
             max_size=4,
@@ -151,10 +167,15 @@ def test_warm_up_asks_first_turns() -> None:
     st.integers(1, 3),
     st.floats(0.1, 2.0),
 )
-def test_any_talks_are_whole_and_valid(each: Any, arrival: Arrival, seqs: int, step_s: float) -> None:
+def test_any_talks_are_whole_and_valid(
+    each: Any, arrival: Arrival, seqs: int, step_s: float
+) -> None:
     work = talks(*each)
     _, traces = run(work, arrival, max_num_seqs=seqs, step_s=step_s)
-    assert check(traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_talks))).reasons == []
+    assert (
+        check(traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_talks))).reasons
+        == []
+    )
     ends = {trace.request_id: trace.finished_s for trace in traces}
     for request, trace in zip(work.requests, traces, strict=True):
         assert trace.input_tokens == request.history_len + len(request.prompt_token_ids)
@@ -162,7 +183,10 @@ def test_any_talks_are_whole_and_valid(each: Any, arrival: Arrival, seqs: int, s
             assert trace.scheduled_s == ends[request.follows] + request.think_s
     if arrival.concurrency is not None:
         changes = sorted(c for t in traces for c in ((t.submitted_s, 1), (t.finished_s, -1)))
-        assert max(sum(c for _, c in changes[: i + 1]) for i in range(len(changes))) <= arrival.concurrency
+        assert (
+            max(sum(c for _, c in changes[: i + 1]) for i in range(len(changes)))
+            <= arrival.concurrency
+        )
 
 
 # ---- the workload
@@ -173,17 +197,26 @@ def encode(text: str) -> list[int]:
 
 
 def test_conversations_are_drawn_and_repeat() -> None:
-    work = MultiTurn(num_conversations=3, turns={"distribution": "uniform", "min": 2, "max": 5}).generate(
+    work = MultiTurn(
+        num_conversations=3, turns={"distribution": "uniform", "min": 2, "max": 5}
+    ).generate(encode, 256, 999, 1)
+    assert work == MultiTurn(3, {"distribution": "uniform", "min": 2, "max": 5}).generate(
         encode, 256, 999, 1
     )
-    assert work == MultiTurn(3, {"distribution": "uniform", "min": 2, "max": 5}).generate(encode, 256, 999, 1)
     first = [request for request in work.requests if request.follows is None]
-    assert [request.request_id for request in first] == ["r0.0", "r1.0", "r2.0"] and work.num_talks == 3
+    assert [request.request_id for request in first] == [
+        "r0.0",
+        "r1.0",
+        "r2.0",
+    ] and work.num_talks == 3
     place = {request.request_id: request for request in work.requests}
     for request in work.requests:
         assert 16 <= len(request.prompt_token_ids) <= 64 and 32 <= request.max_tokens <= 96
         if request.follows is not None:
-            assert request.history_len == place[request.follows].length and (request.think_s or -1) >= 0
+            assert (
+                request.history_len == place[request.follows].length
+                and (request.think_s or -1) >= 0
+            )
             assert len(request.stand_in) + request.max_tokens == request.length
     assert len({request.think_s for request in work.requests}) > 3
 
@@ -214,7 +247,9 @@ def test_talks_are_stored_and_have_a_hash_of_their_own(tmp_path: Path) -> None:
         (r.follows, r.think_s) for r in work.requests
     ]
     assert [row["history_len"] or 0 for row in rows] == [r.history_len for r in work.requests]
-    alone = Workload(tuple(replace(r, follows=None, think_s=None, history_len=0) for r in work.requests))
+    alone = Workload(
+        tuple(replace(r, follows=None, think_s=None, history_len=0) for r in work.requests)
+    )
     longer = Workload(tuple(replace(r, think_s=9.0) if r.follows else r for r in work.requests))
     renamed = {r.request_id: f"x{i}" for i, r in enumerate(work.requests)}
     other = tuple(
@@ -253,7 +288,12 @@ def test_so_does_a_simulated_one() -> None:
 def test_joined_prompts_are_sequences() -> None:
     lazy = LazyPrompt((range(5, 9),), 50, 0)
     prompt = JoinedPrompt((lazy, (1, 2), answer_positions("a", 3)))
-    assert len(prompt) == 9 and list(prompt)[:6] == [*lazy, 1, 2] and prompt[4] == 1 and prompt[4:6] == (1, 2)
+    assert (
+        len(prompt) == 9
+        and list(prompt)[:6] == [*lazy, 1, 2]
+        and prompt[4] == 1
+        and prompt[4:6] == (1, 2)
+    )
     assert runs_of(prompt) == (range(5, 9), (1, 2), answer_positions("a", 3))
     assert runs_of([3, 4]) == ((3, 4),)
     assert answer_positions("a", 3) != answer_positions("b", 3)

@@ -49,7 +49,11 @@ def turns(*pairs: tuple[Any, Any], names: tuple[str, str] = ("from", "value")) -
         (turns(("human", ""), ("human", "why?"), ("gpt", "so")), "why?", "so"),
         (turns(("human", None), ("gpt", ""), ("human", "why?"), ("gpt", "so")), "why?", "so"),
         (turns(("human", "well"), ("human", "why?"), ("gpt", "so")), "well\nwhy?", "so"),
-        (turns(("system", "be kind"), ("human", "why?"), ("system", " "), ("gpt", "so")), "why?", "so"),
+        (
+            turns(("system", "be kind"), ("human", "why?"), ("system", " "), ("gpt", "so")),
+            "why?",
+            "so",
+        ),
     ],
 )
 def test_a_conversation_is_its_first_question_and_the_answer(
@@ -85,8 +89,10 @@ def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
         "workload=file: 3 conversations were left out, no answer follows their first question",
         "workload=file: 2 conversations were left out, no user asks anything in them",
         "workload=file: 2 turns of conversations were blank and passed over",
-        "workload=file: 1 questions are of several turns of the user in a row, joined by line breaks",
-        "workload=file: 2 questions come after the first answer of their conversation and were not asked",
+        "workload=file: 1 questions are of several turns of the user in a row, joined by line "
+        "breaks",
+        "workload=file: 2 questions come after the first answer of their conversation and were "
+        "not asked",
         "workload=file: 1 turns are of 'alice', who is known neither as user nor as assistant",
         "workload=file: 5 requests were asked for and the file gives 2",
     )
@@ -99,10 +105,14 @@ def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
 
 def test_a_list_may_hold_what_lines_hold(tmp_path: Path) -> None:
     path = tmp_path / "prompts.json"
-    path.write_text(json.dumps([{"prompt": "a", "max_tokens": 3}, turns(("user", "b"), ("gpt", "cd"))]))
+    path.write_text(
+        json.dumps([{"prompt": "a", "max_tokens": 3}, turns(("user", "b"), ("gpt", "cd"))])
+    )
     assert [(r.text, r.max_tokens) for r in generate(path).requests] == [("a", 3), ("b", 2)]
     path.write_text(json.dumps([{"prompt": "a"}, {"prompt": 3}]))
-    with pytest.raises(BadInput, match=r"prompts\.json: entry 2: prompt must be a non-empty string"):
+    with pytest.raises(
+        BadInput, match=r"prompts\.json: entry 2: prompt must be a non-empty string"
+    ):
         generate(path)
 
 
@@ -112,8 +122,21 @@ def test_a_list_may_hold_what_lines_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("max_tokens", "output_tokens", "max_completion_tokens", "output_tokens_count", "max_new_tokens"),
-        *("output_length", "n_predict", "num_predict", "maxTokens", "max-output-tokens", "output_len"),
+        *(
+            "max_tokens",
+            "output_tokens",
+            "max_completion_tokens",
+            "output_tokens_count",
+            "max_new_tokens",
+        ),
+        *(
+            "output_length",
+            "n_predict",
+            "num_predict",
+            "maxTokens",
+            "max-output-tokens",
+            "output_len",
+        ),
         "MAX_TOKENS",
     ],
 )
@@ -159,22 +182,36 @@ def test_legal_messages_are_requests(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
     path = lines(
         tmp_path,
-        {"messages": [
-            {"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "found"}, {"role": "user"},
-        ], "max_completion_tokens": 8},
-        {"messages": [{"role": "user", "content": ""}, {"role": "user", "content": "two in a row"}]},
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": "found"},
+                {"role": "user"},
+            ],
+            "max_completion_tokens": 8,
+        },
+        {
+            "messages": [
+                {"role": "user", "content": ""},
+                {"role": "user", "content": "two in a row"},
+            ]
+        },
         {"prompt": "def f():", "messages": None, "max_tokens": 16.0},
         {"prompt": [1, 2, 3], "prompt_token_ids": None},
         {"prompt": ["one"]},
         {"prompt": [{"role": "user", "content": "hi"}]},
-        {"custom_id": "1", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}},
-    )  # fmt: skip
+        {
+            "custom_id": "1",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+        },
+    )
     texts = [line.text for line in read_prompt_file(path)]
     assert texts == [
-        'developer: Be brief.\nuser: go\nassistant: {"name": "find", "arguments": {"q": "x"}}\ntool: found\nuser: \n'
-        "assistant:",
+        'developer: Be brief.\nuser: go\nassistant: {"name": "find", "arguments": {"q": "x"}}\n'
+        "tool: found\nuser: \nassistant:",
         "user: \nuser: two in a row\nassistant:",
         "def f():",
         None,
@@ -185,7 +222,8 @@ def test_legal_messages_are_requests(tmp_path: Path) -> None:
     work = generate(path)
     assert [r.max_tokens for r in work.requests] == [8, 128, 16, 128, 128, 128, 3]
     assert work.notes == (
-        "workload=file: 4 requests are messages, written as lines of `role: content`, since the model has no chat template",
+        "workload=file: 4 requests are messages, written as lines of `role: content`, since the "
+        "model has no chat template",
     )
 
 
@@ -203,7 +241,11 @@ def test_messages_are_written_by_the_chat_template_where_there_is_one(tmp_path: 
         return f"<u>{messages[0]['content']}<a>", (7, 8)
 
     work = File(str(path)).generate(encode, 256, 400, 0, None, render)
-    assert [r.text for r in work.requests] == ["<u>hi<a>", "system: no\nuser: hi\nassistant:", "plain"]
+    assert [r.text for r in work.requests] == [
+        "<u>hi<a>",
+        "system: no\nuser: hi\nassistant:",
+        "plain",
+    ]
     assert work.requests[0].prompt_token_ids == (7, 8)
     assert (
         len(work.notes) == 1
@@ -221,7 +263,10 @@ def test_messages_are_written_by_the_chat_template_where_there_is_one(tmp_path: 
             {"messages": [{"role": "user", "content": ""}]},
             r"messages\[0\]\.content must be a non-empty string",
         ),
-        ({"messages": [{"role": "user", "content": 3}]}, "must be a string, a list of parts or null"),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            "must be a string, a list of parts or null",
+        ),
         (
             {"messages": [{"role": "user", "content": "a", "tool_calls": 3}]},
             "tool_calls must be a list of objects",
@@ -244,7 +289,9 @@ def test_a_long_output_is_told_before_the_prompt_is_counted(tmp_path: Path) -> N
         generate(path)
 
 
-def test_a_file_that_stays_as_it_is_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_stays_as_it_is_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, read = lines(tmp_path, {"prompt": "a"}), 0
 
     def counted(*arguments: Any) -> Any:
@@ -281,7 +328,8 @@ conversations = st.builds(
 messages = st.fixed_dictionaries(
     {
         "role": speakers,
-        "content": words | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words})),
+        "content": words
+        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words})),
     }
 )
 lengths = st.sampled_from([None, 1, 5.0, 300, 0, "5", 2.5])

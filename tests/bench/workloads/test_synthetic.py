@@ -23,7 +23,12 @@ from minivllm.bench.workloads.file import File
 from minivllm.bench.workloads.generator import Reader
 from minivllm.bench.workloads.lengths import NAMES, Lengths
 from minivllm.bench.workloads.multi_turn import MultiTurn
-from minivllm.bench.workloads.prompt_file import PromptLine, parse_conversation, parse_line, read_prompt_file
+from minivllm.bench.workloads.prompt_file import (
+    PromptLine,
+    parse_conversation,
+    parse_line,
+    read_prompt_file,
+)
 from minivllm.bench.workloads.shared_prefix import SharedPrefix
 from minivllm.bench.workloads.synthetic import Chat, Code, LongDocument, Smoke, Summarize, Synthetic
 from minivllm.bench.workloads.trace import Trace
@@ -67,7 +72,8 @@ def test_mean_and_deviation_are_those_of_the_lengths(distribution: str) -> None:
     assert statistics.mean(drawn) == pytest.approx(400, rel=0.01)
     assert statistics.stdev(drawn) == pytest.approx(100, rel=0.03)
     skew = statistics.mean(((x - 400) / 100) ** 3 for x in drawn)
-    assert skew == pytest.approx(0 if distribution == "normal" else 0.766, abs=0.1)  # (e^s² + 2) √(e^s² - 1)
+    # (e^s² + 2) √(e^s² - 1)
+    assert skew == pytest.approx(0 if distribution == "normal" else 0.766, abs=0.1)
 
 
 @given(
@@ -77,7 +83,9 @@ def test_mean_and_deviation_are_those_of_the_lengths(distribution: str) -> None:
     st.integers(1, 5000),
     st.integers(0, 5000),
 )
-def test_lengths_stay_within_their_bounds(kind: str, mean: float, std: float, low: int, width: int) -> None:
+def test_lengths_stay_within_their_bounds(
+    kind: str, mean: float, std: float, low: int, width: int
+) -> None:
     spec = {"distribution": kind, "mean": mean, "std": std, "min": low, "max": low + width}
     drawn = draw(spec, 50)
     assert all(type(length) is int and low <= length <= low + width for length in drawn)
@@ -126,25 +134,50 @@ def test_any_file_is_lengths_or_a_line_of_advice(
     [
         ({"distribution": "empirical"}, "an empirical length needs values or path, one of them"),
         ({"distribution": "empirical", "values": [1], "path": "x"}, "values or path, one of them"),
-        ({"distribution": "empirical", "values": []}, r"input_len.values=\[\] must be a list of lengths"),
+        (
+            {"distribution": "empirical", "values": []},
+            r"input_len.values=\[\] must be a list of lengths",
+        ),
         ({"distribution": "empirical", "values": "12"}, "input_len.values='12' must be a list"),
-        ({"distribution": "empirical", "values": [3, 0]}, "input_len.values=0 must be a whole number"),
-        ({"distribution": "empirical", "values": [3], "weights": [0]}, "input_len.weights=.* not all 0"),
+        (
+            {"distribution": "empirical", "values": [3, 0]},
+            "input_len.values=0 must be a whole number",
+        ),
+        (
+            {"distribution": "empirical", "values": [3], "weights": [0]},
+            "input_len.weights=.* not all 0",
+        ),
         ({"distribution": "empirical", "values": [3, 4], "weights": [1]}, "must be 2 numbers"),
         ({"distribution": "empirical", "values": [3], "max": 4}, "an? empirical length has no max"),
-        ({"distribution": "empirical", "path": "nowhere"}, "input_len.path=nowhere: there is no such file"),
+        (
+            {"distribution": "empirical", "path": "nowhere"},
+            "input_len.path=nowhere: there is no such file",
+        ),
         (0, "input_len=0 must be a whole number"),
         (1.5, "input_len=1.5 must be a whole number"),
         (True, "input_len=True"),
         ("64", "input_len='64'"),
-        ({}, "input_len.distribution=None must be one of fixed, uniform, normal, lognormal, empirical"),
+        (
+            {},
+            "input_len.distribution=None must be one of fixed, uniform, normal, lognormal, "
+            "empirical",
+        ),
         ({"distribution": "zipf"}, "input_len.distribution='zipf'"),
         ({"distribution": ["uniform"]}, r"input_len.distribution=\['uniform'\]"),
         ({"distribution": "uniform", "min": 3}, "a uniform length also needs max"),
-        ({"distribution": "uniform", "min": 3, "max": 2}, "input_len.min=3 is above input_len.max=2"),
+        (
+            {"distribution": "uniform", "min": 3, "max": 2},
+            "input_len.min=3 is above input_len.max=2",
+        ),
         ({"distribution": "uniform", "min": 0, "max": 2}, "input_len.min=0"),
-        ({"distribution": "uniform", "min": 1, "max": 2, "mean": 3}, "a uniform length has no mean"),
-        ({"distribution": "uniform", "min": 1, "max": 2, "maximum": 3}, "no maximum; it takes min, max"),
+        (
+            {"distribution": "uniform", "min": 1, "max": 2, "mean": 3},
+            "a uniform length has no mean",
+        ),
+        (
+            {"distribution": "uniform", "min": 1, "max": 2, "maximum": 3},
+            "no maximum; it takes min, max",
+        ),
         ({"distribution": "fixed", "value": 9, "min": 1}, "no min; write input_len=9"),
         ({"distribution": "normal", "mean": 3}, "also needs std"),
         ({"distribution": "normal", "mean": math.nan, "std": 1}, "input_len.mean=nan"),
@@ -210,7 +243,9 @@ def test_without_a_tokenizer_prompts_are_random_ids() -> None:
 
 
 def test_a_sparse_tokenizer_still_fills_prompts() -> None:
-    work = Smoke(num_requests=2, input_len=300).generate(lambda text: encode(text[::40]), 256, 1000, seed=0)
+    work = Smoke(num_requests=2, input_len=300).generate(
+        lambda text: encode(text[::40]), 256, 1000, seed=0
+    )
     assert [len(request.prompt_token_ids) for request in work.requests] == [300, 300]
     with pytest.raises(BadInput, match="no prompt of 64 tokens"):
         Smoke().generate(lambda text: [], 256, 1000, seed=0)
@@ -231,7 +266,8 @@ def test_the_seed_makes_the_workload() -> None:
 def test_a_request_beyond_the_context_says_the_numbers() -> None:
     with pytest.raises(
         BadInput,
-        match=r"64 prompt \+ 32 output = 96 tokens, and the context holds 95.*if it is below the model's own",
+        match=r"64 prompt \+ 32 output = 96 tokens, and the context holds 95.*if it is below the "
+        r"model's own",
     ):
         Smoke().check_lengths(95)
     with pytest.raises(
@@ -284,7 +320,9 @@ def test_lengths_can_be_set_in_every_synthetic_workload(cls: Any) -> None:
     shorter = {"prefix_len": 5} if cls is SharedPrefix else {}
     work = cls(input_len=30, output_len=3, **shorter).generate(None, 100, 200, seed=0)
     own = {len(request.prompt_token_ids) for request in work.requests}
-    assert own == {40 if cls is SharedPrefix else 30} and {r.max_tokens for r in work.requests} == {3}
+    assert own == {40 if cls is SharedPrefix else 30} and {r.max_tokens for r in work.requests} == {
+        3
+    }
     with pytest.raises(BadInput, match=rf"workload={cls.name}: .*the context holds 20"):
         cls(input_len=30, output_len=3, **shorter).check_lengths(20)
 
@@ -295,7 +333,9 @@ def test_what_the_workloads_are_like() -> None:
         return [len(r.prompt_token_ids) for r in requests], [r.max_tokens for r in requests]
 
     inputs, outputs = lengths(LongDocument(num_requests=200))
-    assert min(inputs) < 9000 and max(inputs) > 32000 and min(inputs) >= 8192 and max(inputs) <= 32768
+    assert (
+        min(inputs) < 9000 and max(inputs) > 32000 and min(inputs) >= 8192 and max(inputs) <= 32768
+    )
     inputs, outputs = lengths(Summarize(num_requests=2000))
     assert statistics.mean(inputs) / statistics.mean(outputs) == pytest.approx(10, abs=1.5)
     inputs, outputs = lengths(Code(num_requests=2000))
@@ -308,7 +348,9 @@ def test_what_the_workloads_are_like() -> None:
 
 def test_a_tree_of_prefixes_is_shared_token_for_token() -> None:
     tree = SharedPrefix(200, input_len=8, num_prefixes=2, prefix_len=16, depth=3, branching=3)
-    prompts = [request.prompt_token_ids for request in tree.generate(None, 5000, 100, seed=0).requests]
+    prompts = [
+        request.prompt_token_ids for request in tree.generate(None, 5000, 100, seed=0).requests
+    ]
     assert {len(prompt) for prompt in prompts} == {3 * 16 + 8}
     for level, nodes in ((1, 2), (2, 6), (3, 18)):
         assert len({tuple(prompt[: 16 * level]) for prompt in prompts}) == nodes
@@ -316,21 +358,29 @@ def test_a_tree_of_prefixes_is_shared_token_for_token() -> None:
 
 
 def test_text_has_its_first_token_once(tmp_path: Path) -> None:
-    """What a tokenizer puts before everything is no part of what follows on other text, or of an answer's length."""
+    """What a tokenizer puts before everything is no part of what follows on other text, or of an
+    answer's length."""
     first = 250  # no character of the text
 
     def begun(text: str) -> list[int]:
         return [first, *encode(text), *end]
 
     end: list[int] = []
-    for tree in (SharedPrefix(8, 5, prefix_len=9, depth=3), SharedPrefix(8, 5, prefix_len=1, depth=1)):
+    for tree in (
+        SharedPrefix(8, 5, prefix_len=9, depth=3),
+        SharedPrefix(8, 5, prefix_len=1, depth=1),
+    ):
         for request in tree.generate(begun, 256, 100, seed=0).requests:
             prompt = list(request.prompt_token_ids)
             assert prompt[0] == first and prompt.count(first) == 1 and len(prompt) in (32, 6)
     talks = MultiTurn(3, 4, input_len=7).generate(begun, 256, 999, seed=0).requests
     assert [r.prompt_token_ids.count(first) for r in talks] == [1, 0, 0, 0] * 3
     assert {len(r.prompt_token_ids) for r in talks} == {7}
-    (asked,) = File(share_gpt(tmp_path, TALK), format="sharegpt").generate(begun, 256, 100, seed=0).requests
+    (asked,) = (
+        File(share_gpt(tmp_path, TALK), format="sharegpt")
+        .generate(begun, 256, 100, seed=0)
+        .requests
+    )
     assert asked.prompt_token_ids[0] == first and asked.max_tokens == len("hello")
     end.append(251)
     further = Reader(begun, 256, 100, None).encode_further
@@ -342,17 +392,22 @@ def test_prefixes_of_drawn_lengths_are_shared_too() -> None:
     flat = SharedPrefix(60, input_len=1, num_prefixes=3, prefix_len=sizes, depth=1)
     work = flat.generate(encode, 256, 100, seed=4)
     assert len({tuple(r.prompt_token_ids[:-1]) for r in work.requests}) == 3
-    assert work == flat.generate(encode, 256, 100, seed=4) != flat.generate(encode, 256, 100, seed=5)
+    assert (
+        work == flat.generate(encode, 256, 100, seed=4) != flat.generate(encode, 256, 100, seed=5)
+    )
     with pytest.raises(BadInput, match=r"workload=shared_prefix: .*lower workload\.prefix_len"):
         flat.check_lengths(72)
     flat.check_lengths(73)
 
 
 def test_the_cache_computes_a_shared_prefix_once() -> None:
-    """The first request computes 64 + 16 tokens, each later one 16: whole blocks of 16, since none covers a prompt."""
+    """The first request computes 64 + 16 tokens, each later one 16: whole blocks of 16, since none
+    covers a prompt."""
     config = compose(["runtime.device=cpu", "quant=fp32", "cache.prefix_caching=true"])
     engine = build(config["engine"], config=config)
-    work = SharedPrefix(5, 16, 2, True, num_prefixes=1, prefix_len=64, depth=1).generate(None, 4000, 2048, 0)
+    work = SharedPrefix(5, 16, 2, True, num_prefixes=1, prefix_len=64, depth=1).generate(
+        None, 4000, 2048, 0
+    )
     drive(engine, work, Concurrency(1), SamplingParams(), ScriptedClock())
     assert engine.liveness()["cache"]["prefix_tokens_reused"] == 4 * 64
     engine.close()
@@ -387,14 +442,19 @@ def test_a_workload_is_stored_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda content: b"", lambda content: content[:-9], lambda content: b"x" + content[1:]]
+    "damage",
+    [lambda content: b"", lambda content: content[:-9], lambda content: b"x" + content[1:]],
 )
-def test_a_damaged_file_of_a_workload_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_file_of_a_workload_is_made_again(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     path = Chat(num_requests=5).generate(encode, 256, 384, seed=0).save(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     work = Chat(num_requests=5).generate(encode, 256, 384, seed=0)
-    assert work.save(tmp_path) == path and stored(path) == [vars_of(request) for request in work.requests]
+    assert work.save(tmp_path) == path and stored(path) == [
+        vars_of(request) for request in work.requests
+    ]
     other = Chat(num_requests=5).generate(encode, 256, 384, seed=1).save(tmp_path / "other")
     path.write_bytes(other.read_bytes())
     again = Chat(num_requests=5).generate(encode, 256, 384, seed=0)
@@ -404,7 +464,8 @@ def test_a_damaged_file_of_a_workload_is_made_again(tmp_path: Path, damage: Call
 def test_more_prompts_than_memory_holds_are_refused_before_any_is_made() -> None:
     for generator in (Smoke(10**8), SharedPrefix(10**7), MultiTurn(10**8)):
         with pytest.raises(
-            BadInput, match=r"workload\.num_(requests|conversations).* at most 5,000,000 .*ask for fewer"
+            BadInput,
+            match=r"workload\.num_(requests|conversations).* at most 5,000,000 .*ask for fewer",
         ):
             generator.check_lengths(4096)
 
@@ -432,7 +493,9 @@ def test_the_hash_is_of_the_work_and_not_of_names() -> None:
 
 def prompt_file(folder: Path, *lines: str | bytes) -> Path:
     path = folder / "prompts.jsonl"
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    path.write_bytes(
+        b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
+    )
     return path
 
 
@@ -478,7 +541,10 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
         ('{"messages": ["hi"]}', r"messages\[0\] must be an object"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\].content must be a non-empty string"),
         ('{"messages": [{"content": "x"}]}', r"messages\[0\].role must be a non-empty string"),
-        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "parts that are not text"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "parts that are not text",
+        ),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens=0 must be a whole number"),
         ('{"prompt": "a", "output_len": "5"}', "output_len='5' must be"),
         ('{"prompt": "a", "output_len": 5, "max_tokens": 5}', "mean the same"),
@@ -488,7 +554,9 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str | bytes, message: str) -> None:
+def test_a_bad_line_is_named_by_file_and_number(
+    tmp_path: Path, line: str | bytes, message: str
+) -> None:
     path = prompt_file(tmp_path, '{"prompt": "fine"}', "", line)
     with pytest.raises(BadInput, match=f"prompts.jsonl:3: .*{message}"):
         File(str(path), output_len=1).generate(encode, 256, 100, seed=0)
@@ -521,9 +589,12 @@ def test_early_checks_of_a_file(tmp_path: Path) -> None:
         tmp_path, '{"prompt_token_ids": [1, 2, 3]}', '{"prompt_token_ids": [1], "max_tokens": 9}'
     )
     File(str(ids), output_len=2).check_lengths(10)
-    with pytest.raises(BadInput, match=r"prompts.jsonl:2: the request has 1 prompt [+] 9 output = 10"):
+    with pytest.raises(
+        BadInput, match=r"prompts.jsonl:2: the request has 1 prompt [+] 9 output = 10"
+    ):
         File(str(ids), output_len=2).check_lengths(9)
-    File(str(prompt_file(tmp_path, '{"prompt": "a"}')), output_len=9).check_lengths(9)  # not known yet
+    # not known yet
+    File(str(prompt_file(tmp_path, '{"prompt": "a"}')), output_len=9).check_lengths(9)
 
 
 TALK = {
@@ -545,11 +616,18 @@ def share_gpt(folder: Path, *talks: Any, newline: str = "\n") -> str:
 
 def test_a_share_gpt_file_gives_questions_and_lengths(tmp_path: Path) -> None:
     asked = {
-        "conversations": [{"from": "user", "value": "why?"}, {"from": "assistant", "value": "because so"}]
+        "conversations": [
+            {"from": "user", "value": "why?"},
+            {"from": "assistant", "value": "because so"},
+        ]
     }
     unanswered = {"conversations": [{"from": "human", "value": "hello?"}]}
-    begun = {"conversations": [{"from": "gpt", "value": "as I said"}, {"from": "gpt", "value": "x"}]}
-    path = share_gpt(tmp_path, TALK, unanswered, begun, {"conversations": []}, asked, newline="\r\n")
+    begun = {
+        "conversations": [{"from": "gpt", "value": "as I said"}, {"from": "gpt", "value": "x"}]
+    }
+    path = share_gpt(
+        tmp_path, TALK, unanswered, begun, {"conversations": []}, asked, newline="\r\n"
+    )
     work = File(path).generate(encode, 256, 100, seed=0)
     assert [(r.text, r.max_tokens, r.ignore_eos) for r in work.requests] == [
         ("hi there", 5, False),
@@ -561,20 +639,26 @@ def test_a_share_gpt_file_gives_questions_and_lengths(tmp_path: Path) -> None:
 
 
 def test_what_is_too_long_can_be_left_out_and_is_counted(tmp_path: Path) -> None:
-    long = {"conversations": [{"from": "human", "value": "x" * 95}, {"from": "gpt", "value": "y" * 6}]}
+    long = {
+        "conversations": [{"from": "human", "value": "x" * 95}, {"from": "gpt", "value": "y" * 6}]
+    }
     path = share_gpt(tmp_path, long, TALK, TALK)
     with pytest.raises(
         BadInput,
-        match=r"conversation 1: the request has 95 prompt .*or leave it out with workload\.too_long=skip",
+        match=r"conversation 1: the request has 95 prompt .*or leave it out with "
+        r"workload\.too_long=skip",
     ):
         File(path).generate(encode, 256, 100, seed=0)
     work = File(path, too_long="skip", num_requests=1).generate(encode, 256, 100, seed=0)
     assert [r.text for r in work.requests] == ["hi there"]
     assert work.notes == (
         "workload=file: 1 requests were left out, longer than the context of 100",
-        "workload=file: 1 questions come after the first answer of their conversation and were not asked",
+        "workload=file: 1 questions come after the first answer of their conversation and were "
+        "not asked",
     )
-    with pytest.raises(BadInput, match="no request that can be used: 3 are longer than the context of 9"):
+    with pytest.raises(
+        BadInput, match="no request that can be used: 3 are longer than the context of 9"
+    ):
         File(path, too_long="skip").generate(encode, 256, 9, seed=0)
     ids = prompt_file(tmp_path, '{"prompt_token_ids": [1, 2, 3]}', '{"prompt_token_ids": [1]}')
     File(str(ids), too_long="skip", output_len=1, num_requests=1).check_lengths(2)
@@ -605,7 +689,9 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = prompt_file(tmp_path, '{"prompt": "a"}')
     with pytest.raises(BadInput, match="a ShareGPT file is one JSON list"):
         File(str(path), format="sharegpt").check_lengths(200)
-    with pytest.raises(BadInput, match=r"workload\.format='csv' must be one of auto, jsonl, sharegpt"):
+    with pytest.raises(
+        BadInput, match=r"workload\.format='csv' must be one of auto, jsonl, sharegpt"
+    ):
         File(str(path), format="csv")
 
 
@@ -635,7 +721,8 @@ json_values = st.recursive(
 @pytest.mark.fuzz("prompt files")
 @given(
     st.dictionaries(
-        st.sampled_from(["prompt", "prompt_token_ids", "messages", "max_tokens", "output_len"]), json_values
+        st.sampled_from(["prompt", "prompt_token_ids", "messages", "max_tokens", "output_len"]),
+        json_values,
     )
 )
 def test_any_object_is_a_request_or_a_line_of_advice(row: dict[str, Any]) -> None:
@@ -675,7 +762,13 @@ def test_any_conversation_is_a_request_nothing_or_a_line_of_advice(talk: Any) ->
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=5))
-def test_text_prompts_come_back_unchanged(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
-    path = prompt_file(tmp_path_factory.mktemp("f"), *(json.dumps({"prompt": text}) for text in texts))
+def test_text_prompts_come_back_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = prompt_file(
+        tmp_path_factory.mktemp("f"), *(json.dumps({"prompt": text}) for text in texts)
+    )
     lines = list(read_prompt_file(path))
-    assert lines == [PromptLine(f"{path}:{i}", text, None, None) for i, text in enumerate(texts, start=1)]
+    assert lines == [
+        PromptLine(f"{path}:{i}", text, None, None) for i, text in enumerate(texts, start=1)
+    ]

@@ -1,4 +1,5 @@
-"""Traces: the published formats, lazy prompts with really shared prefixes, and the replay of their times."""
+"""Traces: the published formats, lazy prompts with really shared prefixes, and the replay of their
+times."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ BURSTGPT_2 = (
     "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "7.5,3,2.1,ChatGPT,12,5,17,Conversation log\n"
 )
-BLOCKS = [(0, 1000, 20, [0, 1]), (250, 1100, 7, [0, 1, 2]), (250, 512, 1, [0]), (900, 700, 3, [5, 6])]
+BLOCKS = [
+    (0, 1000, 20, [0, 1]),
+    (250, 1100, 7, [0, 1, 2]),
+    (250, 512, 1, [0]),
+    (900, 700, 3, [5, 6]),
+]
 MOONCAKE = "".join(
     json.dumps({"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": ids}) + "\n"
     for ms, n, m, ids in BLOCKS
@@ -80,7 +86,9 @@ def generate(path: Path, vocab_size: int = 1000, seed: int = 0, **knobs: Any) ->
         ("\ufeff" + BURSTGPT_2.replace("\n", "\r\n"), "burstgpt", [(0, 12, 5)]),
     ],
 )
-def test_the_published_formats(tmp_path: Path, text: str, format: str, rows: list[tuple[Any, ...]]) -> None:
+def test_the_published_formats(
+    tmp_path: Path, text: str, format: str, rows: list[tuple[Any, ...]]
+) -> None:
     path = write(tmp_path, text)
     read, failed = read_trace(path)
     assert (read, failed) == read_trace(path, format) and failed == text.count(",0,")
@@ -125,10 +133,16 @@ def test_requests_come_in_order_of_time(tmp_path: Path) -> None:
         ),
         (AZURE[:-3], "trace:4: 2 of 3 columns; is the file cut off?"),
         (BURSTGPT.replace("45,", "nan,"), "trace:3: Timestamp='nan' is not a time"),
-        ('{"timestamp": 1, "input_length": 5}', "trace:1: a JSON object with .*; output_length is missing"),
+        (
+            '{"timestamp": 1, "input_length": 5}',
+            "trace:1: a JSON object with .*; output_length is missing",
+        ),
         (MOONCAKE + "{", "trace:5: the line is not valid JSON"),
         (MOONCAKE + "[1]", "trace:5: a JSON object with"),
-        (MOONCAKE.replace("[0, 1]", "[0, -1]"), "trace:1: hash_ids must be a list of whole numbers"),
+        (
+            MOONCAKE.replace("[0, 1]", "[0, -1]"),
+            "trace:1: hash_ids must be a list of whole numbers",
+        ),
         (MOONCAKE.replace("[0, 1]", "[0, true]"), "trace:1: hash_ids must be"),
     ],
 )
@@ -165,7 +179,9 @@ def test_another_format_than_the_file_has_is_one_line(tmp_path: Path, format: st
 @example(AZURE, 0, "a" * 200_000)
 @example(AZURE, 60, "\r")
 @example(BURSTGPT, 0, '"')
-def test_any_damage_is_rows_or_one_line(tmp_path_factory: Any, text: str, at: int, damage: str) -> None:
+def test_any_damage_is_rows_or_one_line(
+    tmp_path_factory: Any, text: str, at: int, damage: str
+) -> None:
     path = tmp_path_factory.mktemp("damage") / "trace"
     path.write_text(text[:at] + damage + text[at:], encoding="utf-8", errors="replace")
     try:
@@ -187,7 +203,9 @@ def test_a_trace_is_its_lengths_and_times(tmp_path: Path) -> None:
     assert [r.due_s for r in work.requests] == pytest.approx([0, 4.314579, 4.541877], abs=1e-6)
     ids = [token for request in work.requests for token in request.prompt_token_ids]
     assert len(ids) == 374 + 396 + 879 and min(ids) >= 0 and max(ids) < 1000 and len(set(ids)) > 750
-    assert list(work.requests[0].prompt_token_ids)[:9] != list(work.requests[1].prompt_token_ids)[:9]
+    assert (
+        list(work.requests[0].prompt_token_ids)[:9] != list(work.requests[1].prompt_token_ids)[:9]
+    )
 
 
 def test_equal_hash_ids_are_equal_tokens(tmp_path: Path) -> None:
@@ -223,10 +241,14 @@ def test_slices_and_limits(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_early(tmp_path: Path) -> None:
     path = write(tmp_path, AZURE)
-    with pytest.raises(BadInput, match=r"trace:4: the request has 879 prompt \+ 55 output.*length_scale"):
+    with pytest.raises(
+        BadInput, match=r"trace:4: the request has 879 prompt \+ 55 output.*length_scale"
+    ):
         Trace(str(path)).check_lengths(933)
     Trace(str(path)).check_lengths(934)
-    with pytest.raises(BadInput, match=r"trace:1: 1000 prompt tokens are 4 blocks .*has 2 hash ids"):
+    with pytest.raises(
+        BadInput, match=r"trace:1: 1000 prompt tokens are 4 blocks .*has 2 hash ids"
+    ):
         generate(write(tmp_path, MOONCAKE), block_tokens=256)
 
 
@@ -234,13 +256,16 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     work = generate(write(tmp_path, BURSTGPT), too_long="skip", num_requests=2, start_s=1.0)
     assert lengths(work) == [(1087, 230), (417, 276)]
     assert work.notes == (
-        "workload=trace: 1 requests of the file were left out, they failed when the trace was taken",
+        "workload=trace: 1 requests of the file were left out, they failed when the trace was "
+        "taken",
     )
     skipping = Trace(str(tmp_path / "trace"), too_long="skip", num_requests=2)
     skipping.check_lengths(700)
     work = skipping.generate(None, 9, 700, 0)
     assert lengths(work) == [(472, 18), (417, 276)] and [r.due_s for r in work.requests] == [0, 113]
-    assert work.notes[1] == "workload=trace: 1 requests were left out, longer than the context of 700"
+    assert (
+        work.notes[1] == "workload=trace: 1 requests were left out, longer than the context of 700"
+    )
     with pytest.raises(BadInput, match=r"from workload\.start_s=0 on that the context of 20 holds"):
         skipping.check_lengths(20)
     for knob, value in (("format", "csv"), ("too_long", "cut")):
@@ -254,10 +279,20 @@ def test_a_workload_of_lazy_prompts_is_content_addressed(tmp_path: Path) -> None
     stored = work.save(tmp_path / "workloads")
     assert stored.stat().st_size < 10_000  # runs, not tokens
     runs = pq.read_table(stored).column("prompt_runs").to_pylist()
-    assert runs == [[[run.start, run.stop] for run in r.prompt_token_ids.runs] for r in work.requests]
+    assert runs == [
+        [[run.start, run.stop] for run in r.prompt_token_ids.runs] for r in work.requests
+    ]
     assert generate(path).hash == work.hash
-    others = [generate(path, seed=1), generate(path, vocab_size=9), generate(path, length_scale=0.5)]
-    others += [generate(path, num_requests=3), generate(path, ignore_eos=False), generate(path, start_s=0.1)]
+    others = [
+        generate(path, seed=1),
+        generate(path, vocab_size=9),
+        generate(path, length_scale=0.5),
+    ]
+    others += [
+        generate(path, num_requests=3),
+        generate(path, ignore_eos=False),
+        generate(path, start_s=0.1),
+    ]
     assert len({work.hash, *(other.hash for other in others)}) == 7
 
 
@@ -265,7 +300,8 @@ def test_a_workload_of_lazy_prompts_is_content_addressed(tmp_path: Path) -> None
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 40)), min_size=1, max_size=5), st.integers(0, 9)
+    st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 40)), min_size=1, max_size=5),
+    st.integers(0, 9),
 )
 def test_a_lazy_prompt_is_a_sequence(parts: list[tuple[int, int]], seed: int) -> None:
     runs = joined([range(start, start + length) for start, length in parts])
@@ -279,7 +315,10 @@ def test_a_lazy_prompt_is_a_sequence(parts: list[tuple[int, int]], seed: int) ->
 
 
 def test_runs_that_follow_on_are_one() -> None:
-    assert joined([range(0, 4), range(4, 9), range(2, 2), range(20, 21)]) == (range(0, 9), range(20, 21))
+    assert joined([range(0, 4), range(4, 9), range(2, 2), range(20, 21)]) == (
+        range(0, 9),
+        range(20, 21),
+    )
 
 
 # ---- replay

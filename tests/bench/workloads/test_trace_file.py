@@ -1,4 +1,5 @@
-"""Reading traces: units that are told apart, no further than needed, and no row that is neither taken nor counted."""
+"""Reading traces: units that are told apart, no further than needed, and no row that is neither
+taken nor counted."""
 
 from __future__ import annotations
 
@@ -22,16 +23,27 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 def write(folder: Path, *rows: Any) -> Path:
     path = folder / "trace"
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
-def bailian(chat: int, time_s: float, length: int, parent: int = -1, **changes: Any) -> dict[str, Any]:
+def bailian(
+    chat: int, time_s: float, length: int, parent: int = -1, **changes: Any
+) -> dict[str, Any]:
     ids = list(range(chat, chat + -(-length // 16)))
     return {
-        "chat_id": chat, "parent_chat_id": parent, "timestamp": time_s, "input_length": length, "output_length": 5,
-        "type": "text", "turn": 1, "hash_ids": ids, **changes,
-    }  # fmt: skip
+        "chat_id": chat,
+        "parent_chat_id": parent,
+        "timestamp": time_s,
+        "input_length": length,
+        "output_length": 5,
+        "type": "text",
+        "turn": 1,
+        "hash_ids": ids,
+        **changes,
+    }
 
 
 def generate(path: Path, **knobs: Any) -> Workload:
@@ -51,7 +63,8 @@ def test_bailians_times_are_seconds_and_its_blocks_have_16_tokens(tmp_path: Path
     assert [len(prompt) for prompt in prompts] == [40, 60, 33]
     assert prompts[1][:40] == prompts[0] and prompts[2][:16] != prompts[0][:16]
     assert work.notes == (
-        "workload=trace: 1 requests are later turns of conversations: they come at the trace's times, not after an answer",
+        "workload=trace: 1 requests are later turns of conversations: they come at the trace's "
+        "times, not after an answer",
         "workload=trace: 1 requests are of type 'image': random text as long stands for them",
     )
 
@@ -78,7 +91,11 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
             "auto",
             "seconds or milliseconds cannot be told",
         ),
-        (bailian(1, 0, 40), "mooncake", "chat_id and parent_chat_id are columns of Bailian's traces"),
+        (
+            bailian(1, 0, 40),
+            "mooncake",
+            "chat_id and parent_chat_id are columns of Bailian's traces",
+        ),
         (
             bailian(1, 0, 40, hash_ids=[1]),
             "auto",
@@ -87,14 +104,19 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
         (
             {"timestamp": 1, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]},
             "auto",
-            r"=512, and the line has 3 hash ids; blocks of 16 are those of workload\.format=bailian",
+            r"=512, and the line has 3 hash ids; blocks of 16 are those of "
+            r"workload\.format=bailian",
         ),
         (
             {"timestamp": 0.5, "input_length": 40, "output_length": 5, "hash_ids": [1]},
             "auto",
             "timestamp=0.5 is a fraction, where Mooncake's times are whole milliseconds",
         ),
-        (bailian(1, 0, 40, hash_ids=[2**64] * 3), "auto", "hash_ids must be a list of whole numbers"),
+        (
+            bailian(1, 0, 40, hash_ids=[2**64] * 3),
+            "auto",
+            "hash_ids must be a list of whole numbers",
+        ),
         (bailian(1, 0, 40, timestamp="noon"), "auto", "timestamp='noon' is not a time in seconds"),
     ],
 )
@@ -129,9 +151,16 @@ def test_a_column_that_is_there_twice_is_not_chosen_from(tmp_path: Path) -> None
 
 
 def test_images_of_a_table_are_counted(tmp_path: Path) -> None:
-    rows = ("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens", "2024-05-01,2,9,1", "2024-05-02,0,9,1")
+    rows = (
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens",
+        "2024-05-01,2,9,1",
+        "2024-05-02,0,9,1",
+    )
     (note,) = generate(write(tmp_path, *rows)).notes
-    assert note == "workload=trace: 1 requests are of type 'image': random text as long stands for them"
+    assert (
+        note
+        == "workload=trace: 1 requests are of type 'image': random text as long stands for them"
+    )
 
 
 @pytest.mark.parametrize("place", ["pipe", "/dev/zero", "."])
@@ -151,7 +180,9 @@ def seconds(*times: float) -> list[str]:
     ]
 
 
-def test_a_trace_is_read_no_further_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_read_no_further_than_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace, "LOOK_AHEAD", 3)
     path = write(tmp_path, *seconds(0, 2, 1, 3, 5, 4, 6, 7), "broken")
     assert [r.due_s for r in generate(path, num_requests=4).requests] == [0, 1, 2, 3]
@@ -161,12 +192,17 @@ def test_a_trace_is_read_no_further_than_needed(tmp_path: Path, monkeypatch: pyt
             generate(path, **knobs)
 
 
-def test_disorder_beyond_the_look_ahead_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disorder_beyond_the_look_ahead_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace, "LOOK_AHEAD", 3)
     path = write(tmp_path, *seconds(5, 6, 7, 8, 9, 1, 10))
-    with pytest.raises(BadInput, match="trace:7: earlier than requests more than 3 lines above it; sort"):
+    with pytest.raises(
+        BadInput, match="trace:7: earlier than requests more than 3 lines above it; sort"
+    ):
         generate(path, num_requests=7)
-    assert [r.due_s for r in generate(path).requests] == [0, 4, 5, 6, 7, 8, 9]  # a whole trace is sorted
+    # a whole trace is sorted
+    assert [r.due_s for r in generate(path).requests] == [0, 4, 5, 6, 7, 8, 9]
 
 
 def test_only_what_is_taken_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +223,11 @@ counts = st.sampled_from([0, 1, 5, 30, 3000])
 times = st.integers(0, 60)
 tables = st.lists(st.tuples(times, counts, counts), max_size=12)
 objects = st.fixed_dictionaries(
-    {"timestamp": times | st.floats(0, 9), "input_length": counts, "output_length": counts | st.just(7.0)},
+    {
+        "timestamp": times | st.floats(0, 9),
+        "input_length": counts,
+        "output_length": counts | st.just(7.0),
+    },
     optional={
         "chat_id": st.integers(),
         "parent_chat_id": st.integers(-1, 1),
@@ -199,7 +239,9 @@ objects = st.fixed_dictionaries(
 
 @pytest.mark.fuzz("traces")
 @given(
-    tables.map(lambda rows: [HEADER, *(f"2024-05-01 00:00:{t:02}.5,{n},{m}" for t, n, m in rows if t < 60)])
+    tables.map(
+        lambda rows: [HEADER, *(f"2024-05-01 00:00:{t:02}.5,{n},{m}" for t, n, m in rows if t < 60)]
+    )
     | tables.map(lambda rows: seconds()[:1] + [f"{t},{n},{m}" for t, n, m in rows])
     | st.lists(objects, max_size=6).map(lambda rows: list(map(json.dumps, rows))),
     st.sampled_from(["auto", *trace_file.FORMATS]),
@@ -224,12 +266,19 @@ def test_every_row_is_a_request_or_counted(
 
 
 @pytest.mark.fuzz("traces")
-@given(st.binary(max_size=80) | st.text(alphabet='{}[]",:\r\n 019.TIMESAP', max_size=60).map(str.encode))
+@given(
+    st.binary(max_size=80)
+    | st.text(alphabet='{}[]",:\r\n 019.TIMESAP', max_size=60).map(str.encode)
+)
 def test_any_bytes_are_rows_or_a_line_of_advice(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("t") / "trace"
-    for start in (b"", HEADER.encode() + b"\n", b'{"timestamp": 1, "input_length": 1, "output_length": 1}\n'):
+    for start in (
+        b"",
+        HEADER.encode() + b"\n",
+        b'{"timestamp": 1, "input_length": 1, "output_length": 1}\n',
+    ):
         path.write_bytes(start + content)
         for format in ("auto", "bailian"):
             try:

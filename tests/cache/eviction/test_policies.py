@@ -64,8 +64,8 @@ def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[list[int]]
 def dense(model: Any, token_ids: list[int], policy: str) -> tuple[Tensor, Tensor]:
     """Logits [tokens, vocab], and the mask [query, key] of what each token sees, by transformers.
 
-    Whenever as many tokens are held as the budget allows, the blocks between sinks and window go: all of them, or the
-    less attended half.
+    Whenever as many tokens are held as the budget allows, the blocks between sinks and window go:
+    all of them, or the less attended half.
     """
     count = len(token_ids)
     seen = torch.zeros(count, count, dtype=torch.bool)
@@ -76,7 +76,9 @@ def dense(model: Any, token_ids: list[int], policy: str) -> tuple[Tensor, Tensor
         mask = torch.where(seen[:upto, :upto], 0.0, torch.finfo(torch.float32).min)
         with torch.no_grad():
             return model(
-                torch.tensor([token_ids[:upto]]), attention_mask=mask[None, None], output_attentions=True
+                torch.tensor([token_ids[:upto]]),
+                attention_mask=mask[None, None],
+                output_attentions=True,
             )
 
     for query in range(count):
@@ -164,7 +166,8 @@ def test_tokens_equal_the_reference_however_they_are_served(
         assert (counters.queries_observed > 0) == (policy != "streaming")
         if "cache.num_blocks=8" in served:
             assert scheduler.num_preemptions > 0 or "batching.preemption=reserve" in served
-            assert llm.engine.cache.capacity_tokens < len(PROMPTS[0])  # a prompt that exceeds the cache
+            # a prompt that exceeds the cache
+            assert llm.engine.cache.capacity_tokens < len(PROMPTS[0])
         assert llm.engine.cache.pool.num_used == 0
         llm.engine.cache.pool.check_integrity([])
 
@@ -175,7 +178,11 @@ def test_within_the_budget_nothing_changes(policy: str, model: tuple[Path, Any])
     budget = -(-longest // SIZE) * SIZE
     with serving(model[0], f"cache.block_size={SIZE}", "attention=eager") as llm:
         expected = tokens(llm)
-    knobs = [f"cache.block_size={SIZE}", f"cache.eviction={policy}", f"cache.eviction_budget={budget}"]
+    knobs = [
+        f"cache.block_size={SIZE}",
+        f"cache.eviction={policy}",
+        f"cache.eviction_budget={budget}",
+    ]
     with serving(model[0], *knobs, "attention=eager", "batching.chunked_prefill=false") as llm:
         assert tokens(llm) == expected
         assert llm.engine.cache.counters.tokens_evicted == 0
@@ -195,11 +202,15 @@ def test_cached_prefixes_give_the_same_tokens_cold_and_warm(model: tuple[Path, A
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
-def test_samples_of_an_evicted_prompt_share_what_stayed(policy: str, model: tuple[Path, Any]) -> None:
+def test_samples_of_an_evicted_prompt_share_what_stayed(
+    policy: str, model: tuple[Path, Any]
+) -> None:
     decoding = ["decoding=sample", "decoding.seed=3"]
     alone = []
     for seed in (sample_seed(3, index) for index in range(3)):
-        with serving(model[0], *KNOBS, f"cache.eviction={policy}", backend(policy), *decoding) as llm:
+        with serving(
+            model[0], *KNOBS, f"cache.eviction={policy}", backend(policy), *decoding
+        ) as llm:
             params = SamplingParams(max_tokens=OUTPUT, temperature=1.0, seed=seed, ignore_eos=True)
             alone.append(llm.generate([PROMPTS[0]], params)[0].outputs[0].token_ids)
     with serving(model[0], *KNOBS, f"cache.eviction={policy}", backend(policy)) as llm:
@@ -237,19 +248,25 @@ def test_sliding_windows_within_the_kept_window_stay_right(family: str, tmp_path
         for kind, mask in {"full_attention": seen, "sliding_attention": near}.items()
     }
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    mask = masks["sliding_attention"] if family == "mistral" else {kind: masks[kind] for kind in kinds}
+    mask = (
+        masks["sliding_attention"] if family == "mistral" else {kind: masks[kind] for kind in kinds}
+    )
     with torch.no_grad():
         expected = dense_model(torch.tensor([PROMPTS[0]]), attention_mask=mask).logits[0]
     with serving(tmp_path, *KNOBS, "cache.eviction=streaming") as llm:
         torch.testing.assert_close(llm.logits(PROMPTS[0]), expected, atol=1e-4, rtol=0)
-    with pytest.raises(BadInput, match=f"sliding window of {window}: set cache.eviction_window={window}"):
+    with pytest.raises(
+        BadInput, match=f"sliding window of {window}: set cache.eviction_window={window}"
+    ):
         serving(tmp_path, *KNOBS, "cache.eviction=streaming", "cache.eviction_window=4").close()
 
 
 # ---- without a model
 
 
-def make(policy: str = "streaming", blocks: int = 40, prefix_caching: bool = False, **knobs: Any) -> Machine:
+def make(
+    policy: str = "streaming", blocks: int = 40, prefix_caching: bool = False, **knobs: Any
+) -> Machine:
     eviction = make_eviction(policy, SIZE, BUDGET, SINKS, WINDOW, prefix_caching)
     layout = CacheLayout(SIZE, blocks + 1, prefix_caching, eviction=eviction)
     return Machine(Continuous(8, knobs.pop("max_num_batched_tokens", 64), **knobs), layout)
@@ -364,8 +381,12 @@ def test_auto_takes_the_backend_that_returns_attention(model: tuple[Path, Any]) 
         assert llm.engine.runner.attention.name in ("cpu", "sdpa")
 
 
-@pytest.mark.parametrize(("policy", "queries"), [("streaming", 0), ("h2o", 24 + 8 + 8), ("snapkv", 3 * 8)])
-def test_the_queries_that_choose_are_counted_however_the_prompt_is_cut(policy: str, queries: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "queries"), [("streaming", 0), ("h2o", 24 + 8 + 8), ("snapkv", 3 * 8)]
+)
+def test_the_queries_that_choose_are_counted_however_the_prompt_is_cut(
+    policy: str, queries: int
+) -> None:
     for step in (1, 5, 64):
         machine = make(policy, max_num_batched_tokens=step)
         machine.add([0] * 40, 1)  # full at 24; two blocks go each time, so again at 32 and 40

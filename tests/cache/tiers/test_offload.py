@@ -1,4 +1,5 @@
-"""Cold blocks of the prefix cache in host memory and on disk: the same tokens, less computed, and nothing left behind."""
+"""Cold blocks of the prefix cache in host memory and on disk: the same tokens, less computed, and
+nothing left behind."""
 
 from __future__ import annotations
 
@@ -142,13 +143,16 @@ def test_a_working_set_larger_than_the_device_is_restored_and_not_computed(
         assert counters["disk_errors"] == 0
         if HOST in overrides:  # the second time no block of a prompt is computed again
             assert gained["prefix_tokens_reused"] == 12 * 9 * 4
-        elif DISK in overrides:  # some may leave the small host tier again before their request has room
+        elif DISK in overrides:
+            # some may leave the small host tier again before their request has room
             assert gained["prefix_tokens_reused"] >= 6 * 9 * 4
         elif batching == "sequential":
             assert gained["prefix_tokens_reused"] <= 9 * 4
 
 
-def test_copies_below_are_kept_so_that_leaving_the_device_again_costs_nothing(checkpoint: Path) -> None:
+def test_copies_below_are_kept_so_that_leaving_the_device_again_costs_nothing(
+    checkpoint: Path,
+) -> None:
     with make_llm(checkpoint, HOST) as llm:
         for _ in range(4):
             serve(llm)
@@ -156,7 +160,9 @@ def test_copies_below_are_kept_so_that_leaving_the_device_again_costs_nothing(ch
         assert counters.blocks_restored > 2 * counters.blocks_offloaded
 
 
-def test_logits_leave_cached_blocks_as_they_were(checkpoint: Path, reference: list[list[int]]) -> None:
+def test_logits_leave_cached_blocks_as_they_were(
+    checkpoint: Path, reference: list[list[int]]
+) -> None:
     with make_llm(checkpoint, HOST) as llm:
         serve(llm)
         llm.logits([5] * 48)  # takes 12 of the 14 blocks
@@ -247,7 +253,9 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_costs_only_what_it_would_have_kept(checkpoint: Path, reference: list[list[int]]) -> None:
+def test_a_full_disk_costs_only_what_it_would_have_kept(
+    checkpoint: Path, reference: list[list[int]]
+) -> None:
     with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
         disk = llm.engine.transfers.disk
         assert disk is not None
@@ -265,11 +273,16 @@ def test_a_full_disk_costs_only_what_it_would_have_kept(checkpoint: Path, refere
         assert counters.blocks_from_disk > 0
 
 
-def test_a_record_that_was_written_in_part_is_not_used(checkpoint: Path, reference: list[list[int]]) -> None:
+def test_a_record_that_was_written_in_part_is_not_used(
+    checkpoint: Path, reference: list[list[int]]
+) -> None:
     with make_llm(checkpoint, SMALL_HOST, DISK) as llm:
         disk = llm.engine.transfers.disk
         assert disk is not None
-        with largest_file(20 * disk.record_bytes + 100), pytest.warns(UserWarning, match="File too large"):
+        with (
+            largest_file(20 * disk.record_bytes + 100),
+            pytest.warns(UserWarning, match="File too large"),
+        ):
             for _ in range(2):
                 assert serve(llm) == reference
                 settled(llm)
@@ -289,7 +302,12 @@ def test_the_file_never_exceeds_its_bound(checkpoint: Path, reference: list[list
 
 def test_a_read_that_comes_late_finds_its_block_kept_already() -> None:
     machine = make(
-        Continuous(4, 64), blocks=4, block_size=1, prefix_caching=True, offload_slots=6, disk_records=9
+        Continuous(4, 64),
+        blocks=4,
+        block_size=1,
+        prefix_caching=True,
+        offload_slots=6,
+        disk_records=9,
     )
     for token in (0, 1, 2):  # the blocks of 0 sink to the disk
         machine.add([token] * 4, 1)
@@ -317,7 +335,12 @@ def test_a_read_that_comes_late_finds_its_block_kept_already() -> None:
 
 def test_those_running_go_on_while_a_prefix_is_read() -> None:
     machine = make(
-        Continuous(4, 64), blocks=8, block_size=2, prefix_caching=True, offload_slots=4, disk_records=99
+        Continuous(4, 64),
+        blocks=8,
+        block_size=2,
+        prefix_caching=True,
+        offload_slots=4,
+        disk_records=99,
     )
     for token in (0, 1, 2, 4, 5):
         machine.add([token] * 9, 1)
@@ -338,7 +361,12 @@ def test_those_running_go_on_while_a_prefix_is_read() -> None:
 
 def test_with_nothing_else_to_do_the_next_look_at_the_disk_is_soon() -> None:
     machine = make(
-        Continuous(4, 64), blocks=4, block_size=2, prefix_caching=True, offload_slots=3, disk_records=99
+        Continuous(4, 64),
+        blocks=4,
+        block_size=2,
+        prefix_caching=True,
+        offload_slots=3,
+        disk_records=99,
     )
     for token in (0, 1, 2):
         machine.add([token] * 7, 1)
@@ -373,7 +401,10 @@ def test_records_come_back_as_they_were_and_errors_are_told(tmp_path: Path) -> N
     ("overrides", "message"),
     [
         (["cache.offload_gb=1"], "needs cache.prefix_caching=true"),
-        (["cache.prefix_caching=true", "cache.offload_disk_gb=1"], "needs cache.offload_gb above 0"),
+        (
+            ["cache.prefix_caching=true", "cache.offload_disk_gb=1"],
+            "needs cache.offload_gb above 0",
+        ),
         (["cache.prefix_caching=true", "cache.offload_gb=1e-9"], "holds not one block"),
         (
             [

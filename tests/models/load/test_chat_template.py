@@ -1,4 +1,5 @@
-"""Chat templates run in a process of their own, which may neither stay for ever nor take all memory."""
+"""Chat templates run in a process of their own, which may neither stay for ever nor take all
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What lies where a checkpoint's files should be: pipes, devices, folders, files that are too large, odd headers."""
+"""What lies where a checkpoint's files should be: pipes, devices, folders, files that are too
+large, odd headers."""
 
 from __future__ import annotations
 
@@ -87,7 +88,11 @@ def test_what_is_too_large_is_not_read_whole(name: str, mib: int, folder: Path) 
 
 NAMES = st.sampled_from(
     [
-        *("model.embed_tokens.weight", "embed_tokens.weight", "language_model.model.embed_tokens.weight"),
+        *(
+            "model.embed_tokens.weight",
+            "embed_tokens.weight",
+            "language_model.model.embed_tokens.weight",
+        ),
         *(
             "lm_head.weight",
             "model.lm_head.weight",
@@ -95,7 +100,11 @@ NAMES = st.sampled_from(
             "model.norm.weight",
             "norm.weight",
         ),
-        *("model.layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj", "_orig_mod."),
+        *(
+            "model.layers.0.mlp.experts.gate_up_proj",
+            "layers.0.mlp.experts.down_proj",
+            "_orig_mod.",
+        ),
         *(
             "model.layers.0.block_sparse_moe.experts.0.w1.weight",
             "model.layers.0.mlp.experts.0.gate_proj.weight",
@@ -139,7 +148,9 @@ def test_any_names_and_shapes_are_a_checkpoint_or_bad_input(
     except BadInput as error:
         assert "\n" not in str(error)
     else:
-        assert all(8 <= tensor.begin <= tensor.end <= 8 + len(text) + end for tensor in tensors.values())
+        assert all(
+            8 <= tensor.begin <= tensor.end <= 8 + len(text) + end for tensor in tensors.values()
+        )
 
 
 @pytest.mark.fuzz("weights")
@@ -152,7 +163,9 @@ def test_any_names_and_shapes_are_a_checkpoint_or_bad_input(
         | st.sampled_from([SINGLE, "..", "/", "a\0b", "x" * 300]),
         lambda inner: (
             st.lists(inner, max_size=2)
-            | st.dictionaries(st.sampled_from(["weight_map", "model.norm.weight", "a"]), inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["weight_map", "model.norm.weight", "a"]), inner, max_size=3
+            )
         ),
         max_leaves=5,
     )

@@ -1,4 +1,5 @@
-"""What a checkpoint says of generation: ends of answers, and decoding parameters that nobody sets."""
+"""What a checkpoint says of generation: ends of answers, and decoding parameters that nobody
+sets."""
 
 from __future__ import annotations
 
@@ -31,10 +32,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(saved: Path, tmp_path: Path) -> Any:
-    """A checkpoint with other files beside its weights: keys of config.json, and whole files; None leaves one out."""
+    """A checkpoint with other files beside its weights: keys of config.json, and whole files; None
+    leaves one out."""
 
     def make(
-        eos: Any = None, generation: Any = None, tokenizer: dict[str, Any] | None = None, **names: Any
+        eos: Any = None,
+        generation: Any = None,
+        tokenizer: dict[str, Any] | None = None,
+        **names: Any,
     ) -> Path:
         for path in saved.iterdir():
             (tmp_path / path.name).unlink(missing_ok=True)
@@ -53,7 +58,9 @@ def checkpoint(saved: Path, tmp_path: Path) -> Any:
         if tokenizer is not None:
             fast = Tokenizer(models.WordLevel({f"w{i}": i for i in range(20)}, unk_token="w0"))
             fast.decoder = decoders.Fuse()
-            fast.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<other>", special=True)])
+            fast.add_special_tokens(
+                [AddedToken("<end>", special=True), AddedToken("<other>", special=True)]
+            )
             fast.save(str(tmp_path / "tokenizer.json"))
         return tmp_path
 
@@ -78,24 +85,40 @@ def ends(folder: Path) -> tuple[int, ...]:
         ({"eos": 3, "generation": {}}, (3,)),
         ({"eos": 3, "tokenizer": {"eos_token": "<end>"}}, (3, 20)),
         (
-            {"eos": 3, "tokenizer": {"eos_token": {"content": "<end>"}}, "generation": {"eos_token_id": [5]}},
+            {
+                "eos": 3,
+                "tokenizer": {"eos_token": {"content": "<end>"}},
+                "generation": {"eos_token_id": [5]},
+            },
             (5, 20),
         ),
         ({"eos": 20, "tokenizer": {"eos_token": "<end>"}}, (20,)),
         ({"eos": 3, "tokenizer": {"pad_token": "<end>"}}, (3,)),
         ({"eos": 3, "tokenizer": {"eos_token": "nowhere"}}, (3,)),
-        ({"tokenizer": {"eos_token": "<end>", "added_tokens_decoder": {"20": {"content": "<end>"}}}}, (20,)),
+        (
+            {
+                "tokenizer": {
+                    "eos_token": "<end>",
+                    "added_tokens_decoder": {"20": {"content": "<end>"}},
+                }
+            },
+            (20,),
+        ),
         ({"tokenizer": {}, "special_tokens_map.json": {"eos_token": "<other>"}}, (21,)),
     ],
 )
-def test_an_answer_ends_as_in_vllm(checkpoint: Any, files: dict[str, Any], expected: tuple[int, ...]) -> None:
+def test_an_answer_ends_as_in_vllm(
+    checkpoint: Any, files: dict[str, Any], expected: tuple[int, ...]
+) -> None:
     assert ends(checkpoint(**files)) == expected
 
 
 @pytest.mark.parametrize("ids", [-1, [3, -1], True, "3", 1.5, {"a": 1}, [[3]]])
 @pytest.mark.parametrize("where", ["eos", "generation"])
 def test_what_is_no_id_is_refused_by_the_file_s_name(checkpoint: Any, ids: Any, where: str) -> None:
-    folder = checkpoint(**({"eos": ids} if where == "eos" else {"generation": {"eos_token_id": ids}}))
+    folder = checkpoint(
+        **({"eos": ids} if where == "eos" else {"generation": {"eos_token_id": ids}})
+    )
     with pytest.raises(BadInput, match=r"config\.json: eos_token_id="):
         ends(folder)
 
@@ -118,7 +141,9 @@ def test_engine_and_harness_end_alike(checkpoint: Any) -> None:
         "engine.bandwidth_gb_s=10",
         "engine.tflops=1",
     ]
-    assert SimulatedEngine(compose(overrides), **knobs_of(compose(overrides))).info.eos_token_ids == (3, 20)
+    assert SimulatedEngine(
+        compose(overrides), **knobs_of(compose(overrides))
+    ).info.eos_token_ids == (3, 20)
     with LLM(str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=20"]) as llm:
         for token in (3, 20):
             params = SamplingParams(max_tokens=4, logit_bias={token: 100.0})
@@ -161,7 +186,9 @@ def test_a_number_too_near_to_0_is_the_least_that_is_served_and_said(checkpoint:
     tiny = {"temperature": 1e-6, "top_p": 1e-50, "repetition_penalty": 1e-40}
     found = decoding_defaults(checkpoint(generation=tiny))
     assert found == LEAST and SamplingParams(**found).temperature == 1e-3
-    assert described({**found, "top_k": 4}).startswith("temperature=0.001 (the least that is not 0), top_p=")
+    assert described({**found, "top_k": 4}).startswith(
+        "temperature=0.001 (the least that is not 0), top_p="
+    )
     assert described({"temperature": 0.0, "top_k": 4}) == "temperature=0.0, top_k=4"
     assert decoding_defaults(checkpoint(generation={"temperature": 0})) == {"temperature": 0.0}
     said = pytest.warns(UserWarning, match=r"temperature=0\.001 \(the least that is not 0\)")
@@ -182,9 +209,13 @@ def test_what_the_user_sets_goes_before() -> None:
     found = {"temperature": 0.6, "top_p": 0.9}
     assert unset_defaults(decoding, [], found) == {"temperature": 0.6, "top_p": 0.9, "top_k": 0}
     assert unset_defaults(decoding, ["temperature", "top_k"], found) == {"top_p": 0.9}
-    assert unset_defaults(decoding, ["decoding"], found) == unset_defaults(decoding, None, found) == {}
+    assert (
+        unset_defaults(decoding, ["decoding"], found) == unset_defaults(decoding, None, found) == {}
+    )
     assert unset_defaults(decoding, [], {"max_tokens": 5}) == {"max_tokens": 5}
-    assert unset_defaults({**decoding, "beam_width": 4}, [], {**found, "max_tokens": 5}) == {"max_tokens": 5}
+    assert unset_defaults({**decoding, "beam_width": 4}, [], {**found, "max_tokens": 5}) == {
+        "max_tokens": 5
+    }
 
 
 def test_the_defaults_hold_in_python_and_are_said_once(checkpoint: Any) -> None:
@@ -192,28 +223,44 @@ def test_the_defaults_hold_in_python_and_are_said_once(checkpoint: Any) -> None:
 
     def load(*overrides: str, **groups: str) -> LLM:
         return LLM(
-            str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=20", *overrides], **groups
+            str(folder),
+            quant="fp32",
+            device="cpu",
+            overrides=["cache.num_blocks=20", *overrides],
+            **groups,
         )
 
     with load() as llm:
         assert llm.default_params == SamplingParams(**READ)
         with pytest.warns(
-            UserWarning, match=r"generation_config\.json decides temperature=0\.6, .* since decoding does not"
+            UserWarning,
+            match=r"generation_config\.json decides temperature=0\.6, .* since decoding does not",
         ):
             assert llm.get_default_sampling_params() == llm.default_params
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert len(llm.generate([[5]])[0].outputs[0].token_ids) <= 9
-            assert len(llm.generate([[5]], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 16
+            assert (
+                len(llm.generate([[5]], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids)
+                == 16
+            )
     with load("decoding.temperature=0", "decoding.max_tokens=3") as llm:
         kept = {**READ, "temperature": 0.0, "max_tokens": 3}
         assert llm.default_params == SamplingParams(**kept)
     with load(decoding="greedy") as llm:
         assert llm.default_params == SamplingParams(max_tokens=128) and not llm.checkpoint_defaults
-    with LLM.from_config(compose(["model=hf", f"model.path={folder}", "cache.num_blocks=20"])) as llm:
+    with LLM.from_config(
+        compose(["model=hf", f"model.path={folder}", "cache.num_blocks=20"])
+    ) as llm:
         assert llm.default_params == SamplingParams(max_tokens=128)  # as a benchmark has it
     chat = compose(
-        ["preset=chat", "model=hf", f"model.path={folder}", "decoding.top_k=3", "cache.num_blocks=20"]
+        [
+            "preset=chat",
+            "model=hf",
+            f"model.path={folder}",
+            "decoding.top_k=3",
+            "cache.num_blocks=20",
+        ]
     )
     with LLM.from_config(chat) as llm:
         assert llm.default_params == SamplingParams(**{**READ, "top_k": 3})

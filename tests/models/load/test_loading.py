@@ -77,13 +77,18 @@ def test_a_tied_head_shares_the_embedding_s_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("method", [Plain("float32"), Plain("float16"), Int8(), NF4()])
 def test_bytes_are_those_of_the_tensors(method: Any, tied: bool, tmp_path: Path) -> None:
-    parameters = sum(p.numel() for p in make_checkpoint(tmp_path, tie_word_embeddings=tied).parameters())
+    parameters = sum(
+        p.numel() for p in make_checkpoint(tmp_path, tie_word_embeddings=tied).parameters()
+    )
     loaded = load(tmp_path, method)
     assert loaded.weight_bytes == stored_bytes(loaded.model)
     repeated = 3 * (4 + 2 - 2) * 16  # the q and k norms are kept once for each head
     assert loaded.weight_bytes_16bit == 2 * (parameters + repeated)
     outside = loaded.weight_bytes - loaded.linear_bytes
-    assert outside == (loaded.weight_bytes_16bit - loaded.linear_bytes_16bit) // 2 * method.dtype.itemsize
+    assert (
+        outside
+        == (loaded.weight_bytes_16bit - loaded.linear_bytes_16bit) // 2 * method.dtype.itemsize
+    )
     assert loaded.quantized_layers == (0 if isinstance(method, Plain) else 12)
 
 
@@ -97,7 +102,9 @@ def test_checkpoint_dtype_and_compute_dtype_are_independent(
     loaded = load(tmp_path, Plain(compute))
     dtype = getattr(torch, compute)
     tensors = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(loaded.model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"].to(dtype))
+    assert torch.equal(
+        loaded.model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"].to(dtype)
+    )
     assert {t.dtype for t in loaded.model.parameters()} == {dtype}
     if compute == "float32":
         reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -113,7 +120,9 @@ def test_shards_are_the_same_model_as_one_file(indexed: bool, tmp_path: Path) ->
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 3
     if not indexed:
         (tmp_path / "many" / INDEX).unlink()
-    one, many = (run(load(tmp_path / name, Plain("float32")), PROMPTS)[1] for name in ("one", "many"))
+    one, many = (
+        run(load(tmp_path / name, Plain("float32")), PROMPTS)[1] for name in ("one", "many")
+    )
     assert torch.equal(one, many)
 
 
@@ -177,7 +186,8 @@ def test_a_quantised_model_never_exists_whole_in_16_bits(method: Any) -> None:
     load(weights="random", architecture=ARCHITECTURE, quant=counting)
     assert counting.total == 6 * (128 * 512 + 256 * 128 + 128 * 512 + 256 * 128)
     assert counting.alive == 0
-    assert counting.peak <= 2 * 128 * 512  # the layer being packed, and at most the one being assembled
+    # the layer being packed, and at most the one being assembled
+    assert counting.peak <= 2 * 128 * 512
 
 
 def test_skipped_layers_stay_plain_and_unknown_names_are_mistakes() -> None:
@@ -188,13 +198,17 @@ def test_skipped_layers_stay_plain_and_unknown_names_are_mistakes() -> None:
     assert kinds["model.layers.0.self_attn.qkv_proj"] != "Int8Linear"
     assert kinds["model.layers.1.self_attn.qkv_proj"] == "Int8Linear"
     assert loaded.quantized_layers == 5 * 3
-    with pytest.raises(BadInput, match=r"down_porj.*down_proj, gate_up_proj, lm_head, o_proj, qkv_proj"):
+    with pytest.raises(
+        BadInput, match=r"down_porj.*down_proj, gate_up_proj, lm_head, o_proj, qkv_proj"
+    ):
         load(quant=Int8(skip=["down_porj"]), **options)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("method", [Int8, NF4, Int4])
-def test_a_quantised_head_is_counted_and_leaves_the_embedding_alone(method: Any, tied: bool) -> None:
+def test_a_quantised_head_is_counted_and_leaves_the_embedding_alone(
+    method: Any, tied: bool
+) -> None:
     options: dict[str, Any] = {
         "weights": "random",
         "architecture": ARCHITECTURE | {"tie_word_embeddings": tied},
@@ -240,22 +254,31 @@ def test_a_tensor_of_the_wrong_shape_is_named_with_its_file(tmp_path: Path) -> N
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"))
-    with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.2\.mlp\.up_proj\.weight \(1 missing\)"):
+    with pytest.raises(
+        BadInput, match=r"lacks tensor model\.layers\.2\.mlp\.up_proj\.weight \(1 missing\)"
+    ):
         load(tmp_path)
 
 
 def test_an_unexpected_tensor_is_named_and_known_buffers_are_not(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
-    rewrite(tmp_path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    rewrite(
+        tmp_path,
+        lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}),
+    )
     load(tmp_path)
     rewrite(tmp_path, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
-    with pytest.raises(BadInput, match=r"model\.safetensors: tensor \S+q_proj\.bias \(1 such\) has no place"):
+    with pytest.raises(
+        BadInput, match=r"model\.safetensors: tensor \S+q_proj\.bias \(1 such\) has no place"
+    ):
         load(tmp_path)
 
 
 def test_a_tied_head_that_was_saved_too_is_ignored_if_it_is_the_embedding(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, tie_word_embeddings=True)
-    rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    rewrite(
+        tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()})
+    )
     loaded = load(tmp_path)
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
     rewrite(tmp_path, lambda t: t["lm_head.weight"].mul_(1.1))
@@ -301,7 +324,9 @@ def test_wrong_config_is_told_before_weights_are_read(
 ) -> None:
     make_checkpoint(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4, "layer_types": None}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4, "layer_types": None})
+    )
     monkeypatch.setattr(weights_module, "_read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.3"):
         load(tmp_path)
@@ -339,7 +364,9 @@ def test_a_file_that_changes_while_it_is_read_is_named_with_the_tensor(
 def test_progress_ends_at_the_bytes_of_all_tensors(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parameters = sum(p.numel() for p in make_checkpoint(tmp_path, tie_word_embeddings=tied).parameters())
+    parameters = sum(
+        p.numel() for p in make_checkpoint(tmp_path, tie_word_embeddings=tied).parameters()
+    )
     monkeypatch.setattr(weights_module, "_CHUNK", 4096)
     for options, size in ({"folder": tmp_path}, 4), ({"folder": tmp_path, "weights": "random"}, 1):
         seen: list[tuple[int, int]] = []

@@ -19,8 +19,17 @@ CALL = {"type": "function", "function": {"name": "find", "arguments": '{"what": 
 def test_whatever_is_legal_is_text_and_what_templates_know_is_kept() -> None:
     parsed = parse_messages(
         [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}], "name": "me"},
-            {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "well", "content": None},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text"}],
+                "name": "me",
+            },
+            {
+                "role": "assistant",
+                "tool_calls": [CALL],
+                "reasoning_content": "well",
+                "content": None,
+            },
             {"role": "tool", "tool_call_id": "c1", "content": "found", "name": None},
             {"role": "assistant", "function_call": {"name": "f", "arguments": "no JSON"}},
         ]
@@ -44,7 +53,10 @@ for _ in range(100_000):
         (3, " must be an object with role and content"),
         ({"content": "a"}, r"\.role must be a non-empty string"),
         ({"role": "user", "content": 3}, r"\.content must be a string, a list of parts or null"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, r"\.content has parts that are not text"),
+        (
+            {"role": "user", "content": [{"type": "image_url"}]},
+            r"\.content has parts that are not text",
+        ),
         ({"role": "user", "content": "\ud800"}, r"\.content holds half a surrogate pair"),
         ({"role": "user", "name": "\ud800"}, " holds half a surrogate pair"),
         ({"role": "user", "tool_calls": {}}, r"\.tool_calls must be a list of objects"),

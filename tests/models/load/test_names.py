@@ -46,12 +46,16 @@ def randomise(model: Any) -> Any:
     """Every weight at random, norms too, so that one in the wrong place shows."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name and "gemma" not in model.config.model_type else 0.0, 0.15)
+            parameter.normal_(
+                1.0 if "norm" in name and "gemma" not in model.config.model_type else 0.0, 0.15
+            )
     return model
 
 
 def check(folder: Path, model: Any) -> None:
-    torch.testing.assert_close(run(load(folder, FP32), PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        run(load(folder, FP32), PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -60,7 +64,9 @@ def check(folder: Path, model: Any) -> None:
 def test_every_family_is_read_as_transformers_saves_it(
     family: str, tied: bool, original: bool, tmp_path: Path
 ) -> None:
-    config = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": tied}))
+    config = AutoConfig.for_model(
+        family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": tied})
+    )
     model = randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
     model.save_pretrained(tmp_path, save_original_format=original)
     check(tmp_path, model)
@@ -96,8 +102,12 @@ def test_the_text_model_of_one_that_sees_images(
 
 @pytest.mark.parametrize("original", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "mixtral", "gemma3_text"])
-def test_a_base_model_has_no_prefix_and_no_head(family: str, original: bool, tmp_path: Path) -> None:
-    config = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": True}))
+def test_a_base_model_has_no_prefix_and_no_head(
+    family: str, original: bool, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(
+        family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": True})
+    )
     model = randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
     model.model.save_pretrained(tmp_path, save_original_format=original)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
@@ -128,7 +138,9 @@ def test_a_name_that_two_tensors_have_is_refused_with_both(tmp_path: Path) -> No
     make_checkpoint(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    save_file({**tensors, "_orig_mod.model.norm.weight": tensors["model.norm.weight"].clone()}, file)
+    save_file(
+        {**tensors, "_orig_mod.model.norm.weight": tensors["model.norm.weight"].clone()}, file
+    )
     with pytest.raises(
         BadInput, match=r"tensors \S*norm\.weight and \S*norm\.weight are both model\.norm\.weight"
     ):
@@ -163,7 +175,9 @@ def test_a_layer_of_no_experts_is_left_as_it_is() -> None:
 def test_published_mixtral_names_with_a_quantised_suffix() -> None:
     name = "model.layers.0.block_sparse_moe.experts.3.w1.qweight"
     tensor = StoredTensor(Path("file"), name, "I32", (1, 1), 0, 4)
-    assert list(with_model_names({name: tensor})) == ["model.layers.0.mlp.experts.3.gate_proj.qweight"]
+    assert list(with_model_names({name: tensor})) == [
+        "model.layers.0.mlp.experts.3.gate_proj.qweight"
+    ]
 
 
 def shards(folder: Path) -> tuple[Any, list[Path]]:
@@ -183,7 +197,9 @@ def test_a_single_file_beside_the_index_of_an_older_save_is_read_and_said(tmp_pa
         shutil.copy(tmp_path / "new" / "model.safetensors", folder)
         loaded = load(folder, FP32)
         torch.testing.assert_close(run(loaded, PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0)
-        assert any("model.safetensors is read, and not the files that" in told for told in loaded.warnings)
+        assert any(
+            "model.safetensors is read, and not the files that" in told for told in loaded.warnings
+        )
 
 
 def test_tensors_that_the_index_does_not_list(tmp_path: Path) -> None:
@@ -192,7 +208,8 @@ def test_tensors_that_the_index_does_not_list(tmp_path: Path) -> None:
     listed = json.loads(index.read_text())
     del listed["weight_map"]["model.norm.weight"]  # needed: read
     index.write_text(json.dumps(listed))
-    save_file({**load_file(files[0]), "model.visual.weight": torch.ones(3)}, files[0])  # not needed: said
+    # not needed: said
+    save_file({**load_file(files[0]), "model.visual.weight": torch.ones(3)}, files[0])
     loaded = load(tmp_path, FP32)
     torch.testing.assert_close(run(loaded, PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0)
     (told,) = (warning for warning in loaded.warnings if "index" in warning)

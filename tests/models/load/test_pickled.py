@@ -61,7 +61,9 @@ def test_the_command_says_what_it_made(tmp_path: Path, cli: Callable[..., Result
     assert done.code == 0, done.err
     assert f"model=hf model.path={tmp_path / 'new'}" in done.out
     wanted = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
-    torch.testing.assert_close(run(load(tmp_path / "new", FP32), PROMPTS)[1], wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        run(load(tmp_path / "new", FP32), PROMPTS)[1], wanted, atol=1e-4, rtol=0
+    )
     again = cli("task=convert", f"model.path={tmp_path / 'old'}", f"task.output={tmp_path / 'new'}")
     assert again.code == 2 and "exists already" in again.err
     assert cli("task=convert", f"model.path={tmp_path / 'old'}").code == 2  # to where?
@@ -83,9 +85,13 @@ def test_what_runs_code_takes_memory_or_time_is_one_line(tmp_path: Path) -> None
     refused(folder, r"pytorch_model\.bin is refused: it asks for posix\.system")
     assert not (tmp_path / "marker").exists()
     torch.save(
-        {"a": torch.ones(50 << 18)}, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False
+        {"a": torch.ones(50 << 18)},
+        folder / "pytorch_model.bin",
+        _use_new_zipfile_serialization=False,
     )
-    refused(folder, r"pytorch_model\.bin is refused: it needs more than .* of memory", memory_gb=0.01)
+    refused(
+        folder, r"pytorch_model\.bin is refused: it needs more than .* of memory", memory_gb=0.01
+    )
     refused(folder, r"pytorch_model\.bin is refused: it takes more than 0\.01 s", timeout_s=0.01)
 
 
@@ -104,7 +110,9 @@ def test_what_comes_out_wrong_is_told_by_the_output_s_name(tmp_path: Path) -> No
     refused(folder, rf"^{tmp_path / 'new'}: tensors ")
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "tokenizer.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "tokenizer.json", "pytorch_model.bin.index.json"]
+)
 def test_a_pipe_in_the_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     pickled(tmp_path / "old")
     (tmp_path / "old" / name).unlink(missing_ok=True)
@@ -132,7 +140,9 @@ def test_which_files_are_the_weights(tmp_path: Path) -> None:
         weight_files(refused_folder)
 
 
-def test_no_room_and_no_right_to_write_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_and_no_right_to_write_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pickled(tmp_path / "old")
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"task\.output=\S+ cannot be written"):

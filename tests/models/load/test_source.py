@@ -115,7 +115,9 @@ def test_a_hub_that_does_not_answer_costs_seconds(monkeypatch: pytest.MonkeyPatc
     assert "TimeoutError" in source.warnings[0]
 
 
-def test_the_hub_cache_is_used_if_it_has_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_cache_is_used_if_it_has_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(source_module, "_cached", lambda path: folder)
     assert resolve(node(), False)[1].folder == folder
@@ -140,7 +142,9 @@ def _broken_config(folder: Path) -> None:
 
 def _unsupported(folder: Path) -> None:
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["GPT2LMHeadModel"]}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"architectures": ["GPT2LMHeadModel"]})
+    )
 
 
 def _truncated(folder: Path) -> None:
@@ -175,7 +179,10 @@ def _missing_shard(folder: Path) -> None:
 def _wrong_shard(folder: Path) -> None:
     other = "model-00002-of-00002.safetensors"
     save_file({"other": torch.zeros(1)}, folder / other)
-    _indexed(folder, {"weight_map": {"model.norm.weight": other, "other": other, "lm_head.weight": SINGLE}})
+    _indexed(
+        folder,
+        {"weight_map": {"model.norm.weight": other, "other": other, "lm_head.weight": SINGLE}},
+    )
 
 
 def _nowhere(folder: Path) -> None:
@@ -227,33 +234,54 @@ def _a_file(folder: Path) -> None:
         (_unsupported, r"config\.json: architecture GPT2LMHeadModel.*Qwen3ForCausalLM"),
         (
             _truncated,
-            r"model\.safetensors has \d+ bytes where its header says \d+; tensor \S+ is cut off.*again",
+            r"model\.safetensors has \d+ bytes where its header says \d+; tensor \S+ is cut "
+            r"off.*again",
         ),
         (_garbage, r"model\.safetensors is not a readable safetensors file"),
         (_empty, r"model\.safetensors is not a readable safetensors file"),
         (_pickled, r"pickled weights.*python run\.py task=convert model\.path=\S+ task\.output="),
         (_no_weights, r"has no \.safetensors file"),
-        (_missing_shard, r"names model-00002-of-00002\.safetensors \(for tensor b\).*\(1 missing\)"),
+        (
+            _missing_shard,
+            r"names model-00002-of-00002\.safetensors \(for tensor b\).*\(1 missing\)",
+        ),
         (
             _wrong_shard,
-            r"model-00002-of-00002\.safetensors holds tensor model\.norm\.weight.*\(model\.safe.* does\)",
+            r"model-00002-of-00002\.safetensors holds tensor "
+            r"model\.norm\.weight.*\(model\.safe.* does\)",
         ),
-        (_nowhere, r"says that model\.safetensors holds tensor model\.norm\.bias, which it does not:"),
+        (
+            _nowhere,
+            r"says that model\.safetensors holds tensor model\.norm\.bias, which it does not:",
+        ),
         (_twice, r"tensor \S+ is in a\.safetensors and b\.safetensors"),
         (_dangling, r"other\.safetensors: there is no such file"),
         (lambda f: _indexed(f, []), r"index\.json is not a JSON object"),
         (lambda f: _indexed(f, {"weight_map": []}), "has no weight_map"),
-        (lambda f: _indexed(f, {"weight_map": {"a": 3}}), "tensor a is in 3, which is no file name"),
+        (
+            lambda f: _indexed(f, {"weight_map": {"a": 3}}),
+            "tensor a is in 3, which is no file name",
+        ),
         (lambda f: _indexed(f, {"weight_map": {"a": "../x"}}), r"tensor a is in '\.\./x'"),
         (
             _no_json,
-            r"model\.safetensors is not a readable safetensors file.*header is not valid JSON.*fetch it again",
+            r"model\.safetensors is not a readable safetensors file.*header is not valid "
+            r"JSON.*fetch it again",
         ),
         (_header(lambda h: [h]), "header is not a JSON object"),
         (_header(lambda h: h[NORM].pop("shape") and None), f"tensor {NORM} has no dtype, shape"),
-        (_header(lambda h: h[NORM].update(shape=[49])), rf"tensor {NORM} is F32\[49\] in 192 bytes"),
-        (_header(lambda h: h[NORM].update(shape=[-48])), f"tensor {NORM} has a shape or offsets that cannot"),
-        (_header(lambda h: h[NORM].update(data_offsets=[4, 196])), f"tensor {NORM} begins at byte|is next"),
+        (
+            _header(lambda h: h[NORM].update(shape=[49])),
+            rf"tensor {NORM} is F32\[49\] in 192 bytes",
+        ),
+        (
+            _header(lambda h: h[NORM].update(shape=[-48])),
+            f"tensor {NORM} has a shape or offsets that cannot",
+        ),
+        (
+            _header(lambda h: h[NORM].update(data_offsets=[4, 196])),
+            f"tensor {NORM} begins at byte|is next",
+        ),
     ],
 )
 def test_an_unusable_folder_is_refused_in_one_line(
@@ -282,7 +310,9 @@ def test_a_damaged_header_is_bad_input_and_nothing_else(
         checkpoint = Checkpoint.open(tmp_path)
     except BadInput as error:
         assert "model.safetensors" in str(error)
-    else:  # a name or a shape may change and still be a header; the loader compares those with the model
+    else:
+        # a name or a shape may change and still be a header; the loader compares those with the
+        # model
         assert all(0 <= t.begin <= t.end <= len(damaged) for t in checkpoint.tensors.values())
 
 
@@ -300,7 +330,9 @@ JSON = st.recursive(
 )
 HEADERS = (
     st.binary(max_size=64)
-    | st.dictionaries(st.text(max_size=3), ENTRY | JSON, max_size=3).map(lambda h: json.dumps(h).encode())
+    | st.dictionaries(st.text(max_size=3), ENTRY | JSON, max_size=3).map(
+        lambda h: json.dumps(h).encode()
+    )
     | JSON.map(lambda value: json.dumps(value).encode())
     | st.just(b"[" * 50_000)  # deeper than the parser can go
     | st.just(b'{"a": ' + b"9" * 5000 + b"}")  # longer than Python turns into a number
@@ -324,8 +356,12 @@ def test_any_bytes_are_a_checkpoint_or_bad_input(
 
 
 def hub_cache(cache: Path, folder: Path, repo: str = "Org/Model-1B") -> Path:
-    """Lay a checkpoint out as the hub's client does: blobs, a snapshot of links to them, a ref to the snapshot."""
-    root, revision = cache / f"models--{repo.replace('/', '--')}", "0123456789abcdef0123456789abcdef01234567"
+    """Lay a checkpoint out as the hub's client does: blobs, a snapshot of links to them, a ref to
+    the snapshot."""
+    root, revision = (
+        cache / f"models--{repo.replace('/', '--')}",
+        "0123456789abcdef0123456789abcdef01234567",
+    )
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text(revision)
     snapshot = root / "snapshots" / revision
@@ -338,7 +374,8 @@ def hub_cache(cache: Path, folder: Path, repo: str = "Org/Model-1B") -> Path:
 
 
 def resolve_elsewhere(**environment: str) -> str:
-    """What `resolve` finds for a hub id, in a process of its own: its client reads the variables when imported."""
+    """What `resolve` finds for a hub id, in a process of its own: its client reads the variables
+    when imported."""
     script = (
         "from minivllm.errors import BadInput\n"
         "from minivllm.models.load.source import resolve\n"
@@ -349,19 +386,27 @@ def resolve_elsewhere(**environment: str) -> str:
     )
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
         env={**inherited, "HF_HUB_OFFLINE": "1", **environment},
-    )  # fmt: skip
+    )
     return done.stdout.strip()
 
 
-def test_a_hub_id_is_found_in_the_cache_that_the_environment_names(folder: Path, tmp_path: Path) -> None:
+def test_a_hub_id_is_found_in_the_cache_that_the_environment_names(
+    folder: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     snapshot = hub_cache(home / "hub", folder)
     assert resolve_elsewhere(HF_HOME=str(home)) == str(snapshot)
     assert resolve_elsewhere(HF_HUB_CACHE=str(home / "hub"), HF_HOME=str(tmp_path)) == str(snapshot)
     told = resolve_elsewhere(HF_HOME=str(tmp_path / "empty"))
-    assert told.startswith("error: model.path=Org/Model-1B is no local folder, is not in the hub's cache")
+    assert told.startswith(
+        "error: model.path=Org/Model-1B is no local folder, is not in the hub's cache"
+    )
     assert "HF_HUB_OFFLINE is set" in told
     (snapshot / SINGLE).resolve().unlink()  # the link stays, as after a blob was deleted
     assert "model.safetensors: there is no such file" in resolve_elsewhere(HF_HOME=str(home))
@@ -389,15 +434,23 @@ def test_a_download_that_was_cut_short_is_completed_or_told(
     assert resolve(node(), False)[1].folder == tmp_path
 
 
-def test_pickled_weights_on_the_hub_are_not_even_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_weights_on_the_hub_are_not_even_downloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import huggingface_hub
 
     files = [SimpleNamespace(rfilename=name) for name in ("config.json", "pytorch_model.bin")]
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(source_module, "_cached", lambda path: None)
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("downloaded"))
-    with pytest.raises(BadInput, match=r"no \.safetensors file there; pickled weights are not loaded"):
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files)
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("downloaded")
+    )
+    with pytest.raises(
+        BadInput, match=r"no \.safetensors file there; pickled weights are not loaded"
+    ):
         resolve(node(), False)
 
 
@@ -455,7 +508,9 @@ def test_a_damaged_file_beside_a_checkpoint_says_nothing_of_it(folder: Path) -> 
 
 def test_a_random_fingerprint_follows_architecture_and_seed() -> None:
     def fingerprint(**changes: Any) -> str:
-        return resolve(node(weights="random", architecture=ARCHITECTURE) | changes, False)[1].fingerprint
+        return resolve(node(weights="random", architecture=ARCHITECTURE) | changes, False)[
+            1
+        ].fingerprint
 
     assert fingerprint() == fingerprint(path="other/name", max_model_len=7)
     assert fingerprint() != fingerprint(seed=1)

@@ -1,4 +1,5 @@
-"""A checkpoint's tokenizer files: equal to what transformers makes of them, and one line for each that is wrong."""
+"""A checkpoint's tokenizer files: equal to what transformers makes of them, and one line for each
+that is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ image_toke
 def word_level(folder: Path, config: dict[str, Any], special: dict[str, Any] | None = None) -> Path:
     fast = FastTokenizer(models.WordLevel({"hi": 0, "<unk>": 1}, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.add_special_tokens([AddedToken(text, special=True) for text in ("<bos>", "<eos>", "<img>")])
+    fast.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<bos>", "<eos>", "<img>")]
+    )
     fast.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     known = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, **config}
@@ -42,7 +45,11 @@ def word_level(folder: Path, config: dict[str, Any], special: dict[str, Any] | N
     [
         ({}, {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "lstrip": False}}),
         (
-            {"bos_token": "<bos>", "image_token": "<img>", "extra_special_tokens": {"image_token": "<img>"}},
+            {
+                "bos_token": "<bos>",
+                "image_token": "<img>",
+                "extra_special_tokens": {"image_token": "<img>"},
+            },
             None,
         ),
         (
@@ -67,13 +74,17 @@ def test_chat_prompts_name_special_tokens_as_with_transformers(
 
 
 def test_a_conversation_begins_with_one_begin_of_text(tmp_path: Path) -> None:
-    """The template writes it; the tokenizer, which adds one to other text, does not add a second."""
+    """The template writes it; the tokenizer, which adds one to other text, does not add a
+    second."""
     folder = word_level(
-        tmp_path, {"bos_token": "<bos>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+        tmp_path,
+        {"bos_token": "<bos>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"},
     )
     fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
     begin = fast.token_to_id("<bos>")
-    fast.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", begin)])
+    fast.post_processor = processors.TemplateProcessing(
+        "<bos> $A", special_tokens=[("<bos>", begin)]
+    )
     fast.save(str(folder / "tokenizer.json"))
     ours = Tokenizer(folder)
     assert ours.encode("hi") == [begin, 0]
@@ -85,19 +96,29 @@ def test_vocab_and_merges_cut_text_as_with_transformers(tmp_path: Path, kind: st
     from transformers import GPT2Tokenizer, Qwen2Tokenizer
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ġ", "h"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("1", "2")]
+    merges = [
+        ("Ġ", "h"),
+        ("h", "e"),
+        ("l", "l"),
+        ("he", "ll"),
+        ("hell", "o"),
+        ("Ġ", "w"),
+        ("1", "2"),
+    ]
     vocab = {token: i for i, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n")
+    (tmp_path / "merges.txt").write_text(
+        "#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n"
+    )
     added = {
         str(len(vocab)): {"content": "<|endoftext|>", "special": True},
         str(len(vocab) + 1): {"content": "<tool>", "special": False, "normalized": False},
     }
     config = {"tokenizer_class": kind, "eos_token": "<|endoftext|>", "added_tokens_decoder": added}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs = {"Qwen2Tokenizer": Qwen2Tokenizer, "GPT2Tokenizer": GPT2Tokenizer}[kind].from_pretrained(
-        tmp_path
-    )
+    theirs = {"Qwen2Tokenizer": Qwen2Tokenizer, "GPT2Tokenizer": GPT2Tokenizer}[
+        kind
+    ].from_pretrained(tmp_path)
     ours = Tokenizer.load(tmp_path)
     assert ours is not None and ours.special_id("eos_token") == len(vocab)
     for text in ("hello world's 1234 é\n\n  x<tool>y<|endoftext|>", "e\u0301 I'LL go", ""):
@@ -145,7 +166,9 @@ def test_a_named_token_is_special_whatever_tokenizer_json_says(tmp_path: Path) -
         ({"extra_special_tokens": {"image_token": 3}}, "image_token=3"),
     ],
 )
-def test_a_config_that_is_wrong_is_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_a_config_that_is_wrong_is_one_line(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
         Tokenizer(word_level(tmp_path, config))
 
@@ -188,7 +211,9 @@ def test_a_link_that_leads_nowhere_is_no_file_that_was_never_there(
         ),
     ],
 )
-def test_merges_that_are_wrong_are_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_merges_that_are_wrong_are_one_line(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
     (tmp_path / "merges.txt").write_text("a b\n")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
@@ -201,14 +226,18 @@ def test_merges_that_are_wrong_are_one_line(tmp_path: Path, name: str, content: 
 def in_full(model: Any) -> bytes:
     """tokenizer.json with a part of every kind."""
     fast = FastTokenizer(model)
-    fast.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(" +"), "_")])
+    fast.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(" +"), "_")]
+    )
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\p{L}+| ?\d"), "isolated"),
             pre_tokenizers.ByteLevel(False, use_regex=False),
         ]
     )
-    fast.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.ByteFallback(), decoders.Fuse()])
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("_", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     fast.add_special_tokens([AddedToken("<s>", special=True)])
     fast.add_tokens([AddedToken("<tool>", lstrip=True)])
     fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 9)])
@@ -238,7 +267,8 @@ BESIDE = {
             "chat_template": [{"name": "default", "template": TEMPLATE}],
         }
     ).encode(),
-    "special_tokens_map.json": b'{"bos_token": "<s>", "pad_token": {"content": "<unk>", "lstrip": false}}',
+    "special_tokens_map.json": b'{"bos_token": "<s>", '
+    b'"pad_token": {"content": "<unk>", "lstrip": false}}',
     "added_tokens.json": b'{"<s>": 9, "<tool>": 10}',
     "vocab.json": json.dumps(WORDS).encode(),
     "merges.txt": b"#version: 0.2\nh i\na b\n",
@@ -249,8 +279,11 @@ BESIDE = {
 @pytest.mark.fuzz("tokenizer files")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    whole=st.sampled_from(FULL).flatmap(lambda content: st.just(content) | damaged(content)) | st.none(),
-    beside=st.fixed_dictionaries({}, optional={name: damaged(content) for name, content in BESIDE.items()}),
+    whole=st.sampled_from(FULL).flatmap(lambda content: st.just(content) | damaged(content))
+    | st.none(),
+    beside=st.fixed_dictionaries(
+        {}, optional={name: damaged(content) for name, content in BESIDE.items()}
+    ),
     ids=st.lists(st.integers(0, 12), max_size=8),
 )
 def test_any_files_are_a_tokenizer_or_one_line(

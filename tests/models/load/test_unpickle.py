@@ -75,7 +75,9 @@ class Malicious:
 def test_a_file_that_would_run_code_is_refused_and_does_not(zipped: bool, tmp_path: Path) -> None:
     state = {"a": torch.ones(2), "b": Malicious(tmp_path / "marker")}
     file = saved(tmp_path / "model.bin", state, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(BadInput, match=r"model\.bin is refused: it asks for (posix|nt)\.system") as caught:
+    with pytest.raises(
+        BadInput, match=r"model\.bin is refused: it asks for (posix|nt)\.system"
+    ) as caught:
         convert_file(file)
     assert not (tmp_path / "marker").exists() and "\n" not in str(caught.value)
 
@@ -131,14 +133,18 @@ def test_what_is_no_set_of_tensors_is_refused(state: Any, told: str, tmp_path: P
         convert_file(saved(tmp_path / "model.bin", state))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.integers(0, 2000), value=st.integers(0, 255), legacy=st.booleans())
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_file_ends_in_an_exception_and_no_more(
     tmp_path: Path, at: int, value: int, legacy: bool
 ) -> None:
     """The process turns any exception into one line; what must not come is a crash."""
-    file = saved(tmp_path / "m.bin", {"a": torch.ones(4)}, _use_new_zipfile_serialization=not legacy)
+    file = saved(
+        tmp_path / "m.bin", {"a": torch.ones(4)}, _use_new_zipfile_serialization=not legacy
+    )
     content = bytearray(file.read_bytes())
     content[at % len(content)] = value
     file.write_bytes(bytes(content))

@@ -1,4 +1,5 @@
-"""Checkpoints that were quantised before: the integers and scales on file are those that are computed with."""
+"""Checkpoints that were quantised before: the integers and scales on file are those that are
+computed with."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def packed_rows(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tens
 def awq_tensors(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> dict[str, Tensor]:
     """AutoAWQ's WQLinear_GEMM: codes [out, in], zeros and scales [groups, out]."""
     order = (0, 2, 4, 6, 1, 3, 5, 7)
-    return {"qweight": packed_rows(codes.t(), order), "qzeros": packed_rows(zeros, order), "scales": scales}
+    return {
+        "qweight": packed_rows(codes.t(), order),
+        "qzeros": packed_rows(zeros, order),
+        "scales": scales,
+    }
 
 
 def gptq_tensors(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> dict[str, Tensor]:
@@ -70,7 +75,12 @@ def gptq_tensors(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -
 
 def v2_tensors(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> dict[str, Tensor]:
     qweight = packed_rows(codes).t().contiguous()  # eight inputs a word
-    return {"qweight": qweight, "qzeros": packed_rows(zeros), "scales": scales, "g_idx": groups.int()}
+    return {
+        "qweight": qweight,
+        "qzeros": packed_rows(zeros),
+        "scales": scales,
+        "g_idx": groups.int(),
+    }
 
 
 PACKERS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -83,7 +93,8 @@ SETTINGS = {"awq": AWQ, "gptq": GPTQ, "gptq_v2": V2, "act_order": ACT_ORDER}
 
 
 def layer(rows: int, columns: int, seed: int, shuffled: bool) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Random codes, zeros, float16 scales and groups; and the float32 weight [rows, columns] that they mean."""
+    """Random codes, zeros, float16 scales and groups; and the float32 weight [rows, columns] that
+    they mean."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (rows, columns), generator=generator)
     zeros = torch.randint(0, 16, (columns // GROUP, rows), generator=generator)
@@ -102,7 +113,9 @@ def quantized_copy(
     make_checkpoint(folder / "plain", dtype=torch.float32, **SIZES)
     tensors = load_file(folder / "plain" / "model.safetensors")
     stored = dict(tensors)
-    for seed, name in enumerate(sorted(n for n in tensors if "_proj.weight" in n and skip not in n)):
+    for seed, name in enumerate(
+        sorted(n for n in tensors if "_proj.weight" in n and skip not in n)
+    ):
         pieces, tensors[name] = layer(*tensors[name].shape, seed, kind == "act_order")
         prefix = name.removesuffix("weight")
         del stored[name]
@@ -113,7 +126,9 @@ def quantized_copy(
         json.dumps(config | {"quantization_config": settings or SETTINGS[kind]})
     )
     for place, values in (("plain", tensors), ("packed", stored)):
-        save_file({n: t.contiguous() for n, t in values.items()}, folder / place / "model.safetensors")
+        save_file(
+            {n: t.contiguous() for n, t in values.items()}, folder / place / "model.safetensors"
+        )
     return folder / "packed", folder / "plain"
 
 
@@ -126,7 +141,8 @@ def load(folder: Path, quant: Any) -> LoadedModel:
 
 @pytest.mark.parametrize("kind", PACKERS)
 def test_codes_and_scales_are_read_exactly(kind: str) -> None:
-    """Two parts of one layer; in float32 every product of an integer and a float16 scale is exact."""
+    """Two parts of one layer; in float32 every product of an integer and a float16 scale is
+    exact."""
     made = [layer(rows, 96, seed, kind == "act_order") for seed, rows in enumerate((24, 48))]
     parts = [PACKERS[kind](*pieces) for pieces, _ in made]
     packed: Any = stored_format(SETTINGS[kind], Int4("float32")).linear(parts, [24, 48], 96, None)
@@ -136,7 +152,8 @@ def test_codes_and_scales_are_read_exactly(kind: str) -> None:
         weight = weight[:, packed.order]
     assert torch.equal(read, weight)
     assert (packed.order is not None) == (kind == "act_order")
-    for dtype, error in (("float16", 0.002), ("bfloat16", 0.006)):  # scales rounded to the compute dtype
+    # scales rounded to the compute dtype
+    for dtype, error in (("float16", 0.002), ("bfloat16", 0.006)):
         for rows in (3, 60):
             x = torch.randn(rows, 96)
             half: Any = stored_format(SETTINGS[kind], Int4(dtype)).linear(parts, [24, 48], 96, None)
@@ -179,7 +196,8 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
     assert loaded.quantized_layers == 11
     wanted = run(load(plain, Plain("float32")), PROMPTS)[1]
     torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
-    with_head = load(packed, Int4("float32", lm_head=True))  # the head is the user's choice all the same
+    # the head is the user's choice all the same
+    with_head = load(packed, Int4("float32", lm_head=True))
     assert with_head.quantized_layers == 12
     assert type(with_head.model.lm_head).__name__ == "Int4Linear"
 
@@ -199,7 +217,8 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
         ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-            r"4-bit fp4, which no option .*: choose quant=bf16, quant=fp16, quant=fp32 \(not int4\)",
+            r"4-bit fp4, which no option .*: choose quant=bf16, quant=fp16, quant=fp32 \(not "
+            r"int4\)",
         ),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"quant=int8_mixed \(not int4\)"),
     ],
@@ -295,7 +314,9 @@ def test_nf4_of_bitsandbytes_is_read_exactly(double: bool, tmp_path: Path) -> No
         if type(module).__name__ == "Linear4bit":
             state = module.weight.quant_state
             state.dtype = torch.float32
-            tensors[f"{name}.weight"] = method.library.functional.dequantize_4bit(module.weight.data, state)
+            tensors[f"{name}.weight"] = method.library.functional.dequantize_4bit(
+                module.weight.data, state
+            )
     save_file(tensors, tmp_path / "plain" / "model.safetensors")
     wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
     torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
@@ -325,9 +346,14 @@ def test_a_fused_layer_of_two_block_sizes_is_refused() -> None:
     method = NF4("float32")
     functional, parts = method.library.functional, []
     for size in (64, 128):
-        codes, state = functional.quantize_4bit(torch.randn(32, 128), blocksize=size, quant_type="nf4")
-        parts.append({"weight": codes} | {f"weight.{k}": v for k, v in state.as_dict(packed=True).items()})
-    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}  # without quant_method, as once written
+        codes, state = functional.quantize_4bit(
+            torch.randn(32, 128), blocksize=size, quant_type="nf4"
+        )
+        parts.append(
+            {"weight": codes} | {f"weight.{k}": v for k, v in state.as_dict(packed=True).items()}
+        )
+    # without quant_method, as once written
+    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     reader = stored_format(settings, method)
     assert reader.linear(parts[:1], [32], 128, None)(torch.ones(1, 128)).shape == (1, 32)
     with pytest.raises(BadInput, match="different block sizes"):

@@ -1,4 +1,5 @@
-"""Further layouts of quantised checkpoints: each means the weights that its library's own formula gives."""
+"""Further layouts of quantised checkpoints: each means the weights that its library's own formula
+gives."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.reference import make_checkpoint
 
 GROUP = 32
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
-Layer = tuple[dict[str, Tensor], Tensor]  # as stored, and the float32 weight [rows, columns] that it means
+# as stored, and the float32 weight [rows, columns] that it means
+Layer = tuple[dict[str, Tensor], Tensor]
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
@@ -46,11 +48,15 @@ def integers(
     if not symmetric:
         zeros = torch.randint(1, 1 << bits, (rows, groups), generator=generator)
     scales = ((torch.rand(rows, groups, generator=generator) + 0.5) * 2 ** (1 - bits)).half()
-    weight = (codes - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(group, 1)
+    weight = (codes - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(
+        group, 1
+    )
     return codes, zeros, scales, weight
 
 
-def gptq8(rows: int, columns: int, seed: int, group: int, symmetric: bool = True, less: int = 1) -> Layer:
+def gptq8(
+    rows: int, columns: int, seed: int, group: int, symmetric: bool = True, less: int = 1
+) -> Layer:
     codes, zeros, scales, weight = integers(rows, columns, 8, group, seed, symmetric)
     return {
         "qweight": words(codes, 8).t().contiguous(),
@@ -83,13 +89,17 @@ def floats(
     weight = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
     if block is not None:
         scale = torch.rand(-(-rows // block[0]), -(-columns // block[1]), generator=generator) * 0.1
-        each = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+        each = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[
+            :, :columns
+        ]
     else:
         scale = each = torch.rand(1 if shared else rows, 1, generator=generator) * 0.1
     return {"weight": weight, name: scale.reshape(()) if shared else scale}, weight.float() * each
 
 
-def compressed(bits: int, strategy: str, kind: str = "int", format: str = "pack-quantized") -> dict[str, Any]:
+def compressed(
+    bits: int, strategy: str, kind: str = "int", format: str = "pack-quantized"
+) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True}
     weights |= {"group_size": GROUP} if strategy == "group" else {}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
@@ -136,7 +146,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, Callable[[int, int, int], Layer]]] =
         Int4("float32"),
         lambda r, c, s: packed_int(r, c, s, 4, c, False),
     ),
-    "compressed int8": (compressed(8, "channel", format="int-quantized"), Int8("float32"), plain_int8),
+    "compressed int8": (
+        compressed(8, "channel", format="int-quantized"),
+        Int8("float32"),
+        plain_int8,
+    ),
     "compressed int8, packed in groups": (
         compressed(8, "group"),
         Plain("float32"),
@@ -157,9 +171,13 @@ def test_a_checkpoint_computes_what_its_weights_mean(case: str, tmp_path: Path) 
         stored |= {name.removesuffix("weight") + part: value for part, value in pieces.items()}
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    (tmp_path / "packed" / "config.json").write_text(
+        json.dumps(config | {"quantization_config": settings})
+    )
     for place, values in (("plain", tensors), ("packed", stored)):
-        save_file({n: t.contiguous() for n, t in values.items()}, tmp_path / place / "model.safetensors")
+        save_file(
+            {n: t.contiguous() for n, t in values.items()}, tmp_path / place / "model.safetensors"
+        )
     loaded = load(tmp_path / "packed", quant)
     wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
     torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
@@ -184,7 +202,8 @@ def test_fp4_of_bitsandbytes_is_converted(tmp_path: Path) -> None:
 
 
 def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
-    """`sym: true` leaves the middle alone, so a file labelled as the first format may turn out to be of the second."""
+    """`sym: true` leaves the middle alone, so a file labelled as the first format may turn out to
+    be of the second."""
     codes, scales = torch.randint(0, 16, (16, 64)), torch.ones(2, 16).half()
     groups = torch.arange(64) // GROUP
     wanted = (codes - 8).float()
@@ -207,7 +226,10 @@ def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
         ({"quant_method": "compressed-tensors"}, "no config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {}}}, "no config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "no config_groups"),
-        (compressed(4, "group", format="marlin-24"), "int4 by group, not packed, which is not read"),
+        (
+            compressed(4, "group", format="marlin-24"),
+            "int4 by group, not packed, which is not read",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
     ],
 )

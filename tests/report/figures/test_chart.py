@@ -1,4 +1,5 @@
-"""Figures: true to the records, the same twice, and one definition for the file and for the page."""
+"""Figures: true to the records, the same twice, and one definition for the file and for the
+page."""
 
 from __future__ import annotations
 
@@ -48,15 +49,32 @@ from tests.report.synthetic import counted, make_record, write
 
 def chart(**panel: Any) -> Chart:
     series = [
-        Series("a line", "#0072B2", [1.0, 2.0, 3.0], [1.0, 4.0, 9.0], "line", names=["one", "two", "three"]),
         Series(
-            "points", "#E69F00", [1.0, 2.0], [2.0, 3.0], low=[0.5, 1.5], high=[1.5, 2.5], names=["p", "q"]
+            "a line",
+            "#0072B2",
+            [1.0, 2.0, 3.0],
+            [1.0, 4.0, 9.0],
+            "line",
+            names=["one", "two", "three"],
+        ),
+        Series(
+            "points",
+            "#E69F00",
+            [1.0, 2.0],
+            [2.0, 3.0],
+            low=[0.5, 1.5],
+            high=[1.5, 2.5],
+            names=["p", "q"],
         ),
         Series("steps", "#009E73", [1.0, 3.0], [5.0, 6.0], "steps", dashed=True),
         Series("band", "#cfcfcf", [1.2, 1.4], [], "band"),
     ]
     return Chart(
-        "c", "A chart", "What is seen.", "How to read it.", [("", [Panel("T", "x", "y", series, **panel)])]
+        "c",
+        "A chart",
+        "What is seen.",
+        "How to read it.",
+        [("", [Panel("T", "x", "y", series, **panel)])],
     )
 
 
@@ -94,7 +112,9 @@ def test_on_a_phone_panels_stand_below_one_another(
     rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(
+        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+    )
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, 1.0], "line", names=["p", "q"])]
     panels = [Panel(title, "x", "y", series) for title in "TUV"]
     finish(Chart("c", "A chart", "", "", [(name, panels) for name in rows or [""]]))
@@ -125,11 +145,20 @@ def test_the_same_chart_is_the_same_bytes() -> None:
 
 def test_rows_that_share_an_axis_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(
+        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+    )
     rows = [
         (
             name,
-            [Panel("tokens", "seconds", "tokens", [Series("t", "#0072B2", [0.0, top], [0.0, top], "steps")])],
+            [
+                Panel(
+                    "tokens",
+                    "seconds",
+                    "tokens",
+                    [Series("t", "#0072B2", [0.0, top], [0.0, top], "steps")],
+                )
+            ],
         )
         for name, top in (("short", 1.0), ("long", 50.0))
     ]
@@ -145,17 +174,24 @@ def test_a_panel_without_data_is_said_in_the_file_and_left_out_of_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(
+        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+    )
 
     def line(unit: str, xs: list[float]) -> Series:
         return Series(unit, "#0072B2", xs, xs, "steps")
 
     panels = [
-        Panel(unit, "seconds", unit, [Series("window", INK, [1.0, 2.0], [], "band"), line(unit, xs)])
+        Panel(
+            unit, "seconds", unit, [Series("window", INK, [1.0, 2.0], [], "band"), line(unit, xs)]
+        )
         for unit, xs in (("tokens", [1.0, 2.0]), ("blocks", []))
     ]
     plot = finish(Chart("steps", "Steps", "One row.", "Lines.", [("a cell", panels)]))
-    assert [[text.get_text() for text in ax.texts] for ax in drawn[0].axes] == [[], ["not recorded"]]
+    assert [[text.get_text() for text in ax.texts] for ax in drawn[0].axes] == [
+        [],
+        ["not recorded"],
+    ]
     page = json.dumps(plot.live)
     assert '"tokens"' in page and '"blocks"' not in page
 
@@ -206,9 +242,12 @@ def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
     plot = figure_of(distributions, gather(read_rows(tmp_path / "runs")[0]))
     assert plot is not None
     ttft, itl = sources(plot)
-    assert (ttft["x"][0], ttft["x"][5], ttft["x"][-1]) == (10, 60, 110)  # least, median, greatest of 11
+    # least, median, greatest of 11
+    assert (ttft["x"][0], ttft["x"][5], ttft["x"][-1]) == (10, 60, 110)
     assert (ttft["y"][0], ttft["y"][5], ttft["y"][-1]) == (0, 50, 100)
-    assert itl["x"][0] == pytest.approx(100, rel=1e-3) and itl["x"][-1] == pytest.approx(200, rel=1e-3)
+    assert itl["x"][0] == pytest.approx(100, rel=1e-3) and itl["x"][-1] == pytest.approx(
+        200, rel=1e-3
+    )
     assert figure_of(distributions, cells_of(tmp_path / "none", make_record())) is None
 
 
@@ -228,10 +267,13 @@ def test_roofline_by_hand(tmp_path: Path) -> None:
     plot = figure_of(roofline, cells_of(tmp_path, make_record(roofline=counted())))
     assert plot is not None
     roof, decode, again, prefill = sources(plot)
-    assert (decode["x"], decode["y"]) == ([1], [10]) and "50.0 % of the bandwidth" in decode["name"][0]
-    assert (prefill["x"], prefill["y"]) == ([100], [500]) and "50.0 % of the matrix rate" in prefill["name"][
-        0
-    ]
+    assert (decode["x"], decode["y"]) == ([1], [10]) and "50.0 % of the bandwidth" in decode[
+        "name"
+    ][0]
+    assert (prefill["x"], prefill["y"]) == (
+        [100],
+        [500],
+    ) and "50.0 % of the matrix rate" in prefill["name"][0]
     assert roof == again and 50 in roof["x"] and roof["y"][roof["x"].index(50)] == 1000
     assert roof["y"][0] == pytest.approx(20 * roof["x"][0], rel=1e-3)
     assert (
@@ -266,7 +308,9 @@ def test_a_mark_at_zero_is_whole(least: float, below: bool) -> None:
     chart_module._series(ax, panel.series[0])
     chart_module._axes(ax, panel, bottom=True)
     (item,) = live.items(Chart("c", "", "", "", [("", [panel])]))
-    starts = [float(found) for found in re.findall(r'"start": (-?[\d.]+)', json.dumps(item["item"]))]
+    starts = [
+        float(found) for found in re.findall(r'"start": (-?[\d.]+)', json.dumps(item["item"]))
+    ]
     assert [bool(ax.get_ylim()[0] < 0), min(starts, default=0.0) < 0] == [below, below]
 
 
@@ -275,7 +319,9 @@ def test_a_long_label_loses_its_groups_and_then_its_middle() -> None:
         "lm_head=True quant=int8 cpu_kernels=off #1"
     )
     assert short("quant.lm_head=True quant=int8") == "quant.lm_head=True quant=int8"
-    labels = [f"without prefix_caching+chunked_prefill+fused_{part}" for part in ("attention", "sampling")]
+    labels = [
+        f"without prefix_caching+chunked_prefill+fused_{part}" for part in ("attention", "sampling")
+    ]
     cut = [short(label) for label in labels]
     assert [len(label) for label in cut] == [44, 44] and cut[0] != cut[1]
     assert cut[0].startswith("without prefix_cach") and cut[0].endswith("fused_attention")
@@ -320,7 +366,9 @@ def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> Non
 def test_a_lone_bar_is_not_drawn(tmp_path: Path) -> None:
     assert figure_of(throughput, cells_of(tmp_path / "one", make_record())) is None
     assert (
-        figure_of(throughput, cells_of(tmp_path / "two", make_record(), make_record("int8", index=1)))
+        figure_of(
+            throughput, cells_of(tmp_path / "two", make_record(), make_record("int8", index=1))
+        )
         is not None
     )
 
@@ -335,7 +383,9 @@ def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> No
     assert "Outline: the pool" in plot.caption
     nothing = make_record("nf4", index=2, memory=Memory())
     plot = figure_of(memory, cells_of(tmp_path / "simulated", on_host, nothing))
-    assert plot is not None and b">not recorded<" in plot.svg and ">– of 0<" not in plot.svg.decode()
+    assert (
+        plot is not None and b">not recorded<" in plot.svg and ">– of 0<" not in plot.svg.decode()
+    )
     on_device = make_record("fp16")
     on_device.memory = Memory(weights=10**9, kv_pool=11 * 10**9, device_process=13 * 10**9)
     plot = figure_of(memory, cells_of(tmp_path / "device", on_device))
@@ -344,7 +394,9 @@ def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> No
 
 def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
     records = [
-        make_record(q, b, run_id=f"{q}{b}") for q in ("fp16", "nf4") for b in ("sequential", "continuous")
+        make_record(q, b, run_id=f"{q}{b}")
+        for q in ("fp16", "nf4")
+        for b in ("sequential", "continuous")
     ]
     cells = cells_of(tmp_path, *records)
     series = points_of(cells, Looks(cells))
@@ -355,12 +407,16 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
 def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
     """Whichever cells a figure has; and none that says better, worse or undecided."""
     names = ("fp16", "int8", "nf4")
-    records = [make_record(q, b, run_id=f"{q}{b}") for q in names for b in ("sequential", "continuous")]
+    records = [
+        make_record(q, b, run_id=f"{q}{b}") for q in names for b in ("sequential", "continuous")
+    ]
     for record in records:
         record.roofline = counted()
     cells = cells_of(tmp_path, *records)
     looks = Looks(cells)
-    assert [looks[cell.label].colour for cell in cells] == [c for c in PALETTE[:3] for _ in range(2)]
+    assert [looks[cell.label].colour for cell in cells] == [
+        c for c in PALETTE[:3] for _ in range(2)
+    ]
     assert [looks[cell.label].dashed for cell in cells] == [False, True] * 3
     for some in (cells, cells[2:], cells[4:]):
         expected = {looks[cell.label].colour for cell in some}
@@ -369,11 +425,17 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
         assert roofs is not None and {key["colour"] for key in keys(roofs)} - {INK} == expected
     assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
     bars = throughput(cells, looks)
-    assert bars is not None and all(colour.lower() in finish(bars).svg.decode() for colour in PALETTE[:3])
+    assert bars is not None and all(
+        colour.lower() in finish(bars).svg.decode() for colour in PALETTE[:3]
+    )
 
 
 def test_cells_that_no_two_columns_tell_apart_have_a_look_each(tmp_path: Path) -> None:
-    records = [make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in range(4)]
+    records = [
+        make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}")
+        for q in ("fp16", "nf4")
+        for n in range(4)
+    ]
     for index, record in enumerate(records):
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
         record.config["cache"]["block_size"] = 16 << index // 2 % 2
@@ -417,12 +479,17 @@ def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
 
 
 def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
-    records = [make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in (1, 2)]
+    records = [
+        make_record(q, run_id=f"{q}{n}", cell_id=f"{q}{n}") for q in ("fp16", "nf4") for n in (1, 2)
+    ]
     for index, record in enumerate(records):
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
     cells = cells_of(tmp_path, *records)
     series = points_of(cells, Looks(cells))
-    assert [s.label for s in series][:2] == ["quant=fp16 · max_num_seqs=8", "quant=fp16 · max_num_seqs=16"]
+    assert [s.label for s in series][:2] == [
+        "quant=fp16 · max_num_seqs=8",
+        "quant=fp16 · max_num_seqs=16",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +530,9 @@ def test_the_figures_of_a_logarithmic_axis_never_lie_on_one_another(
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.89, 1.13), (0.995, 1.004), (100.0, 190.0)])
-def test_a_logarithmic_axis_of_a_small_range_has_figures_on_either_side(low: float, high: float) -> None:
+def test_a_logarithmic_axis_of_a_small_range_has_figures_on_either_side(
+    low: float, high: float
+) -> None:
     figure, ax = canvas()
     ax.set_xscale("log")
     plain_ticks(ax.xaxis)
@@ -483,14 +552,17 @@ def test_the_figures_of_an_axis_have_separated_thousands_as_tables_do() -> None:
     ax.plot([0.0, 0.5], [-40000, 40000])
     figure.canvas.draw()
     assert "0.1" in {tick.get_text() for tick in ax.get_xticklabels()}
-    assert {"\N{MINUS SIGN}40,000", "0", "20,000"} <= {tick.get_text() for tick in ax.get_yticklabels()}
+    assert {"\N{MINUS SIGN}40,000", "0", "20,000"} <= {
+        tick.get_text() for tick in ax.get_yticklabels()
+    }
 
 
 def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
     ticks = live.decades(0.9, 18.0)
     assert [tick for tick in ticks if 0.9 <= tick <= 18] == [1, 2, 5, 10]
     made = live.items(chart(log_x=True))[0]["item"]
-    assert "FixedTicker" not in json.dumps(made)  # 0.5 to 3: less than a decade, which Bokeh divides evenly
+    # 0.5 to 3: less than a decade, which Bokeh divides evenly
+    assert "FixedTicker" not in json.dumps(made)
     wide = Chart(
         "c",
         "",
@@ -504,7 +576,9 @@ def test_a_logarithmic_axis_of_a_decade_or_two_has_ticks_at_both_ends() -> None:
 def test_figures_over_time_are_named_by_what_they_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, telemetry = described(timeline_plots, gather(read_rows(write(tmp_path, [make_record()]))[0]))
+    steps, telemetry = described(
+        timeline_plots, gather(read_rows(write(tmp_path, [make_record()]))[0])
+    )
     assert steps.title == "How did tokens, requests and KV blocks change over time?"
     assert (
         telemetry.title == "How did memory and CPU use change over time?"
@@ -514,7 +588,9 @@ def test_figures_over_time_are_named_by_what_they_show(
     )
 
 
-def test_of_many_cells_a_few_timelines_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_cells_a_few_timelines_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [make_record(cell_id=f"c{i}", arm=f"a{i}", run_id=f"r{i}") for i in range(5)]
     cells = gather(read_rows(write(tmp_path, records))[0])
     assert all(len(chart.rows) == 5 for chart in described(timeline_plots, cells))
@@ -529,7 +605,9 @@ def test_the_measured_window_is_marked_where_the_machine_was_sampled(
     samples = [{"t_s": 7.0 + i, "rss": 1e9, "phase": phase} for i, phase in enumerate(phases)]
     write_record(tmp_path / "s" / "r", make_record(), telemetry=samples)
     (telemetry,) = described(timeline_plots, gather(read_rows(tmp_path)[0]))
-    bands = [s for _, panels in telemetry.rows for p in panels for s in p.series if s.kind == "band"]
+    bands = [
+        s for _, panels in telemetry.rows for p in panels for s in p.series if s.kind == "band"
+    ]
     assert [(list(band.x), band.label) for band in bands] == [([2.0, 3.0], "measured window")]
 
 
@@ -547,7 +625,8 @@ def test_a_legend_below_a_figure_reads_line_after_line() -> None:
     places = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].get_texts()]
     lines = sorted({round(box.y0) for box, _ in places}, reverse=True)
     read = [
-        [name for box, name in sorted(places, key=lambda p: p[0].x0) if round(box.y0) == y] for y in lines
+        [name for box, name in sorted(places, key=lambda p: p[0].x0) if round(box.y0) == y]
+        for y in lines
     ]
     assert read == [names[:3], names[3:]]
 
@@ -556,19 +635,26 @@ def test_of_thousands_of_points_some_are_drawn_and_those_on_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minivllm.report.figures.scatter.MAX_POINTS", 3)
-    records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(10)]
+    records = [
+        make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(10)
+    ]
     cells = cells_of(tmp_path, *records)
     looks = Looks(cells)
     best = cells[9].label
-    series = point_series(cells, looks, lambda c: (1, 2), lambda c: c.label, lambda c: c.label == best)
+    series = point_series(
+        cells, looks, lambda c: (1, 2), lambda c: c.label, lambda c: c.label == best
+    )
     names = [name for one in series for name in one.names]
     assert sorted(names) == sorted([*(cells[i].label for i in (0, 4, 8)), best])
     assert (
-        thinning(cells) == " Drawn: one cell of 4 of 10, and those on a line." and thinning(cells[:3]) == ""
+        thinning(cells) == " Drawn: one cell of 4 of 10, and those on a line."
+        and thinning(cells[:3]) == ""
     )
 
 
-def test_a_line_of_thousands_of_points_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_thousands_of_points_is_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("minivllm.report.figures.scatter.MAX_POINTS", 4)
     records = [make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}") for i in range(30)]
     for i, record in enumerate(records):  # none beats another in both

@@ -42,8 +42,9 @@ def test_the_headline_is_what_each_is_worth_with_its_interval() -> None:
     caching, nf4, _ = found.effects
     assert caching.ratio is not None and math.isclose(caching.ratio, 1.42, rel_tol=0.02)
     assert said.headline == (
-        f"What each optimisation is worth in output tokens/s: prefix caching {spanned(caching.ratio, caching.low, caching.high)}; "
-        f"nf4 {spanned(nf4.ratio, nf4.low, nf4.high)}."
+        "What each optimisation is worth in output tokens/s: prefix caching "
+        f"{spanned(caching.ratio, caching.low, caching.high)}; nf4 "
+        f"{spanned(nf4.ratio, nf4.low, nf4.high)}."
     )
     assert "Not live, so not a result: graphs." in said.lines
 
@@ -54,7 +55,9 @@ def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
     small = replace(found, effects=tuple(replace(e, p_holm=0.0004) for e in found.effects))
     shown = ablation.section(small, [], [], None)
     assert shown is not None and {row["p"] for row in shown["rows"][:-1]} == {"< 0.001"}
-    assert markdown_text(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in markdown_text(small)
+    assert markdown_text(small).count("| < 0.001 |") == len(NAMES) and "0.000" not in markdown_text(
+        small
+    )
 
 
 def test_too_few_blocks_have_no_verdict() -> None:
@@ -63,9 +66,12 @@ def test_too_few_blocks_have_no_verdict() -> None:
     assert found is not None
     said = ablation.verdict(found, gather(rows))
     assert said.headline == (
-        f"Too few blocks for any verdict: over 3 optimisations it takes {found.blocks_needed}, and there are 2."
+        f"Too few blocks for any verdict: over 3 optimisations it takes {found.blocks_needed}, "
+        "and there are 2."
     )
-    assert any(line.startswith("Too few blocks for a verdict: prefix caching") for line in said.lines)
+    assert any(
+        line.startswith("Too few blocks for a verdict: prefix caching") for line in said.lines
+    )
 
 
 def test_noise_alone_is_worth_nothing() -> None:
@@ -89,7 +95,9 @@ def test_whether_two_multiply_is_said() -> None:
         )
         found = analyse(rows)
         assert found is not None
-        (line,) = (line for line in ablation.verdict(found, gather(rows)).lines if "multiply" in line)
+        (line,) = (
+            line for line in ablation.verdict(found, gather(rows)).lines if "multiply" in line
+        )
         (pair,) = found.interactions
         assert line.startswith(begin)
         assert f"{spanned(pair.ratio, pair.low, pair.high)} of the product" in line
@@ -99,7 +107,9 @@ def test_whether_two_multiply_is_said() -> None:
 def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
     found = analyse(rows_of("factorial"))
     assert found is not None and found.attribution is not None
-    assert math.prod(f.ratio for f in found.attribution.factors) == pytest.approx(found.attribution.total)
+    assert math.prod(f.ratio for f in found.attribution.factors) == pytest.approx(
+        found.attribution.total
+    )
     figures = ablation.AblationStudy().figures(found, ReportInputs([]))
     plots = {one.name: finish(one) for one in figures if one is not None}
     assert set(plots) == {"forest", "waterfall"}
@@ -108,8 +118,11 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
         in plots["waterfall"].alt
     )
     assert [item["label"] for item in plots["forest"].legend] == [
-        "A/A: the baseline against itself", "faster", "slower", "not live",
-    ]  # fmt: skip
+        "A/A: the baseline against itself",
+        "faster",
+        "slower",
+        "not live",
+    ]
 
 
 def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +130,16 @@ def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("minivllm.report.inputs.read_rows", lambda source: (rows, []))
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
-    assert page.text.index("What each optimisation is worth in") < page.text.index("What was measured?")
+    assert page.text.index("What each optimisation is worth in") < page.text.index(
+        "What was measured?"
+    )
     assert "prefix caching with nf4" in page.text and "no effect found" not in page.text
     effects = (tmp_path / "out" / "effects.md").read_text().splitlines()
     assert effects[0].startswith("| optimisation | output_tokens_per_s, with / without |")
     assert [line.split(" | ")[0].strip("| ") for line in effects[2:5]] == list(NAMES)
-    assert (tmp_path / "out" / "forest.png").exists() and not (tmp_path / "out" / "waterfall.png").exists()
+    assert (tmp_path / "out" / "forest.png").exists() and not (
+        tmp_path / "out" / "waterfall.png"
+    ).exists()
 
 
 def test_the_copy_of_the_baseline_is_a_row_of_the_table() -> None:
@@ -133,16 +150,26 @@ def test_the_copy_of_the_baseline_is_a_row_of_the_table() -> None:
     assert shown is not None
     *effects, last = shown["rows"]
     assert [row["name"] for row in effects] == list(NAMES) and last["name"] == "A/A"
-    assert last["interval"] == interval(found.noise.low, found.noise.high) and last["verdict"] == "none"
+    assert (
+        last["interval"] == interval(found.noise.low, found.noise.high)
+        and last["verdict"] == "none"
+    )
     assert [arm for arm, _ in last["arms"]] == ["baseline again", "baseline"]
-    assert len(last["others"]) == 2 and all(o["text"] != "–" for o in last["others"])  # TTFT and ITL
+    # TTFT and ITL
+    assert len(last["others"]) == 2 and all(o["text"] != "–" for o in last["others"])
 
 
 def test_arms_are_linked_to_the_records_of_their_own_sweep(tmp_path: Path) -> None:
     rows = rows_of("leave_one_out")
-    earlier = [{**row, "sweep": "other", "run_id": f"x{row['run_id']}", "ablation": None} for row in rows]
+    earlier = [
+        {**row, "sweep": "other", "run_id": f"x{row['run_id']}", "ablation": None} for row in rows
+    ]
     analysis, cells = analyse(rows), gather(rows + earlier)
-    own = {cell.arm: place_of(cell, i, tmp_path) for i, cell in enumerate(cells) if cell.sweep == "planted"}
+    own = {
+        cell.arm: place_of(cell, i, tmp_path)
+        for i, cell in enumerate(cells)
+        if cell.sweep == "planted"
+    }
     found = ablation.section(analysis, cells, [], tmp_path)
     assert found is not None and len({cell.sweep for cell in cells}) == 2
     assert all(own[arm] == place for row in found["rows"] for arm, place in row["arms"])
@@ -163,7 +190,8 @@ def test_each_arm_has_a_key_of_its_own() -> None:
         ("leave_one_out", "What is each of prefix caching, nf4 and graphs worth in minivllm?"),
         (
             "factorial",
-            "What is each of prefix caching, nf4 and graphs worth, alone and together, in minivllm?",
+            "What is each of prefix caching, nf4 and graphs worth, alone and together, in "
+            "minivllm?",
         ),
     ],
 )
@@ -191,7 +219,8 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
         row["memory.weights"] = 2e9 if row["arm"] == "without nf4" else 1e9
     said = remarks(gather(rows))
     assert said == [
-        "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but the arm without nf4."
+        "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but the arm "
+        "without nf4."
     ]
     for row in rows:
         row["memory.weights"] = 1e9 if row["arm"] == "without nf4" else 2e9
@@ -202,7 +231,8 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
 
 
 def test_ends_that_say_nothing_are_cut() -> None:
-    """The interval of a few blocks that differ much goes on for ever; the axis and the words do not."""
+    """The interval of a few blocks that differ much goes on for ever; the axis and the words do
+    not."""
     found = analyse(rows_of("factorial"))
     assert found is not None and found.attribution is not None
     wide = replace(found.effects[0], low=1e-9, high=1e21)
@@ -217,12 +247,15 @@ def test_other_reports_do_not_pay_for_the_analysis() -> None:
 
 
 def test_a_worse_latency_is_coloured_like_a_worse_throughput() -> None:
-    """Optimisation a doubles the throughput, b halves it; latencies go the other way, and c does nothing."""
+    """Optimisation a doubles the throughput, b halves it; latencies go the other way, and c does
+    nothing."""
     design = Design("leave_one_out", {"a": (), "b": (), "c": ()})
     found = analyse(ablation_rows(design, {"a": 2.0, "b": 0.5}, blocks=10, seed=2))
     shown = ablation.section(found, [], [], None)
     assert shown is not None
-    a, b, c, again = ([row["tinge"], *(other["tinge"] for other in row["others"])] for row in shown["rows"])
+    a, b, c, again = (
+        [row["tinge"], *(other["tinge"] for other in row["others"])] for row in shown["rows"]
+    )
     assert (a, b) == (["better"] * 3, ["worse"] * 3)  # tokens/s, TTFT, ITL
     assert c == again == [""] * 3
     assert {row["tone"] for row in shown["rows"][2:]} == {"neutral"}

@@ -41,7 +41,9 @@ class Counting(Study[int]):
 
 
 def cells(folder: Path, n: int) -> Path:
-    return write(folder, [make_record(quant, run_id=quant) for quant in ("fp16", "nf4")[:n]], parquet=False)
+    return write(
+        folder, [make_record(quant, run_id=quant) for quant in ("fp16", "nf4")[:n]], parquet=False
+    )
 
 
 def test_a_leading_study_answers_the_question_of_the_page(tmp_path: Path) -> None:
@@ -49,7 +51,9 @@ def test_a_leading_study_answers_the_question_of_the_page(tmp_path: Path) -> Non
     inputs, out = read(cells(tmp_path / "two", 2)), tmp_path / "out"
     studies = (*STUDIES, Counting())
     page = Page(write_report(inputs, out, studies))
-    assert page.text.index("How many cells are there of qwen3?") < page.text.index("There are 2 cells.")
+    assert page.text.index("How many cells are there of qwen3?") < page.text.index(
+        "There are 2 cells."
+    )
     assert page.text.index("How many cells are there?") < page.text.index("What was measured?")
     assert (out / "counting.txt").read_text() == "2\n"
     lead = leading(findings(inputs, studies))

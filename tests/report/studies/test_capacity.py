@@ -23,7 +23,13 @@ from tests.report.synthetic import make_record
 
 
 def measured(
-    root: Path, rate: float, slow: int, name: str = "", slo: float = 200.0, seed: int = 0, **config: Any
+    root: Path,
+    rate: float,
+    slow: int,
+    name: str = "",
+    slo: float = 200.0,
+    seed: int = 0,
+    **config: Any,
 ) -> Record:
     """A record of a rate at which so many of 100 requests took 300 ms, the others 100."""
     record = make_record(run_id=f"{name}rate{rate:g}-{seed}", cell_id=f"c{rate:g}")
@@ -63,7 +69,13 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
     assert search["unit"] == "requests/s" and "rate of arrival, requests/s" in json.dumps(plot.live)
     assert (search["objectives"], search["name"], search["left_out"]) == ("TTFT ≤ 200 ms", "", 0)
     assert "1 requests/s is the highest rate tried that holds" in plot.alt
-    assert [item["label"] for item in plot.legend] == ["wanted", "share", "interval", "holds", "fails"]
+    assert [item["label"] for item in plot.legend] == [
+        "wanted",
+        "share",
+        "interval",
+        "holds",
+        "fails",
+    ]
 
 
 def test_an_interval_that_ends_at_none_or_all_says_so(tmp_path: Path) -> None:
@@ -90,7 +102,10 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
         again(tmp_path, record, f"cell-rate{rate:g}")
     page = Page(build_report(tmp_path, tmp_path / "out"))
     begins = "Capacity: 2 requests/s is the highest rate tried that holds"
-    assert page.text.index(begins) < page.text.index("What rate can it serve?") and "Fastest" not in page.text
+    assert (
+        page.text.index(begins) < page.text.index("What rate can it serve?")
+        and "Fastest" not in page.text
+    )
     cells = gather(read_rows(tmp_path)[0])
     assert [cell.first("config.arrival.rate") for cell in cells] == [1.0, 2.0, 4.0]
 
@@ -107,14 +122,18 @@ def test_a_search_in_which_nothing_failed_is_a_lower_bound_on_the_page(
 
 
 def test_cells_are_not_pooled(tmp_path: Path) -> None:
-    """Two configurations searched into one folder: the same rate holds for one and fails for the other."""
+    """Two configurations searched into one folder: the same rate holds for one and fails for the
+    other."""
     for name, slow in (("good", 0), ("bad", 50)):
         for seed in (0, 1):
             measured(tmp_path, 1.0, slow, name, seed=seed, batching={"name": name})
     found = capacity.find(read_rows(tmp_path)[0])
     shown, plot = capacity.section(found, []), capacity.figure(found)
     assert shown is not None and plot is not None
-    told = {s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]] for s in shown["searches"]}
+    told = {
+        s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]]
+        for s in shown["searches"]
+    }
     assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
     assert (
         "goodcell: capacity: at least 1 requests/s" in plot.alt
@@ -126,7 +145,9 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"code_hash": "old"}, {"device": {"name": "another"}}])
-def test_records_of_other_code_or_devices_are_left_out(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_records_of_other_code_or_devices_are_left_out(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
     old = measured(tmp_path, 1.0, 50, "old")
     old.provenance = {**old.provenance, **changed, "started_at": "2020-01-01T00:00:00+0000"}
     again(tmp_path, old, "oldcell")
@@ -156,7 +177,10 @@ def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
     measured(tmp_path, 2.0, 0, "new", slo=400.0)
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert search.limits == {"ttft_ms": 400.0}
-    assert [(row["rate"], row["verdict"]) for row in search.found.rows()] == [(1, "holds"), (2, "holds")]
+    assert [(row["rate"], row["verdict"]) for row in search.found.rows()] == [
+        (1, "holds"),
+        (2, "holds"),
+    ]
 
 
 def test_records_of_other_tasks_are_no_search(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def measured(folder: Path) -> Path:
 
 def test_help_finds_it(cli: Callable[..., Any], own: str) -> None:
     assert "report" in (said := cli(own, "--help").out) and "loading" in said
-    shown = " ".join(cli(own, "+report=loading", "--help").out.split())  # lines are as wide as the terminal
+    # lines are as wide as the terminal
+    shown = " ".join(cli(own, "+report=loading", "--help").out.split())
     assert "report=loading: Adds how long loading took" in shown
     assert "report.studies.loading.least_s=0.5" in shown and "faster cells are left out" in shown
 
@@ -83,11 +84,15 @@ def test_the_page_draws_it(cli: Callable[..., Any], own: str) -> None:
     done = cli(own, "task=report", runs, "+report=loading", "name=mine")
     assert done.code == 0, done.err
     page = Page(Path("reports/mine/index.html"))
-    assert page.text.index("Results: how fast is each?") < page.text.index("How long did loading take?")
+    assert page.text.index("Results: how fast is each?") < page.text.index(
+        "How long did loading take?"
+    )
     assert "nf4 loaded in 2 s." in page.text and "fp16 loaded" not in page.text
     assert 'id="figure-loading"' in page.source and 'data-chart="loading"' in page.source
     assert Path("reports/mine/loading.png").read_bytes().startswith(b"\x89PNG")
-    cli(own, "task=report", runs, "+report=loading", "report.studies.loading.least_s=9", "name=mine")
+    cli(
+        own, "task=report", runs, "+report=loading", "report.studies.loading.least_s=9", "name=mine"
+    )
     assert "did loading take" not in Page(Path("reports/mine/index.html")).text
     assert not Path("reports/mine/loading.png").exists()
 
@@ -100,7 +105,10 @@ def test_its_knobs_have_types(cli: Callable[..., Any], own: str) -> None:
     ):
         done = cli(own, *command, "+report=loading", "report.studies.loading.least_s=abc")
         assert done.code == 2 and done.err.count("\n") == 1, done.err
-        assert "report.studies.loading.least_s='abc' must be a number, says my_study.Loading" in done.err
+        assert (
+            "report.studies.loading.least_s='abc' must be a number, says my_study.Loading"
+            in done.err
+        )
 
 
 @pytest.mark.usefixtures("without_figures", "own")
@@ -115,7 +123,9 @@ def test_it_changes_nothing_that_is_measured(own: str) -> None:
     plain, asked = compose([]), compose(["+report=loading"], own.partition("=")[2])
     assert asked["report"]["studies"]["loading"]["least_s"] == 0.5
     assert cell_id(plain, "f") == cell_id(asked, "f")
-    assert essential(["quant=nf4", "+report=loading", "report.studies.loading.least_s=1"]) == ["quant=nf4"]
+    assert essential(["quant=nf4", "+report=loading", "report.studies.loading.least_s=1"]) == [
+        "quant=nf4"
+    ]
 
 
 def test_what_is_no_study_is_bad_input() -> None:
@@ -128,5 +138,9 @@ def test_what_is_no_study_is_bad_input() -> None:
 
 
 def test_every_study_has_a_name_and_a_question_of_its_own() -> None:
-    assert len({study.name for study in STUDIES}) == len({study.title for study in STUDIES}) == len(STUDIES)
+    assert (
+        len({study.name for study in STUDIES})
+        == len({study.title for study in STUDIES})
+        == len(STUDIES)
+    )
     assert all(study.title.endswith("?") for study in STUDIES)

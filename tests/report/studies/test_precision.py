@@ -1,4 +1,5 @@
-"""The precision section: there only if records have quality, true to them, and the line of the best."""
+"""The precision section: there only if records have quality, true to them, and the line of the
+best."""
 
 from __future__ import annotations
 
@@ -37,8 +38,13 @@ def judged(quant: str, block: int = 0, index: int = 0, **changes: Any) -> Record
         reference_id="abc",
         reference_perplexity=15.0,
     )
-    record = make_record(quant, "continuous", block, index, quality=quality, weights="checkpoint", **changes)
-    record.memory.linear, record.memory.linear_16bit = record.memory.weights, record.memory.weights_16bit
+    record = make_record(
+        quant, "continuous", block, index, quality=quality, weights="checkpoint", **changes
+    )
+    record.memory.linear, record.memory.linear_16bit = (
+        record.memory.weights,
+        record.memory.weights_16bit,
+    )
     return record
 
 
@@ -103,22 +109,40 @@ def test_quality_that_was_measured_alone_is_no_block_of_the_speed(tmp_path: Path
 
 def test_everything_side_by_side(tmp_path: Path) -> None:
     page, out = build(tmp_path, sweep_with_quality())
-    lines = [line.strip("| ").split(" | ") for line in (out / "precision.md").read_text().splitlines()]
+    lines = [
+        line.strip("| ").split(" | ") for line in (out / "precision.md").read_text().splitlines()
+    ]
     rows = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
     assert list(rows) == ["fp16", "int8", "nf4"]
     nf4 = rows["nf4"]
-    assert nf4["Perplexity"] == "15.62" and nf4["KL, mean (nats)"] == "0.0310" and nf4["Top-1 (%)"] == "90.7"
+    assert (
+        nf4["Perplexity"] == "15.62"
+        and nf4["KL, mean (nats)"] == "0.0310"
+        and nf4["Top-1 (%)"] == "90.7"
+    )
     assert nf4["Linear layers (% of 16-bit)"] == "46.2" and nf4["Weights (GB)"] == "0.550"
     assert nf4["Prefix, mean (tokens)"] == "40.5" and nf4["Prefix, least (tokens)"] == "2"
     assert "TPOT p50 (ms)" in nf4 and "TTFT p50 (ms)" in nf4 and "ITL p50 (ms)" in nf4
     assert "Energy (J/token)" not in nf4
     section = page.source[page.source.index('id="precision"') : page.source.index('id="speed"')]
     assert "J/token: no RAPL counter is readable" in section
-    assert "over 8,191 tokens, KL(fp32 ‖ cell) over 4,000" in section and "of 64, over 8 prompts" in section
-    assert 'aria-label="Scatter of mean KL' in section and (out / "precision.png").read_bytes()[1:4] == b"PNG"
-    assert "Quality: KL to fp32 is 0.000200 nats in fp16" in page.text and "0.0310 nats in nf4" in page.text
+    assert (
+        "over 8,191 tokens, KL(fp32 ‖ cell) over 4,000" in section
+        and "of 64, over 8 prompts" in section
+    )
+    assert (
+        'aria-label="Scatter of mean KL' in section
+        and (out / "precision.png").read_bytes()[1:4] == b"PNG"
+    )
+    assert (
+        "Quality: KL to fp32 is 0.000200 nats in fp16" in page.text
+        and "0.0310 nats in nf4" in page.text
+    )
     assert float(table(out)["nf4"]["quality.kl_mean"]) == 0.031
-    assert {page.attributes("img", "alt")[0][:7], len(page.attributes("img", "src"))} == {"Scatter", 8}
+    assert {page.attributes("img", "alt")[0][:7], len(page.attributes("img", "src"))} == {
+        "Scatter",
+        8,
+    }
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -153,13 +177,17 @@ def test_a_cell_that_failed_is_a_row_and_one_that_was_not_asked_is_none(tmp_path
         ),
     ],
 )
-def test_the_reference_is_not_held_against_itself(tmp_path: Path, quants: tuple[str, ...], told: str) -> None:
+def test_the_reference_is_not_held_against_itself(
+    tmp_path: Path, quants: tuple[str, ...], told: str
+) -> None:
     records = [judged(quant) for quant in quants]
     for record in records:
         assert record.quality is not None
         record.quality.reference = "fp16"
     (said,) = headline(read(write(tmp_path, records, parquet=False)).cells)
-    assert said.startswith(f"Quality: KL to fp16 {told}") and said.count("nats") == told.count("nats")
+    assert said.startswith(f"Quality: KL to fp16 {told}") and said.count("nats") == told.count(
+        "nats"
+    )
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -179,7 +207,9 @@ def test_quality_alone_has_one_table_and_no_plot(tmp_path: Path) -> None:
     page, out = build(tmp_path, records, parquet=False)
     assert page.text.count("Quality: KL to fp32 is") == 1 and "nothing to compare" not in page.text
     assert "TTFT p99: at least" not in page.text  # of what only a load has
-    assert not (out / "precision.png").exists() and "tok/s" not in (out / "precision.md").read_text()
+    assert (
+        not (out / "precision.png").exists() and "tok/s" not in (out / "precision.md").read_text()
+    )
     assert "× first" not in (out / "table.md").read_text()
     text = rendered(tmp_path / "runs", 80)
     assert "Perplexity" in text and "Output" not in text and text.count("nf4") == 1

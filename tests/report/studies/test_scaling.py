@@ -1,4 +1,5 @@
-"""preset=scaling: ladders of steps, the least that they can cost, and where they cost more than that explains."""
+"""preset=scaling: ladders of steps, the least that they can cost, and where they cost more than
+that explains."""
 
 from __future__ import annotations
 
@@ -63,14 +64,21 @@ def rung(
         prefill_flops=batch * OPERATIONS * context,
         prefill_s=batch * 2 * max(WEIGHTS / BANDWIDTH, OPERATIONS * context / RATE),
     )
-    prompts = {"num_requests": batch, "num_tokens": 64, "num_prefill_tokens": 64, "context_tokens": 64}
+    prompts = {
+        "num_requests": batch,
+        "num_tokens": 64,
+        "num_prefill_tokens": 64,
+        "context_tokens": 64,
+    }
     decode = {"num_requests": batch, "num_tokens": batch, "num_prefill_tokens": 0}
     if overlapped:
         record.liveness = {"runtime": {"overlap_steps": STEPS + 1.0}}
     decode |= {"context_tokens": batch * context, "gap_ms": 0.1}
     steps = [prompts, *(decode for _ in range(STEPS + 2 * overlapped))]
     write_record(
-        folder / record.run_id, record, steps=[{"start_s": float(i), **s} for i, s in enumerate(steps)]
+        folder / record.run_id,
+        record,
+        steps=[{"start_s": float(i), **s} for i, s in enumerate(steps)],
     )
 
 
@@ -86,7 +94,11 @@ def test_ladders_with_what_a_step_has_to_cost(tmp_path: Path) -> None:
     assert [r.batch for r in by_batch.rungs] == [1, 4, 256] and by_batch.kind == "batch"
     least = [r.least_ms for r in by_batch.rungs]
     bytes_ms = [(WEIGHTS + TOKEN * 128 * batch) / BANDWIDTH * 1e3 for batch in (1, 4, 256)]
-    assert least == [pytest.approx(bytes_ms[0]), pytest.approx(bytes_ms[1]), pytest.approx(2e9 * 256 / 1e9)]
+    assert least == [
+        pytest.approx(bytes_ms[0]),
+        pytest.approx(bytes_ms[1]),
+        pytest.approx(2e9 * 256 / 1e9),
+    ]
     assert [r.limit for r in by_batch.rungs] == ["memory", "memory", "matrix"]
     assert [r.ms.mean for r in by_batch.rungs] == pytest.approx([110.0, 115.0, 1100.0])
     assert [(r.batch, r.context) for r in by_context.rungs] == [(1, 128), (1, 1024)]
@@ -162,8 +174,13 @@ def test_page_plot_and_markdown(tmp_path: Path) -> None:
     for batch, ms in ((1, 110.0), (4, 115.0), (16, 2200.0)):
         rung(tmp_path / "runs", batch, 128, ms)
     page = build_report(tmp_path / "runs", tmp_path / "report").read_text()
-    assert "How does the cost grow with the work?" in page and "A decode step by its requests" in page
-    assert "Super-linear beyond the limits: A decode step by its requests." in page and "Fastest" not in page
+    assert (
+        "How does the cost grow with the work?" in page and "A decode step by its requests" in page
+    )
+    assert (
+        "Super-linear beyond the limits: A decode step by its requests." in page
+        and "Fastest" not in page
+    )
     assert (tmp_path / "report" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "scaling.md").read_text()
     assert "Super-linear beyond the limits from 4 to 16" in text
@@ -185,7 +202,9 @@ def test_the_study_on_the_embedded_model(cli: Callable[..., Any]) -> None:
     ladders = {ladder.kind: ladder for ladder in found(Path("runs/s"))}
     assert [rung.batch for rung in ladders["batch"].rungs] == [1, 8]
     assert [round(rung.context) for rung in ladders["prompt"].rungs] == [128, 512]
-    assert all(rung.least_ms and rung.ms.mean > 0 for ladder in ladders.values() for rung in ladder.rungs)
+    assert all(
+        rung.least_ms and rung.ms.mean > 0 for ladder in ladders.values() for rung in ladder.rungs
+    )
 
 
 def test_the_preset_measures_batches_of_decode_alone() -> None:

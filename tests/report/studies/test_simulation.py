@@ -18,7 +18,8 @@ from tests.report.synthetic import make_record, write
 def records(**simulated: Any) -> list[Any]:
     """Two measured cells, and one simulated one that is 10 % faster than the first."""
     real = [
-        make_record(batching=batching, index=i) for i, batching in enumerate(("continuous", "sequential"))
+        make_record(batching=batching, index=i)
+        for i, batching in enumerate(("continuous", "sequential"))
     ]
     twin = make_record(batching="continuous", index=2)
     twin.arm, twin.run_id, twin.cell_id = "simulated", "sim", "other"

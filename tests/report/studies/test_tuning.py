@@ -1,4 +1,5 @@
-"""What the report says of a search is what its records say: the best within the limits, and how far to trust it."""
+"""What the report says of a search is what its records say: the best within the limits, and how far
+to trust it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ def trial(index: int, speed: float, ttft: float = 90.0, itl: float = 10.0, **swe
     record = make_record(index=index, run_id=f"r{index}", cell_id=f"c{index}", arm=f"seqs={index}")
     record.position = index
     record.config["batching"]["max_num_seqs"] = index
-    record.config["sweep"] = {"name": "s", "objective": OBJECTIVE, "direction": "maximize", "limits": LIMITS}
+    record.config["sweep"] = {
+        "name": "s",
+        "objective": OBJECTIVE,
+        "direction": "maximize",
+        "limits": LIMITS,
+    }
     record.config["sweep"] |= sweep
     record.metrics.output_tokens_per_s = speed
     record.metrics.ttft_ms.p90, record.metrics.itl_ms.p90 = ttft, itl
@@ -61,10 +67,12 @@ THREE = (
 
 def test_the_best_within_the_limits_leads(tmp_path: Path) -> None:
     headline, asked, figures, trust = said(tmp_path, *(trial(*one) for one in THREE))
-    assert headline == "Best within the limits, Output 60.0 tok/s: max_num_seqs=3.".replace("batching.", "")
+    assert headline == "Best within the limits, Output 60.0 tok/s: max_num_seqs=3.".replace(
+        "batching.", ""
+    )
     assert asked == (
-        "Searched for: the most Output (tok/s) with TTFT p90 ≤ 100 ms and ITL p90 ≤ 20 ms: 2 of 3 trials kept within "
-        "these limits."
+        "Searched for: the most Output (tok/s) with TTFT p90 ≤ 100 ms and ITL p90 ≤ 20 ms: 2 of "
+        "3 trials kept within these limits."
     )
     assert figures == "Its limited figures: TTFT p90 80.0 ms and ITL p90 20.0 ms."
     assert trust.startswith("It was chosen of 2 for looking best")
@@ -78,7 +86,8 @@ def test_where_the_load_sets_what_was_searched_for_no_trial_is_best(tmp_path: Pa
         record.metrics.queue_ms.mean, record.metrics.e2e_ms.p50 = 5.0, e2e_ms
     headline, asked, lowest, remedy = said(tmp_path, *records)
     assert headline == (
-        "No trial is best by Output: 2 of 2 within the limits kept up with the pace at which requests came, so the load sets it."
+        "No trial is best by Output: 2 of 2 within the limits kept up with the pace at which "
+        "requests came, so the load sets it."
     )
     assert asked.startswith("Searched for: the most Output")
     assert lowest == "Of these E2E p50 is lowest, 700 ms, in max_num_seqs=3."
@@ -100,15 +109,18 @@ def test_the_least_where_less_is_better(tmp_path: Path) -> None:
 def test_equals_are_told(tmp_path: Path) -> None:
     headline, *_ = said(tmp_path, trial(1, 60.04), trial(2, 60.0), trial(3, 50.0))
     assert (
-        headline == "Best within the limits, Output 60.0 tok/s: max_num_seqs=1; the same in max_num_seqs=2."
+        headline == "Best within the limits, Output 60.0 tok/s: max_num_seqs=1; the same in "
+        "max_num_seqs=2."
     )
 
 
 def test_without_any_within_them_the_nearest_is_named(tmp_path: Path) -> None:
-    headline, asked = said(tmp_path, trial(1, 50.0, ttft=300.0), trial(2, 40.0, ttft=110.0, itl=21.0))
+    headline, asked = said(
+        tmp_path, trial(1, 50.0, ttft=300.0), trial(2, 40.0, ttft=110.0, itl=21.0)
+    )
     assert headline == (
-        "No trial is within the limits; the nearest, TTFT p90 110 ms against 100 and ITL p90 21.0 ms against 20: "
-        "max_num_seqs=2."
+        "No trial is within the limits; the nearest, TTFT p90 110 ms against 100 and ITL p90 "
+        "21.0 ms against 20: max_num_seqs=2."
     )
     assert asked.endswith(": 0 of 2 trials kept within these limits.")
 
@@ -123,12 +135,17 @@ def test_a_failure_is_never_the_best_and_no_figure_is_no_zero(tmp_path: Path) ->
     assert found is not None
     told = [(one.number, found.status(one)) for one in found.ranked]
     assert told == [(3, "within"), (2, "no figure"), (1, "oom")]
-    assert said(tmp_path / "none", lost, unknown)[0] == "No trial has the figures that the search is about."
+    assert (
+        said(tmp_path / "none", lost, unknown)[0]
+        == "No trial has the figures that the search is about."
+    )
 
 
 def test_a_busy_trial_says_so_in_its_row_and_above(tmp_path: Path) -> None:
     busy = trial(2, 70.0)
-    busy.validity = Validity(True, [], ["other processes used 30 % of a core on average during the window"])
+    busy.validity = Validity(
+        True, [], ["other processes used 30 % of a core on average during the window"]
+    )
     page, _ = build(tmp_path, [trial(1, 50.0), busy], parquet=False)
     assert "within, busy" in page.text
     assert "Other processes used the machine while max_num_seqs=2 was measured" in page.text
@@ -136,9 +153,13 @@ def test_a_busy_trial_says_so_in_its_row_and_above(tmp_path: Path) -> None:
 
 def test_what_was_just_asked_for_goes_before_what_records_were_made_for(tmp_path: Path) -> None:
     records = [trial(*one) for one in THREE]
-    assert said(tmp_path, *records, goal=Goal(OBJECTIVE))[0] == "Best, Output 70.0 tok/s: max_num_seqs=2."
+    assert (
+        said(tmp_path, *records, goal=Goal(OBJECTIVE))[0]
+        == "Best, Output 70.0 tok/s: max_num_seqs=2."
+    )
     records[0].config["sweep"]["limits"] = {ITL: 15.0}
-    records[0].provenance["started_at"] = "2026-03-04T10:00:00+0000"  # the newest says what it was for
+    # the newest says what it was for
+    records[0].provenance["started_at"] = "2026-03-04T10:00:00+0000"
     assert said(tmp_path / "newer", *records)[0].endswith("Output 70.0 tok/s: max_num_seqs=2.")
 
 
@@ -180,7 +201,9 @@ def test_the_page_leads_with_the_search(tmp_path: Path) -> None:
     assert "× first" not in page.text  # the first guess is no baseline
     assert {"tuning.png", "tuning_values.png"} <= {path.name for path in out.iterdir()}
     assert len(table(out)) == 3
-    again, out = build(tmp_path / "plain", [trial(*one, objective=None) for one in THREE], parquet=False)
+    again, out = build(
+        tmp_path / "plain", [trial(*one, objective=None) for one in THREE], parquet=False
+    )
     assert isinstance(again, Page) and "What did the search find?" not in again.text
     assert not (out / "tuning.png").exists()
 
@@ -192,13 +215,19 @@ def test_the_terminal_ranks_trials(tmp_path: Path) -> None:
     columns = [[str(cell) for cell in column.cells] for column in shown.columns]
     assert columns[0] == ["3", "1", "2"]
     assert columns[2] == ["within", "within", "outside"]
-    assert columns[3:] == [["60.0", "50.0", "70.0"], ["80.0", "90.0", "150"], ["20.0", "10.0", "10.0"]]
+    assert columns[3:] == [
+        ["60.0", "50.0", "70.0"],
+        ["80.0", "90.0", "150"],
+        ["20.0", "10.0", "10.0"],
+    ]
     assert [str(column.header) for column in shown.columns][4] == "TTFT p90\nms ≤ 100"
 
 
 def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Path) -> None:
     found = material(
-        tmp_path, trial(1, 90.0, ttft=200.0), *(trial(i, s) for i, s in ((2, 50.0), (3, 40.0), (4, 60.0)))
+        tmp_path,
+        trial(1, 90.0, ttft=200.0),
+        *(trial(i, s) for i, s in ((2, 50.0), (3, 40.0), (4, 60.0))),
     )
     plots = finished(tuning.figures(tuning_of(found)))
     assert set(plots) == {"tuning", "tuning_values"}
@@ -211,7 +240,9 @@ def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Pat
 def test_a_search_without_limits_has_no_words_about_them(tmp_path: Path) -> None:
     records = [trial(*one, limits={}) for one in THREE]
     page, _ = build(tmp_path, records, parquet=False)
-    section = page.text[page.text.index("What did the search find?") : page.text.index("What was measured?")]
+    section = page.text[
+        page.text.index("What did the search find?") : page.text.index("What was measured?")
+    ]
     assert "imit" not in section and "within" not in section
 
 
