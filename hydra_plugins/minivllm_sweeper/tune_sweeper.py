@@ -46,7 +46,6 @@ class TuneSweeper(Sweeper):
             BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a
                 record, no report can be written, or an option of the sweeper is not one.
         """
-        from minivllm.bench.workloads.checks import at_least_one
         from minivllm.config.compose import finish
         from minivllm.errors import BadInput
         from minivllm.experiments.ending import refuse_unwritable
@@ -66,7 +65,10 @@ class TuneSweeper(Sweeper):
                 f"sweep.{refused} is not for a search: it chooses a cell by what others were worth"
             )
         for knob in ("n_trials", "n_jobs"):
-            at_least_one(f"hydra.sweeper.{knob}", self.options[knob])
+            if type(count := self.options[knob]) is not int or count < 1:
+                raise BadInput(
+                    f"hydra.sweeper.{knob}={count!r} must be a whole number of at least 1"
+                )
         refuse_unwritable(self.settings)
         goal = goal_of(asked)
         launcher = make_launcher(hydra_context, task_function, config)

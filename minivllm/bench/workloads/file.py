@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from minivllm.bench.workloads.checks import at_least_one, check_amount, check_fits
+from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
-from minivllm.bench.workloads.prompt_file import FORMATS, PromptLine, read_prompt_file
+from minivllm.bench.workloads.options import FileOptions
+from minivllm.bench.workloads.prompt_file import PromptLine, read_prompt_file
 from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
@@ -27,7 +28,7 @@ NO_TEMPLATE = (
 )
 
 
-class File(FromFile):
+class File(FromFile, FileOptions):
     """Prompts of one's own: a JSON object a line, or the conversations of a ShareGPT file.
 
     A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's
@@ -36,38 +37,18 @@ class File(FromFile):
     conversation the first question of its user is the prompt, and the answer to it says how long
     the output is. What is not taken is counted in the notes.
 
-    Args:
-        path: the file.
-        num_requests: take only the first so many; None takes all.
-        too_long: what to do with a request that the context cannot hold: error, or skip.
-        format: jsonl, sharegpt or auto (see `read_prompt_file`).
-        output_len: tokens to generate where a line does not say.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-
     Raises:
         BadInput: a knob has no sensible value.
     """
 
     name = "file"
-
-    def __init__(
-        self,
-        path: str | None = None,
-        num_requests: int | None = None,
-        too_long: str = "error",
-        format: str = "auto",
-        output_len: int = 128,
-        ignore_eos: bool = False,
-    ) -> None:
-        advice = "a file of prompts: set workload.path=PROMPTS.jsonl"
-        super().__init__(path, advice, num_requests, too_long, format, FORMATS, ignore_eos)
-        self.output_len = at_least_one("workload.output_len", output_len)
+    ADVICE = "a file of prompts: set workload.path=PROMPTS.jsonl"
 
     def check_file(self, max_model_len: int) -> None:
         """See `FromFile.check_lengths`: the file is missing, a line is wrong, or a request is
         longer than the context."""
         taken = 0
-        for line in read_prompt_file(self.path, self.format):
+        for line in read_prompt_file(self.file, self.format):
             if taken == self.num_requests:
                 break
             if line.token_ids is not None:
@@ -93,7 +74,7 @@ class File(FromFile):
         tokens = 0
         further, tally = reader.encode_further, Tally()
         too_long = f"requests were left out, longer than the context of {reader.max_model_len}"
-        for line in read_prompt_file(self.path, self.format, tally):
+        for line in read_prompt_file(self.file, self.format, tally):
             text, token_ids = self._prompt(line, reader, tally)
             output_len = self._output_len(line, further)
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):

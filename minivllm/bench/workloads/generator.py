@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from minivllm.bench.workloads.checks import at_least_one, one_of
 from minivllm.bench.workloads.lengths import Lengths
+from minivllm.bench.workloads.options import FromFileOptions
 from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
@@ -19,7 +19,6 @@ from minivllm.platform.untrusted import place
 
 Decode = Callable[[list[int]], str | None]
 RenderChat = Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]]
-TOO_LONG = ("error", "skip")
 FEWER = "take fewer with workload.num_requests"
 
 
@@ -118,38 +117,25 @@ class Drawn(Options, Generator):
         }
 
 
-class FromFile(Generator):
+class FromFile(FromFileOptions, Generator):
     """A generator that reads requests.
 
-    Args:
-        path: the file; without one `advice` is what to do.
-        advice: see `path`.
-        num_requests: take only the first so many; None takes all.
-        too_long: what to do with a request that the context cannot hold: error, or skip.
-        format: one of `formats`.
-        formats: see `format`.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
+    Raises:
+        BadInput: there is no `path`; names what to set.
     """
 
-    def __init__(
-        self,
-        path: str | None,
-        advice: str,
-        num_requests: int | None,
-        too_long: str,
-        format: str,
-        formats: tuple[str, ...],
-        ignore_eos: bool,
-    ) -> None:
-        if not path:
-            raise BadInput(f"workload={self.name} needs {advice}")
-        self.path = place(path, f"workload.path={path}")
-        self.num_requests = (
-            None if num_requests is None else at_least_one("workload.num_requests", num_requests)
-        )
-        self.skips = one_of("workload.too_long", too_long, TOO_LONG) == "skip"
-        self.format = one_of("workload.format", format, formats)
-        self.ignore_eos = ignore_eos
+    ADVICE: ClassVar[str]  # what to do without a path
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.path:
+            raise BadInput(f"workload={self.name} needs {self.ADVICE}")
+        self.file = place(self.path, f"workload.path={self.path}")
+
+    @property
+    def skips(self) -> bool:
+        """Whether a request that the context cannot hold is left out."""
+        return self.too_long == "skip"
 
     def check_lengths(self, max_model_len: int) -> None:
         """Read the file and fail early, before any engine is built, on what cannot be served.
@@ -161,7 +147,7 @@ class FromFile(Generator):
             BadInput: the file is missing, a line is wrong, or a request is longer than the context.
         """
         try:
-            found = os.stat(self.path)
+            found = os.stat(self.file)
         except (OSError, ValueError):
             return self.check_file(max_model_len)  # which says what is wrong
         state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -135,7 +135,13 @@ class MultiTurnOptions(Options):
 
 @dataclass(frozen=True)
 class FromFileOptions(Options):
-    """What every workload that is read from a file has."""
+    """What every workload that is read from a file has.
+
+    Args:
+        path: the file.
+        num_requests: take only the first so many; None takes all.
+        too_long: what to do with a request that the context cannot hold: error, or skip.
+    """
 
     group = "workload"
     path: str | None = None
@@ -146,7 +152,13 @@ class FromFileOptions(Options):
 @option("minivllm.bench.workloads.file.File")
 @dataclass(frozen=True)
 class FileOptions(FromFileOptions):
-    """workload=file."""
+    """workload=file.
+
+    Args:
+        format: jsonl, sharegpt or auto (see `read_prompt_file`).
+        output_len: tokens to generate where a line does not say.
+        ignore_eos: go on to the full output length past an end-of-sequence token.
+    """
 
     format: Literal["auto", "jsonl", "sharegpt"] = "auto"
     output_len: int = knob(128, at_least=1)
@@ -156,7 +168,17 @@ class FileOptions(FromFileOptions):
 @option("minivllm.bench.workloads.trace.Trace")
 @dataclass(frozen=True)
 class TraceOptions(FromFileOptions):
-    """workload=trace."""
+    """workload=trace.
+
+    Args:
+        num_requests: the first so many of the slice; None takes all.
+        format: azure, mooncake, burstgpt, bailian or auto (see `read_trace`).
+        length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
+        start_s: where the slice of the trace begins, seconds after its first request.
+        duration_s: length of the slice; None goes on to the end.
+        block_tokens: prompt tokens that one hash id stands for; None is what the format has.
+        ignore_eos: generate exactly the trace's lengths.
+    """
 
     format: Literal["auto", "azure", "mooncake", "burstgpt", "bailian"] = "auto"
     length_scale: float = knob(1.0, above=0)

@@ -15,7 +15,6 @@ from minivllm.models.load import messages as openai
 from minivllm.platform import untrusted
 from minivllm.platform.given import whole
 
-FORMATS = ("auto", "jsonl", "sharegpt")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 # Names of the output's length, as `_plain` writes them.
 LENGTH_KEYS = frozenset(

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minivllm.bench.workloads.checks import (
-    at_least_one,
-    check_amount,
-    check_fits,
-    not_negative,
-    positive,
-)
+from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
+from minivllm.bench.workloads.options import TraceOptions
 from minivllm.bench.workloads.tally import Tally
-from minivllm.bench.workloads.trace_file import BLOCK_TOKENS, FORMATS, TraceRow, read_trace
+from minivllm.bench.workloads.trace_file import BLOCK_TOKENS, TraceRow, read_trace
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
@@ -34,22 +29,11 @@ TRACE_ADVICE = (
 )
 
 
-class Trace(FromFile):
+class Trace(FromFile, TraceOptions):
     """Requests as long, and with `arrival=replay` as late, as those of a trace.
 
     Prompts are random token ids: equal where the trace's hash ids are equal, different everywhere
     else. They are computed when looked at (`LazyPrompt`), and have no text.
-
-    Args:
-        path: the trace's file.
-        format: azure, mooncake, burstgpt, bailian or auto (see `read_trace`).
-        num_requests: the first so many of the slice; None takes all.
-        too_long: what to do with a request that the context cannot hold: error, or skip.
-        length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
-        start_s: where the slice of the trace begins, seconds after its first request.
-        duration_s: length of the slice; None goes on to the end.
-        block_tokens: prompt tokens that one hash id stands for; None is what the format has.
-        ignore_eos: generate exactly the trace's lengths.
 
     Raises:
         BadInput: a knob has no sensible value.
@@ -57,31 +41,7 @@ class Trace(FromFile):
 
     name = "trace"
     timed = True  # its requests say when they are due
-
-    def __init__(
-        self,
-        path: str | None = None,
-        num_requests: int | None = None,
-        too_long: str = "error",
-        format: str = "auto",
-        length_scale: float = 1.0,
-        start_s: float = 0.0,
-        duration_s: float | None = None,
-        block_tokens: int | None = None,
-        ignore_eos: bool = True,
-    ) -> None:
-        advice = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
-        super().__init__(
-            path, advice, num_requests, too_long, format, ("auto", *FORMATS), ignore_eos
-        )
-        self.block_tokens = (
-            None if block_tokens is None else at_least_one("workload.block_tokens", block_tokens)
-        )
-        self.length_scale = positive("workload.length_scale", length_scale)
-        self.start_s = not_negative("workload.start_s", start_s)
-        self.duration_s = (
-            None if duration_s is None else positive("workload.duration_s", duration_s)
-        )
+    ADVICE = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
 
     def check_file(self, max_model_len: int) -> None:
         """See `FromFile.check_lengths`."""
@@ -139,7 +99,7 @@ class Trace(FromFile):
         bounded = self.num_requests is not None or self.duration_s is not None
         tally.left_out[FAILED] = 0  # which are told first
         rows, tally.left_out[FAILED] = read_trace(
-            self.path, self.format, select, LOOK_AHEAD if bounded else None
+            self.file, self.format, select, LOOK_AHEAD if bounded else None
         )
         if not rows:
             raise BadInput(
