@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import graphlib
-import io
 import os
 import subprocess
 import sys
-import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minivllm"
+structure = load_script("structure")
 
 # Every room imports only rooms named above it; what lies in no folder of the list belongs to the
 # file's own entry.
@@ -107,46 +105,14 @@ TORCH_FREE = (
     "minivllm.tracking.mlflow",
     "hydra_plugins.minivllm_sweeper.plan_sweeper",
 )
-# Lines of code. What every request goes through is to be read in one sitting; what only a knob
-# brings in lies in extras/, a policy, a pass, a further backend or family. Kernels (folders
-# "kernels") are not counted, what chooses and calls them is.
+# Lines of code, counted as scripts/structure.py says. What every request goes through is to be read
+# in one sitting; what only a knob brings in lies in extras/, a policy, a pass, a further backend or
+# family.
 MOST_CORE_LINES = 2925
-CORE = (
-    "engine/*.py",
-    "cache/*.py",
-    "attention/base.py",
-    "attention/batch.py",
-    "attention/eager.py",
-)
-CORE += ("quant/base.py", "quant/plain.py", "models/layers.py", "models/families/llama.py")
 MOST_FILE_LINES = 450
 
 
-def module_name(path: Path) -> str:
-    """The dotted name of a file, below the package."""
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything that a file imports, wherever in the file, and for
-    annotations too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute here"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-
-
-def own_imports(name: str) -> Iterator[tuple[int, str]]:
-    """Line and module of what a module imports of the package."""
-    for line, imported in imports(MODULES[name]):
-        below = imported.removeprefix("minivllm.")
-        if below != imported:
-            yield line, below if below in MODULES else below.rpartition(".")[0]
+MODULES = structure.modules(PACKAGE)
 
 
 def room(name: str) -> str:
@@ -160,7 +126,7 @@ def room(name: str) -> str:
 def test_a_room_imports_only_rooms_above_it(name: str) -> None:
     wrong = [
         f"{name}:{line} imports {imported}"
-        for line, imported in own_imports(name)
+        for line, imported in structure.own_imports(MODULES, name)
         if room(imported) and ROOMS.index(room(imported)) > ROOMS.index(room(name))
     ]
     assert not wrong, "\n".join(wrong)
@@ -170,12 +136,8 @@ def test_every_module_is_in_a_room() -> None:
     assert [name for name in MODULES if not room(name)] == ["__init__"]
 
 
-def test_no_two_modules_import_each_other() -> None:
-    graph = {name: {imported for _, imported in own_imports(name)} - {name, ""} for name in MODULES}
-    try:
-        list(graphlib.TopologicalSorter(graph).static_order())
-    except graphlib.CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
+def test_no_modules_import_each_other() -> None:
+    assert structure.cycles(PACKAGE) == []
 
 
 @pytest.mark.parametrize("place", FORBIDDEN)
@@ -184,7 +146,7 @@ def test_a_room_does_without_what_it_must_not_load(place: str) -> None:
         f"{name}:{line} imports {imported}"
         for name, path in MODULES.items()
         if name == place or name.startswith(f"{place}.")
-        for line, imported in imports(path)
+        for line, imported in structure.imports(path)
         if any(
             imported == banned or imported.startswith(f"{banned}.") for banned in FORBIDDEN[place]
         )
@@ -192,29 +154,17 @@ def test_a_room_does_without_what_it_must_not_load(place: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("options.py")), ids=module_name)
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("options.py")), ids=lambda path: path.parent.name
+)
 def test_options_import_only_errors_and_platform(path: Path) -> None:
     allowed = (*sys.stdlib_module_names, "minivllm.errors", "minivllm.platform")
     wrong = [
         name
-        for _, name in imports(path)
+        for _, name in structure.imports(path)
         if not any(f"{name}.".startswith(f"{top}.") for top in allowed)
     ]
     assert not wrong, f"{path} imports {', '.join(wrong)}"
-
-
-def test_the_scan_sees_imports(tmp_path: Path) -> None:
-    file = tmp_path / "sample.py"
-    file.write_text(
-        "import torch.nn\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas\n"
-        "def f():\n    from minivllm.bench import driver\n"
-    )
-    assert {name for _, name in imports(file)} == {
-        "torch.nn",
-        "typing.TYPE_CHECKING",
-        "pandas",
-        "minivllm.bench.driver",
-    }
 
 
 def said(script: str) -> tuple[str, str]:
@@ -240,57 +190,8 @@ def test_what_plans_and_reports_never_loads_torch() -> None:
     assert output == "clean\n", errors
 
 
-def code_lines(path: Path) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings. Explanations are not what
-    makes it large."""
-    text = path.read_text()
-    ignored = (
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    )
-    lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in ignored
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
-            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(lines)
-
-
-def test_code_is_counted_without_its_explanations(tmp_path: Path) -> None:
-    file = tmp_path / "sample.py"
-    file.write_text(
-        '"""What it\n'
-        'is."""\n'
-        "\n"
-        "# why\n"
-        "x = (\n"
-        "    1,\n"
-        ")\n"
-        "\n"
-        "\n"
-        "def f():\n"
-        '    """One."""\n'
-        "    return x  # so\n"
-    )
-    assert code_lines(file) == 5
-
-
 def test_the_core_stays_readable() -> None:
-    files = {
-        path for pattern in CORE for path in PACKAGE.glob(pattern) if path.name != "options.py"
-    }
-    lines = {path: code_lines(path) for path in files}
+    lines = {path: structure.code_lines(path) for path in structure.core_files(PACKAGE)}
     assert sum(lines.values()) <= MOST_CORE_LINES, (
         "the core of the inference engine is no longer small"
     )
