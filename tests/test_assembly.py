@@ -76,6 +76,8 @@ def test_what_is_needed_is_what_the_precision_stores(
 def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
     config = compose([*HUGE])
+    with pytest.raises(MemoryError, match="the weights take about"):
+        refuse_too_large(config, torch.device("cpu"))
     refuse_too_large({**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu"))
 
 

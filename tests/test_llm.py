@@ -261,17 +261,18 @@ def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
 
 def test_one_seed_for_several_prompts_is_told_once(qwen3: Path) -> None:
     drawn = SamplingParams(max_tokens=3, temperature=1.0, seed=3)
-    with LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=50"]) as llm:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            llm.generate([[5], [6]], replace(drawn, seed=None))
-            llm.generate([[5], [6]], [drawn, replace(drawn, seed=4)])
-            llm.generate([[5], [6]], SamplingParams(max_tokens=3, seed=3))
-        with pytest.warns(UserWarning, match="draw with the same noise"):
-            llm.generate([[5], [6]], drawn)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            llm.generate([[5], [6]], drawn)
+    with (
+        LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=50"]) as llm,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        llm.generate([[5], [6]], replace(drawn, seed=None))
+        llm.generate([[5], [6]], [drawn, replace(drawn, seed=4)])
+        llm.generate([[5], [6]], SamplingParams(max_tokens=3, seed=3))
+        assert not told
+        llm.generate([[5], [6]], drawn)
+        llm.generate([[5], [6]], drawn)
+    assert ["draw with the same noise" in str(warning.message) for warning in told] == [True]
 
 
 def test_samples_of_neighbouring_seeds_are_others(plain: LLM) -> None:

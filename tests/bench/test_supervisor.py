@@ -300,9 +300,10 @@ def test_rates_and_seeds_share_a_worker_that_is_told_of_them_one_by_one(tmp_path
 def test_the_device_is_free_between_isolated_measurements(tmp_path: Path) -> None:
     (isolated,) = plan(tmp_path, make_config(measure={"isolation": "run"}))
     with supervisor.Supervisor() as making:
-        making.measure(isolated)
-        with device_lock(isolated.config, lambda: pytest.fail("the device is held")):
-            pass
+        outcome = making.measure(isolated)
+        holders: list[str] = []
+        with device_lock(isolated.config, holders.append):
+            assert outcome.status == "ok" and holders == []
 
 
 def test_isolation_run_gives_each_a_worker_of_its_own(tmp_path: Path) -> None:

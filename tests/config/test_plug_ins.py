@@ -92,3 +92,4 @@ def test_a_class_that_fits_passes(user_dir: Path) -> None:
         {"_target_": "my_batching.function", "anything": "goes"},
     ):
         plug_ins.check({**settings, "batching": node})
+        assert plug_ins.problem_of("batching", node) is None

@@ -17,7 +17,7 @@ HELDOUT = (ASSETS / "heldout.txt").read_text()
 END = "<|endoftext|>"
 
 
-def same(hf: list[tuple[float, bool]], ours: list[tuple[float, bool]]) -> None:
+def assert_same(hf: list[tuple[float, bool]], ours: list[tuple[float, bool]]) -> None:
     assert [score for score, _ in ours] == pytest.approx(
         [score for score, _ in hf], rel=0, abs=1e-4
     )
@@ -40,15 +40,19 @@ def test_loglikelihood_is_that_of_hf(pair: Pair) -> None:
         ("import numpy", greedy),
         (HELDOUT[500:900], HELDOUT[900:1000]),
     )
-    same(hf, ours)
+    assert_same(hf, ours)
     assert [is_greedy for _, is_greedy in ours][-2] and not all(is_greedy for _, is_greedy in ours)
 
 
 def test_what_does_not_fit_loses_its_beginning_as_with_hf(pair: Pair) -> None:
+    long, short = HELDOUT[:12000], HELDOUT[2000:12000]
+    for text in (long, short):
+        assert len(pair.ours.tok_encode(text)) > pair.ours.max_length
     hf, ours = pair.ask(
-        "loglikelihood", (HELDOUT[:12000], "def f"), (HELDOUT[:3000], HELDOUT[3000:8000])
+        "loglikelihood", (long, "def f"), (HELDOUT[:3000], HELDOUT[3000:8000]), (short, "def f")
     )
-    same(
+    assert ours[0] == ours[2]
+    assert_same(
         [(score / 1000, greedy) for score, greedy in hf],
         [(score / 1000, greedy) for score, greedy in ours],
     )
@@ -57,8 +61,9 @@ def test_what_does_not_fit_loses_its_beginning_as_with_hf(pair: Pair) -> None:
 @pytest.mark.parametrize("short_of", [-1, 0, 1, 2, 3])
 def test_windows_at_the_edge_of_the_context(pair: Pair, short_of: int) -> None:
     tokens = pair.ours.tok_encode(HELDOUT)[: pair.ours.max_length - short_of]
+    assert len(tokens) == pair.ours.max_length - short_of
     request = [(("", ""), tokens[:-2], tokens[-2:])]
-    same(pair.hf._loglikelihood_tokens(request), pair.ours._loglikelihood_tokens(request))
+    assert_same(pair.hf._loglikelihood_tokens(request), pair.ours._loglikelihood_tokens(request))
 
 
 def test_many_requests_come_back_in_order(pair: Pair) -> None:
@@ -67,7 +72,7 @@ def test_many_requests_come_back_in_order(pair: Pair) -> None:
     tokens = pair.ours.tok_encode(HELDOUT[:8000])
     cuts = [(i, i + 2 + i % 37, i + 3 + i % 37 + i % 5) for i in range(0, 1500, 31)]
     requests = [(("", ""), tokens[begin:middle], tokens[middle:end]) for begin, middle, end in cuts]
-    same(
+    assert_same(
         pair.hf._loglikelihood_tokens(requests, disable_tqdm=True),
         small._loglikelihood_tokens(requests, disable_tqdm=True),
     )
@@ -83,7 +88,7 @@ def test_the_engine_s_options_leave_scores_as_they_are(pair: Pair, engine: dict[
     requests = [(("", ""), tokens[:200], tokens[200 + i : 250 + i]) for i in range(6)]
     wanted = pair.ours._loglikelihood_tokens(requests, disable_tqdm=True)
     for _ in range(2):  # the second time, a cache of prefixes knows them
-        same(wanted, model._loglikelihood_tokens(requests, disable_tqdm=True))
+        assert_same(wanted, model._loglikelihood_tokens(requests, disable_tqdm=True))
 
 
 def test_a_continuation_that_cannot_be_scored_is_refused(pair: Pair) -> None:
@@ -180,7 +185,7 @@ def test_a_token_that_begins_texts_is_added_as_hf_adds_it(
             assert model.ours.tok_encode(text, special) == model.hf.tok_encode(text, special)
     assert model.ours.tok_encode("x")[0] == model.ours.prefix_token_id == model.hf.prefix_token_id
     hf, ours = model.ask("loglikelihood", ("def f", "(x)"), ("", "import"), (BOS + "x", " = 1"))
-    same(hf, ours)
+    assert_same(hf, ours)
     hf, ours = model.ask("loglikelihood_rolling", (HELDOUT[:200],))
     assert ours == pytest.approx(hf, rel=0, abs=1e-4)
     # one by one: of a batch, hf asks only its first text for the token

@@ -101,21 +101,33 @@ def test_limits_must_be_numbers_of_the_record_above_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides"),
+    ("name", "overrides", "lacking"),
     [
-        ("metrics.ttft_ms.p99", ["workload.num_requests=100"]),
-        ("metrics.ttft_ms.p90", ["workload.num_requests=10"]),
-        ("metrics.ttft_ms.mean", ["workload.num_requests=1"]),
-        ("metrics.itl_ms.p99", ["workload.num_requests=2"]),  # a sample a token
-        ("metrics.ttft_ms.p99", ["workload=multi_turn"]),  # whose requests are its turns
-        ("metrics.goodput_requests_per_s", ["measure.slo.ttft_ms=500"]),
-        ("quality.perplexity", ["measure.quality=true"]),
-        ("quality.perplexity", ["task=quality"]),
-        ("energy.joules", []),
+        ("metrics.ttft_ms.p99", ["workload.num_requests=100"], ["workload.num_requests=99"]),
+        ("metrics.ttft_ms.p90", ["workload.num_requests=10"], ["workload.num_requests=9"]),
+        ("metrics.ttft_ms.mean", ["workload.num_requests=1"], ["task=quality"]),
+        # a sample a token
+        ("metrics.itl_ms.p99", ["workload.num_requests=2"], ["task=quality"]),
+        # whose requests are its turns
+        ("metrics.ttft_ms.p99", ["workload=multi_turn"], ["workload.num_requests=9"]),
+        ("metrics.goodput_requests_per_s", ["measure.slo.ttft_ms=500"], []),
+        ("quality.perplexity", ["measure.quality=true"], []),
+        ("quality.perplexity", ["task=quality"], []),
     ],
 )
-def test_what_a_record_may_have_is_not_refused(name: str, overrides: list[str]) -> None:
+def test_what_a_record_may_have_is_not_refused(
+    name: str, overrides: list[str], lacking: list[str]
+) -> None:
     refuse(Goal(name), compose(overrides))
+    with pytest.raises(BadInput, match=name):
+        refuse(Goal(name), compose(lacking))
+
+
+def test_whether_energy_is_there_the_record_alone_can_say() -> None:
+    """The objective is looked at before the limits."""
+    goal = Goal("energy.joules", limits={"quality.perplexity": 9.0})
+    with pytest.raises(BadInput, match=r"sweep.limits: quality.perplexity takes measure.quality"):
+        refuse(goal, compose([]))
 
 
 def test_the_limits_are_numbers_of_a_record_too() -> None:

@@ -154,7 +154,9 @@ def test_what_the_configuration_says_is_refused_before_a_worker_starts(
     ],
 )
 def test_what_can_be_measured_is_not_refused(overrides: Sequence[str]) -> None:
-    preflight.check(compose(overrides))
+    config = compose(overrides)
+    checked, _, _ = preflight.check(config)
+    assert checked["runtime"] == config["runtime"]
 
 
 @pytest.mark.parametrize(

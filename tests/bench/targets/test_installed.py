@@ -28,9 +28,14 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
 
 @pytest.mark.parametrize("option", ["minivllm", "simulated"])
 def test_our_own_engines_need_nothing(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
     for name in ("find_spec", "peer_packages"):
-        monkeypatch.setattr(installed, name, lambda asked: pytest.fail(f"{asked} is looked for"))
+        monkeypatch.setattr(installed, name, asked.append)
     installed.require({"_target_": compose([f"engine={option}"])["engine"]["_target_"]}, option)
+    assert asked == []
+    with pytest.raises(NotInstalled):
+        installed.require(compose(["engine=transformers"])["engine"])
+    assert asked == ["transformers"]
 
 
 @pytest.mark.parametrize(

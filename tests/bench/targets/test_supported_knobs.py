@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.targets.options import ALL, EngineOptions
-from minivllm.bench.targets.supported_knobs import defaults, require_supported
+from minivllm.bench.targets.supported_knobs import defaults, require_supported, support_of
 from minivllm.config.compose import OPTIONS, compose
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "peers.md"
@@ -86,4 +86,8 @@ def test_a_knob_is_refused_before_anything_is_started(
 
 
 def test_a_server_that_is_started_here_is_given_threads() -> None:
-    require_supported(compose(["engine=openai", "engine.command=serve", "runtime.threads=1"]))
+    config = compose(["engine=openai", "engine.command=serve", "runtime.threads=1"])
+    support = support_of(config["engine"])
+    assert support is not None and support.knobs is not None
+    assert "threads" in support.knobs["runtime"].names
+    require_supported(config, support)
