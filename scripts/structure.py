@@ -108,14 +108,14 @@ def own_imports(files: dict[str, Path], name: str) -> Iterator[tuple[int, str]]:
 def cycles(package: Path) -> list[list[str]]:
     """Groups of modules that reach each other by imports, the largest first."""
     files = modules(package)
+    direct = {name: {own for _, own in own_imports(files, name)} & files.keys() for name in files}
     reached: dict[str, set[str]] = {}
     for name in files:
-        found, waiting = set(), [name]
+        found, waiting = set[str](), [name]
         while waiting:
-            for _, imported in own_imports(files, waiting.pop()):
-                if imported in files and imported not in found:
-                    found.add(imported)
-                    waiting.append(imported)
+            new = direct[waiting.pop()] - found
+            found |= new
+            waiting.extend(new)
         reached[name] = found
     groups = {
         tuple(sorted(other for other in reached[name] if name in reached[other]))
