@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.quant.options import PlainQuantOptions, QuantizerOptions
 
 SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -26,9 +26,18 @@ class QuantMethod(Protocol):
     The embedding is left alone. The parameters and buffers of a packed module are all its memory.
     """
 
-    name: str
-    dtype: torch.dtype  # of activations, and of every weight that is not quantised
-    skip: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """What records and messages call the method."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of every weight that is not quantised."""
+
+    @property
+    def skip(self) -> tuple[str, ...]:
+        """Parts of the names of layers that are left alone."""
+
     # in C++, which layers may compute with; set before the first one is packed
     kernels: Kernels | None
 
@@ -82,29 +91,16 @@ class StoredFormat(Protocol):
         """
 
 
-class Quantizer:
-    """What the methods share: the compute dtype, and the layers to leave alone.
-
-    Args:
-        dtype: "bfloat16", "float16" or "float32".
-        skip: layers to keep plain, by any part of their name, e.g. "layers.0." or "down_proj".
-            Fused layers have one name: qkv_proj, gate_up_proj.
-        lm_head: quantise the head too. One that shares the embedding's weight becomes a copy beside
-            it.
-    """
+class Quantizer(QuantizerOptions):
+    """What the methods share: their options, and which layers they leave alone."""
 
     name = "none"
     kernels: Kernels | None = None
+    dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
 
-    def __init__(
-        self, dtype: str = "bfloat16", skip: Sequence[str] = (), lm_head: bool = False
-    ) -> None:
-        self.dtype = parse_dtype(dtype)
-        if isinstance(skip, str) or not all(isinstance(part, str) and part for part in skip):
-            raise BadInput(
-                f"quant.skip={skip!r} must be a list of parts of layer names, e.g. [down_proj]"
-            )
-        self.skip, self.lm_head = tuple(skip), lm_head
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        use_torch_dtype(self)
 
     def quantizes(self, layer_name: str) -> bool:
         """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is
@@ -113,11 +109,9 @@ class Quantizer:
         return wanted and not any(part in layer_name for part in self.skip)
 
 
-def parse_dtype(dtype: str) -> torch.dtype:
-    """The compute dtype of that name. Raises BadInput for any other."""
-    if dtype not in DTYPES:
-        raise BadInput(f"quant.dtype={dtype!r} must be one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+def use_torch_dtype(method: PlainQuantOptions) -> None:
+    """Put torch's dtype in place of its name."""
+    object.__setattr__(method, "dtype", DTYPES[method.dtype])
 
 
 def triton_products() -> ModuleType:

@@ -17,13 +17,7 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 class FP8(Quantizer):
-    """Weights as float8_e4m3fn times a scale per output channel.
-
-    Args:
-        dtype: of activations outside the products; only bfloat16 has a kernel.
-        skip: layers to leave alone, by any part of their name.
-        lm_head: quantise the head too.
-    """
+    """Weights as float8_e4m3fn times a scale per output channel."""
 
     name = "fp8"
 

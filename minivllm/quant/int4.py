@@ -9,50 +9,27 @@ and GPTQ (Frantar et al. 2022) checkpoints are read into.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.platform.options import type_hints
 from minivllm.quant.base import SLICE, Quantizer
 from minivllm.quant.kernels.int4 import ROWS, Int4Linear
+from minivllm.quant.options import Int4Options
 
-GROUP_SIZES = (32, 64, 128, 256)
+GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
 _CHUNK = 256 * 1024  # weights quantised at a time on a CPU: its cache holds the float32 temporaries
 
 
-class Int4(Quantizer):
-    """Weights in four bits, with a scale and a zero point for each group of inputs.
-
-    Args:
-        dtype: of activations, scales and zero points.
-        group_size: consecutive inputs that share a scale: 32, 64, 128 or 256.
-        skip: layers to leave alone, by any part of their name.
-        lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it
-            has one for the dtype, else Triton's; on a CPU the C++ kernels if they are in use, else
-            torch's.
-    """
+class Int4(Quantizer, Int4Options):  # type: ignore[misc]  # see Quantizer.dtype
+    """Weights in four bits, with a scale and a zero point for each group of inputs."""
 
     name = "int4"
-
-    def __init__(
-        self,
-        dtype: str = "bfloat16",
-        group_size: int = 128,
-        skip: Sequence[str] = (),
-        lm_head: bool = False,
-        kernel: str = "auto",
-    ) -> None:
-        super().__init__(dtype, skip, lm_head)
-        if group_size not in GROUP_SIZES:
-            raise BadInput(
-                f"quant.group_size={group_size} must be one of {', '.join(map(str, GROUP_SIZES))}"
-            )
-        self.group_size, self.kernel = group_size, kernel
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""

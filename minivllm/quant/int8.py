@@ -6,8 +6,6 @@ outlier columns, because activations are not quantised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +14,7 @@ from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
+from minivllm.quant.options import Int8Options
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:
 # measured in bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8
@@ -23,28 +22,10 @@ from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, t
 _KERNEL_ROWS = 8
 
 
-class Int8(Quantizer):
-    """Weights as int8 times a scale per output channel.
-
-    Args:
-        dtype: of activations and scales.
-        skip: layers to leave alone, by any part of their name.
-        lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "torch", or "auto": Triton's on a GPU, the C++
-            kernels on a CPU that uses them, else torch's.
-    """
+class Int8(Quantizer, Int8Options):  # type: ignore[misc]  # see Quantizer.dtype
+    """Weights as int8 times a scale per output channel."""
 
     name = "int8"
-
-    def __init__(
-        self,
-        dtype: str = "bfloat16",
-        skip: Sequence[str] = (),
-        lm_head: bool = False,
-        kernel: str = "auto",
-    ) -> None:
-        super().__init__(dtype, skip, lm_head)
-        self.kernel = kernel
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""

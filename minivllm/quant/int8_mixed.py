@@ -8,41 +8,24 @@ bitsandbytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minivllm.errors import BadInput
 from minivllm.kernels.modules import GraphLimited, LinearKernel
 from minivllm.quant.base import Quantizer, by_rows, frozen
 from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.options import Int8MixedOptions
 
 
-class Int8Mixed(Quantizer):
-    """Weights and activations in int8, outlier columns in 16 bits.
-
-    Args:
-        dtype: of activations outside the products; bitsandbytes casts to float16 to quantise them.
-        threshold: activations of this size or more are outliers; 0 quantises every column.
-        skip: layers to leave alone, by any part of their name.
-        lm_head: quantise the head too.
-    """
+class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Quantizer.dtype
+    """Weights and activations in int8, outlier columns in 16 bits."""
 
     name = "int8_mixed"
 
-    def __init__(
-        self,
-        dtype: str = "bfloat16",
-        threshold: float = 6.0,
-        skip: Sequence[str] = (),
-        lm_head: bool = False,
-    ) -> None:
-        super().__init__(dtype, skip, lm_head)
-        if threshold < 0:
-            raise BadInput(f"quant.threshold={threshold} must be 0 (no outliers) or more")
-        self.threshold = float(threshold)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.library = import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:

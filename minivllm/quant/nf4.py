@@ -6,60 +6,33 @@ theirs: the blocks' scales are stored in eight bits. Computed by bitsandbytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import SLICE, Quantizer, frozen, triton_products
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
+from minivllm.quant.options import NF4Options
 
-_BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels
 _CHUNK = 128 * 1024  # weights encoded at a time on the CPU: its cache holds the float32 temporaries
 # of [-1, 1], in which the codes are looked up: so fine that none holds two of the 15 bounds
 _BINS = 64
 
 
-class NF4(Quantizer):
-    """Weights in NF4.
-
-    Args:
-        dtype: of activations.
-        block_size: weights that share a scale: 64, 128, ... 4096.
-        double_quant: store the scales in eight bits too. The C++ kernels, and bitsandbytes' for
-            AVX512-BF16, want them in bfloat16: there the rounding of double quantisation is kept
-            but not its saving.
-        skip: layers to leave alone, by any part of their name.
-        lm_head: quantise the head too.
-        kernel: "triton" for products with few rows, "bitsandbytes", or "auto": Triton's on a GPU,
-            the C++ kernels on a CPU that uses them, else bitsandbytes'.
-    """
+class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Quantizer.dtype
+    """Weights in NF4."""
 
     name = "nf4"
 
-    def __init__(
-        self,
-        dtype: str = "bfloat16",
-        block_size: int = 64,
-        double_quant: bool = True,
-        skip: Sequence[str] = (),
-        lm_head: bool = False,
-        kernel: str = "auto",
-    ) -> None:
-        super().__init__(dtype, skip, lm_head)
-        if block_size not in _BLOCK_SIZES:
-            raise BadInput(
-                f"quant.block_size={block_size} must be one of {', '.join(map(str, _BLOCK_SIZES))}"
-            )
-        self.block_size, self.double_quant, self.kernel = block_size, double_quant, kernel
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.library = import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:

@@ -9,19 +9,23 @@ from torch.nn import functional as F
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.base import frozen, use_torch_dtype
+from minivllm.quant.options import PlainQuantOptions
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-class Plain(Quantizer):
-    """Weights as they are, in the compute dtype.
+class Plain(PlainQuantOptions):
+    """Weights as they are, in the compute dtype."""
 
-    Args:
-        dtype: "bfloat16", "float16" or "float32".
-    """
+    skip: tuple[str, ...] = ()
+    kernels: Kernels | None = None
+    dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
 
-    def __init__(self, dtype: str = "bfloat16") -> None:
-        super().__init__(dtype)
-        self.name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[dtype]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        use_torch_dtype(self)
+        self.name = NAMES[self.dtype]
 
     def quantizes(self, layer_name: str) -> bool:
         """Never."""
