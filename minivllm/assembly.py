@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from minivllm.cache.kv import free_memory
-from minivllm.config.compose import OPTIONS, build, require_invariant
+from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
+from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.engine.extension import Extensions
 from minivllm.engine.sampler import TORCH, SamplerOps
@@ -58,7 +59,7 @@ def select_device(name: str) -> torch.device:
     return device
 
 
-def refuse_too_large(config: dict[str, Any], device: torch.device) -> None:
+def refuse_too_large(config: Mapping[str, Any], device: torch.device) -> None:
     """Tell before they are filled that a host cannot hold the weights: it would be minutes,
     everything else would have to wait for memory, and the kernel might end another process than
     this.
@@ -99,15 +100,11 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
         BadInput: another was chosen, see `require_invariant`.
     """
     require_invariant(chosen["_target_"], determinism)
-    invariant = {"_target_": "minivllm.attention.invariant.InvariantBackend"}
-    triton = "minivllm.attention.triton.TritonBackend"
-    if determinism != "batch" or chosen == invariant:
+    if determinism != "batch" or chosen["_target_"] != AUTO:
         return chosen
-    if chosen["_target_"] == triton:
-        return {**chosen, "invariant": True}
     if takes_triton("attention", "auto", "invariant", device):
-        return {"_target_": triton, "invariant": True}
-    return invariant
+        return {"_target_": "minivllm.attention.triton.TritonBackend"}
+    return {"_target_": "minivllm.attention.invariant.InvariantBackend"}
 
 
 @cache
@@ -144,50 +141,53 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
     return made
 
 
-def build_engine(config: dict[str, Any], progress: Progress | None = None) -> Engine:
+def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model, apply the passes and put the engine together.
 
     Args:
-        config: as `minivllm.config.compose.compose()` returns it.
+        config: as `minivllm.config.compose.compose()` returns it, or the view of it.
         progress: told how far the weights are, as (done, total), by a model option that tells.
 
     Raises:
         BadInput: an option cannot be used with this model or on this machine.
         MemoryError: see `refuse_too_large`.
     """
-    runtime = config["runtime"]
-    level, device = runtime["determinism"], select_device(runtime["device"])
+    config = Config.of(config)
+    runtime = config.runtime
+    device = select_device(runtime.device)
+    alike = runtime.determinism == "batch"  # results do not depend on a request's neighbours
     refuse_too_large(config, device)
-    pin(runtime)
-    torch.set_num_threads(thread_count(runtime))
+    pin(config["runtime"])
+    torch.set_num_threads(thread_count(config["runtime"]))
     policy = build(config["batching"])
     cache = build(config["cache"])
-    attention = _attention(config["attention"], level, device)
-    deterministic_kernels(level != "off")
+    attention = _attention(config["attention"], runtime.determinism, device)
+    deterministic_kernels(runtime.determinism != "off")
     quant = build(config["quant"])
-    context = PassContext(device, runtime)
+    context = PassContext(device, config["runtime"])
     before = [one for one in BEFORE_ENGINE if one.is_wanted(context)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(context)]
-    own = _own_passes(runtime["passes"])
-    cpu, missing = library.choose("off" if runtime["compile"] else runtime["cpu_kernels"], device)
-    offered = {"progress": progress, "moe": runtime["moe"], "kernels": cpu}
+    own = _own_passes(runtime.passes)
+    cpu, missing = library.choose("off" if runtime.compile else runtime.cpu_kernels, device)
+    offered = {"progress": progress, "moe": runtime.moe, "kernels": cpu}
     loaded = build(config["model"], offered, quant=quant, device=device)
     if missing is not None:
         loaded.warnings.append(missing)
     apply_passes([*before, *own], loaded, context)
+    asked = {"kernels": cpu, "invariant": alike}  # of a backend that takes these
     engine = Engine(
         loaded,
         loaded.tokenizer,
         policy,
         cache,
-        lambda specs, kv: build(attention, {"kernels": cpu}, specs=specs, kv=kv),
+        lambda specs, kv: build(attention, asked, specs=specs, kv=kv),
         device,
         sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before)),
-        seed=config["measure"]["seed"],
-        batch_invariant=level == "batch",
-        overlap=runtime["overlap"],
+        seed=config.measure.seed,
+        batch_invariant=alike,
+        overlap=runtime.overlap,
         extensions=Extensions(BeamDecoding(), BadWords, take_prompt_logprobs),
     )
     apply_passes(after, loaded, replace(context, engine=engine))
-    keep_graphs(engine, runtime["cuda_graphs"], build(config["decoding"]))
+    keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))
     return engine

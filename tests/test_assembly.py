@@ -42,7 +42,7 @@ def test_batch_determinism_takes_triton_where_it_runs(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     auto = {"_target_": "minivllm.attention.auto.select"}
     expected: dict[str, dict[str, object]] = {
-        "triton": {"_target_": "minivllm.attention.triton.TritonBackend", "invariant": True},
+        "triton": {"_target_": "minivllm.attention.triton.TritonBackend"},
         "invariant": {"_target_": "minivllm.attention.invariant.InvariantBackend"},
     }
     assert _attention(auto, "batch", torch.device(device)) == expected[kernels]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from minivllm.attention.options import FlashAttentionOptions
 from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, window_size
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
@@ -40,8 +41,7 @@ class FlashBackend:
     Args:
         specs: attention of each layer.
         kv: the cache.
-        version: 2, 3 or 4 takes this version of flash-attn, "auto" the first that is installed of
-            those made for the GPU.
+        options: the knobs; None takes their defaults.
 
     Raises:
         BadInput: see `check_kernel`; no flash-attn that serves this GPU is installed; the cache is
@@ -51,7 +51,10 @@ class FlashBackend:
     name = "flash"
 
     def __init__(
-        self, specs: Sequence[AttentionSpec], kv: KVCache, version: str | int = "auto"
+        self,
+        specs: Sequence[AttentionSpec],
+        kv: KVCache,
+        options: FlashAttentionOptions | None = None,
     ) -> None:
         capability = check_kernel(self.name, specs, kv)
         if kv.compressed:
@@ -59,6 +62,7 @@ class FlashBackend:
                 "attention=flash reads no compressed cache; use attention=triton or "
                 "cache.kv_dtype=auto"
             )
+        version = (options or FlashAttentionOptions()).version
         self.version, self.call, self.library = _find(version, capability)
         size = kv.layout.block_size
         if self.version == 2 and size % PAGE:

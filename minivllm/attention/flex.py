@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from minivllm.attention.base import refuse_scores
+from minivllm.attention.options import FlexAttentionOptions
 from minivllm.attention.ragged import sequence_slots
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
@@ -51,7 +52,7 @@ class FlexBackend:
     Args:
         specs: attention of each layer.
         kv: the cache.
-        compile: true, false, or "auto": on a GPU.
+        options: the knobs; None takes their defaults.
 
     Raises:
         BadInput: the cache is compressed; eviction goes by attention, which is not returned;
@@ -61,10 +62,14 @@ class FlexBackend:
     name = "flex"
 
     def __init__(
-        self, specs: Sequence[AttentionSpec], kv: KVCache, compile: bool | str = "auto"
+        self,
+        specs: Sequence[AttentionSpec],
+        kv: KVCache,
+        options: FlexAttentionOptions | None = None,
     ) -> None:
         on_gpu = kv.parts[0][0].is_cuda
-        self.compiled = on_gpu if compile == "auto" else bool(compile)
+        compiles = (options or FlexAttentionOptions()).compile
+        self.compiled = on_gpu if compiles == "auto" else compiles
         refuse_scores(self.name, kv.layout.eviction)
         if kv.compressed:
             raise BadInput(
@@ -85,9 +90,9 @@ class FlexBackend:
             torch._dynamo.config.recompile_limit = max(
                 torch._dynamo.config.recompile_limit, VARIANTS
             )
-            options = {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_N": min(self.keys, 64)}
+            kernel_options = {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_N": min(self.keys, 64)}
             self.attend = partial(
-                torch.compile(flex_attention, fullgraph=True), kernel_options=options
+                torch.compile(flex_attention, fullgraph=True), kernel_options=kernel_options
             )
         self.library = (
             f"torch {torch.__version__}, {'compiled' if self.compiled else 'not compiled'}"

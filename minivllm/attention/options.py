@@ -26,7 +26,12 @@ class PlainAttentionOptions(Options):
 @option("minivllm.attention.triton.TritonBackend")
 @dataclass(frozen=True)
 class TritonAttentionOptions(Options):
-    """attention=triton."""
+    """attention=triton.
+
+    Args:
+        split_size: most keys that one program goes through when requests decode, a power of two; a
+            quarter of them where a GPU would not be full otherwise; None: all keys of a request.
+    """
 
     group = "attention"
     split_size: int | None = knob(512, at_least=64)
@@ -40,7 +45,11 @@ class TritonAttentionOptions(Options):
 @option("minivllm.attention.flex.FlexBackend")
 @dataclass(frozen=True)
 class FlexAttentionOptions(Options):
-    """attention=flex."""
+    """attention=flex.
+
+    Args:
+        compile: whether the kernel is compiled; "auto" compiles it on a GPU.
+    """
 
     group = "attention"
     compile: bool | Literal["auto"] = "auto"
@@ -49,7 +58,12 @@ class FlexAttentionOptions(Options):
 @option("minivllm.attention.flash.FlashBackend")
 @dataclass(frozen=True)
 class FlashAttentionOptions(Options):
-    """attention=flash."""
+    """attention=flash.
+
+    Args:
+        version: takes this version of flash-attn, "auto" the first that is installed of those made
+            for the GPU.
+    """
 
     group = "attention"
     version: Literal["auto", 2, 3, 4] = "auto"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import refuse_scores
+from minivllm.attention.options import TritonAttentionOptions
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
@@ -39,8 +40,7 @@ class TritonBackend:
     Args:
         specs: attention of each layer.
         kv: the cache.
-        split_size: most keys that one program goes through when requests decode, a power of two; a
-            quarter of them where a GPU would not be full otherwise; null: all keys of a request.
+        options: the knobs; None takes their defaults.
         invariant: tiles of one shape and no splits, so that a query's result is the same to the bit
             whatever else is computed in the step. For runtime.determinism=batch.
 
@@ -55,7 +55,7 @@ class TritonBackend:
         self,
         specs: Sequence[AttentionSpec],
         kv: KVCache,
-        split_size: int | None = 512,
+        options: TritonAttentionOptions | None = None,
         invariant: bool = False,
     ) -> None:
         try:
@@ -70,7 +70,7 @@ class TritonBackend:
         refuse_scores(self.name, kv.layout.eviction)
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
-        self.split_size = None if invariant else split_size
+        self.split_size = None if invariant else (options or TritonAttentionOptions()).split_size
         self.invariant = invariant
         self.processors = paged.processors(kv.parts[0][0].device)
         self.counters = {"launches": 0, "launches_split": 0}

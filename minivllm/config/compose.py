@@ -11,7 +11,7 @@ import inspect
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
+from minivllm.config.typed import knobs_of, make_options, plain
 from minivllm.errors import BadInput, nearest
-from minivllm.platform.options import type_hints, typed
 from minivllm.platform.untrusted import place
 
 __all__ = [
@@ -225,7 +225,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     eviction = _eviction(checked["cache"])
     if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
         refuse_scores(str(choices.get("attention")), eviction)
-    root = _check(RootOptions, rest, "", None, known)
+    root = plain(make_options(RootOptions, rest, "", None, known))
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
         folder = place(root[key] or ".", f"{key}={root[key]}")
@@ -233,7 +233,8 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         if any(map(os.path.isfile, (folder, *folder.parents))):
             raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
     sections = {
-        name: _check(TARGETLESS[name], config.get(name, {}), name, name) for name in SECTIONS
+        name: plain(make_options(TARGETLESS[name], config.get(name, {}), name, name))
+        for name in SECTIONS
     }
     written = (
         {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]}
@@ -259,7 +260,7 @@ def _check_group(group: str, node: Any, choice: str | None) -> Any:
         return node  # a group of the user's own, from a folder of theirs
     owner = f"{group}={choice}" if choice else group
     if group in TARGETLESS:
-        return _check(TARGETLESS[group], node, group, owner)
+        return plain(make_options(TARGETLESS[group], node, group, owner))
     target = node.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise BadInput(
@@ -267,37 +268,10 @@ def _check_group(group: str, node: Any, choice: str | None) -> Any:
         )
     if target not in OPTIONS:
         return dict(node)
-    knobs = {name: value for name, value in node.items() if name != "_target_"}
-    return {"_target_": target, **_check(OPTIONS[target], knobs, group, owner)}
-
-
-def _check(
-    cls: type, node: Any, path: str, owner: str | None, known: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """The knobs of one dataclass, converted and complete; nested dataclasses likewise."""
-    if not isinstance(node, dict):
-        raise BadInput(
-            f"{path}={node!r} must be a group of settings, e.g. {path}.{fields(cls)[0].name}=..."
-        )
-    hints, values = type_hints(cls), {}
-    names = [item.name for item in fields(cls)]
-    prefix = f"{path}." if path else ""
-    for name, value in node.items():
-        if name not in names:
-            what = f"no such option of {owner}" if owner else "no such setting"
-            raise BadInput(f"{prefix}{name}: {what}; {nearest(str(name), known or names)}")
-        if is_dataclass(hints[name]):
-            nested = hints[name]
-            assert isinstance(nested, type)
-            values[name] = nested(**_check(nested, value, f"{prefix}{name}", f"{prefix}{name}"))
-        else:
-            values[name] = typed(cls, name, value, f"{prefix}{name}")
-    for item in fields(cls):
-        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
-            raise BadInput(
-                f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=..."
-            )
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(cls(**values)).items()}
+    return {
+        "_target_": target,
+        **plain(make_options(OPTIONS[target], knobs_of(node), group, owner)),
+    }
 
 
 def _some_option(group: str) -> str:
@@ -323,6 +297,8 @@ def build(
 ) -> Any:
     """Import the class (or function) that an option names in `_target_` and call it with its knobs.
 
+    One of minivllm's own that needs more than its knobs takes them as one object, `options`.
+
     Args:
         node: one group of a resolved configuration.
         offered: arguments that it is given if it takes them, e.g. a callback for progress.
@@ -332,7 +308,7 @@ def build(
         BadInput: there is no such class, or it does not take these knobs.
     """
     target = str(node.get("_target_"))
-    knobs = {str(name): value for name, value in node.items() if name != "_target_"}
+    knobs = knobs_of(node)
     factory = locate(target)
     try:
         parameters = inspect.signature(factory).parameters.values()
@@ -341,6 +317,9 @@ def build(
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = [p.name for p in named]
+    if "options" in names and target in OPTIONS:
+        cls = OPTIONS[target]
+        knobs = {"options": make_options(cls, knobs, getattr(cls, "group", ""), target)}
     for name in [] if open_ended else [*knobs, *runtime]:
         if name not in names:
             what = "is passed by minivllm" if name in runtime else "is set"

@@ -15,6 +15,7 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.reading import read_record
 from minivllm.errors import BadInput
 from minivllm.tracking.base import Tracker
+from minivllm.tracking.options import MLflowOptions
 
 NUMBERS = ("metrics", "cold", "memory", "energy", "cost", "roofline", "breakdown", "quality")
 TAGS = ("run_id", "cell_id", "sweep", "arm", "block", "status")
@@ -29,26 +30,17 @@ ENVIRONMENT = {
 }
 
 
-class MLflowTracker(Tracker):
+class MLflowTracker(MLflowOptions, Tracker):
     """Logs through MLflow's client; nothing is imported or connected to before there is a record.
-
-    Args:
-        uri: of the tracking server or database; None takes what MLflow is set to.
-        experiment: its name there; made if it is new.
-        artifacts: whether files are uploaded too.
 
     Raises:
         BadInput: MLflow is not installed.
     """
 
-    def __init__(
-        self, uri: str | None = None, experiment: str = "minivllm", artifacts: bool = True
-    ) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if importlib.util.find_spec("mlflow") is None:
             raise BadInput("tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'")
-        self.uri = uri
-        self.experiment = experiment
-        self.artifacts = artifacts
         self._connected: tuple[Any, str] | None = None
 
     def record(self, directory: Path) -> None:

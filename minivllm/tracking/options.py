@@ -18,7 +18,13 @@ class NoTrackerOptions(Options):
 @option("minivllm.tracking.mlflow.MLflowTracker")
 @dataclass(frozen=True)
 class MLflowOptions(Options):
-    """tracker=mlflow."""
+    """tracker=mlflow.
+
+    Args:
+        uri: of the tracking server or database; None takes what MLflow is set to.
+        experiment: its name there; made if it is new.
+        artifacts: whether files are uploaded too.
+    """
 
     group = "tracker"
     uri: str | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 from minivllm import LLM
 from minivllm.attention import flash, ragged
 from minivllm.attention.flash import PACKAGES, FlashBackend
+from minivllm.attention.options import FlashAttentionOptions
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
@@ -188,7 +189,11 @@ def test_the_version_made_for_the_gpu_is_taken(
     monkeypatch.setattr(flash, "check_kernel", lambda *_: capability)
     install(monkeypatch, *installed)
     spec = SPECS["grouped"]
-    backend = FlashBackend([spec], KVCache([spec], CacheLayout(256, 4), torch.bfloat16, CPU), asked)
+    backend = FlashBackend(
+        [spec],
+        KVCache([spec], CacheLayout(256, 4), torch.bfloat16, CPU),
+        FlashAttentionOptions(asked),
+    )
     assert backend.version == chosen
     assert backend.library == f"{PACKAGES[chosen][2]} {chosen}.1"
 
@@ -212,7 +217,7 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(
         BadInput, match=r"needs flash-attn-4 on a GPU .* pip install --pre flash-attn-4,"
     ):
-        make(4)
+        make(FlashAttentionOptions(4))
     install(monkeypatch, 2)
     with pytest.raises(
         BadInput, match=r"a multiple of 256 tokens, not 16; use cache.block_size=256"
@@ -222,7 +227,7 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(
         BadInput, match=r"flash-attn 3 reads no paged cache on a GPU .*8.6; use attention.version=2"
     ):
-        make(3)
+        make(FlashAttentionOptions(3))
     compressed = KVCache([spec], CacheLayout(256, 4), torch.bfloat16, CPU, "int8")
     with pytest.raises(
         BadInput, match=r"reads no compressed cache; use attention=triton or cache\.kv_dtype=auto"

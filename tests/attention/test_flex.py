@@ -14,6 +14,7 @@ from torch import nn
 from minivllm import LLM, SamplingParams
 from minivllm.attention.batch import StepBatch
 from minivllm.attention.flex import QUERIES, FlexBackend
+from minivllm.attention.options import FlexAttentionOptions
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
@@ -57,7 +58,7 @@ def test_a_tile_of_queries_looks_at_what_one_of_them_sees(
     """The table that the compiled kernel goes by, against the mask tried on every pair."""
     spec = AttentionSpec(4, 2, 16, 0.25, window=window)
     kv = KVCache([spec], CacheLayout(block_size, 2 + 1500 // block_size + 6), torch.float32, CPU)
-    backend = FlexBackend([spec], kv, compile=True)
+    backend = FlexBackend([spec], kv, FlexAttentionOptions(True))
     query_lens, seq_lens = [1, 300, 1, 20, 1], [200, 300, 1, 420, 33]
     mask = batch_of(backend, query_lens, seq_lens).attention.masks[window]
     slots = kv.layout.block_size * kv.layout.num_blocks
@@ -79,7 +80,7 @@ def test_a_tile_of_queries_looks_at_what_one_of_them_sees(
 def test_compiled_it_reads_the_cache_in_place() -> None:
     """What a tile reads beyond the keys must be finite, so the poison is."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    make = partial(FlexBackend, compile=True)
+    make = partial(FlexBackend, FlexAttentionOptions(True))
     for seed in range(2):
         pairs = run_in_pieces(
             *(make, SPECS["soft cap and window"], CacheLayout(16, 20), torch.float32, seed),
@@ -139,7 +140,7 @@ def test_evicted_blocks_are_not_seen(tmp_path: Path) -> None:
 def test_it_is_compiled_on_a_gpu_or_where_asked_for() -> None:
     kv = KVCache([SPECS["grouped"]], CacheLayout(16, 4), torch.float32, CPU)
     assert [
-        FlexBackend([SPECS["grouped"]], kv, compile=given).compiled
+        FlexBackend([SPECS["grouped"]], kv, FlexAttentionOptions(given)).compiled
         for given in ("auto", False, True)
     ] == [
         False,
@@ -167,7 +168,11 @@ def test_the_record_says_which_library_ran() -> None:
 def test_what_it_cannot_read_is_refused() -> None:
     spec = SPECS["grouped"]
     with pytest.raises(BadInput, match=r"multiple of 16 tokens, not 24; use cache.block_size=16"):
-        FlexBackend([spec], KVCache([spec], CacheLayout(24, 4), torch.float32, CPU), compile=True)
+        FlexBackend(
+            [spec],
+            KVCache([spec], CacheLayout(24, 4), torch.float32, CPU),
+            FlexAttentionOptions(True),
+        )
     with pytest.raises(
         BadInput, match=r"no compressed cache; use attention=sdpa or cache\.kv_dtype=auto"
     ):

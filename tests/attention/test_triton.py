@@ -37,7 +37,7 @@ from tests.reference import make_checkpoint
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAYOUT = CacheLayout(8, 24)
 CUTS = (70, 1, 3)  # a prompt, then decoding and verification, which are cut into pieces of 64 keys
-backend = partial(TritonBackend, split_size=64)
+backend = partial(TritonBackend, options=TritonAttentionOptions(64))
 
 
 @pytest.mark.parametrize("name", ["grouped", "one kv head, odd size", "soft cap and window"])
@@ -115,7 +115,9 @@ def test_pieces_of_the_keys_are_put_together(name: str, size: int | None) -> Non
     spec = SPECS[name]
     layout = CacheLayout(160, 3) if name == "window" else LAYOUT
     attention = TritonBackend(
-        [spec], KVCache([spec], layout, torch.float32, DEVICE), split_size=size
+        [spec],
+        KVCache([spec], layout, torch.float32, DEVICE),
+        TritonAttentionOptions(size),
     )
     qkv = sequence(spec, sum(CUTS), torch.float32)
     torch.testing.assert_close(

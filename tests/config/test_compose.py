@@ -87,11 +87,17 @@ def test_option_file_shows_every_knob(group: str, name: str) -> None:
 
 @pytest.mark.parametrize("target", sorted(compose.OPTIONS))
 def test_options_match_the_constructor(target: str) -> None:
+    """A class is its options, or takes them as one object; a function has them as arguments."""
     module, _, attribute = target.rpartition(".")
-    parameters = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
-    knobs = {item.name: item for item in fields(compose.OPTIONS[target])}
-    if not target.startswith("minivllm.tasks."):
-        assert set(parameters) - RUNTIME_ARGUMENTS == set(knobs)
+    factory, cls = getattr(importlib.import_module(module), attribute), compose.OPTIONS[target]
+    parameters = inspect.signature(factory).parameters
+    knobs = {item.name: item for item in fields(cls)}
+    taken = set(parameters) - RUNTIME_ARGUMENTS
+    if "options" in taken:
+        assert taken == {"options"} and cls.__name__ in str(parameters["options"].annotation)
+    elif not target.startswith("minivllm.tasks."):
+        assert taken == set(knobs)
+        assert not knobs or not isinstance(factory, type) or issubclass(factory, cls), "a copy"
     for name, item in knobs.items():
         if name not in parameters or item.default is MISSING:
             continue

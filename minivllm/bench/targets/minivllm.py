@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +18,7 @@ from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.liveness import Counters, pass_counters, scheduling_counters, since
 from minivllm.bench.targets.ranges import phase_ranges
+from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams
@@ -43,17 +45,18 @@ class MinivllmEngine(Adapter):
         MemoryError: a host cannot hold the weights.
     """
 
-    def __init__(self, config: dict[str, Any], progress: Progress | None = None) -> None:
-        decoding = config["decoding"]
-        if decoding["n"] > 1 and decoding["beam_width"] == 1:
+    def __init__(self, config: Mapping[str, Any], progress: Progress | None = None) -> None:
+        view = Config.of(config)
+        decoding: SamplingParams = view.decoding
+        if decoding.n > 1 and decoding.beam_width == 1:
             raise BadInput(
-                f"decoding.n={decoding['n']}: a benchmark counts one completion a request; use "
+                f"decoding.n={decoding.n}: a benchmark counts one completion a request; use "
                 "decoding.n=1 and more requests"
             )
         begin = time.monotonic()
-        self.engine: Engine = build_engine(config, progress)
+        self.engine: Engine = build_engine(view, progress)
         self.tokenizer = self.engine.tokenizer
-        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
         self.engine.events.subscribe(self._steps.append, StepTimed)

@@ -25,6 +25,7 @@ from minivllm.bench.targets.stream import (
     server_words,
 )
 from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -60,38 +61,15 @@ class OpenAIEngine(Adapter):
     Args:
         config: the resolved configuration; `model` is what the server serves, as far as prompts
             need to know.
-        url: where /completions and /models are below.
-        model: its name on the server; None is the first that it lists.
-        command: starts the server; None if it runs already.
-        start_timeout_s: how long to wait for it.
-        api_key_env: environment variable with the key; none is sent where it is not set.
-        prompt: "ids", "text", or "auto" for text only where the server refuses ids.
-        max_connections: most requests under way at once.
-        extra: further fields of each request; None is TOKEN_IDS.
-        cache_reset: path to POST to that empties the server's prefix cache.
-        idle_timeout_s: requests are given up where none of those under way has got a token for so
-            long.
+        options: the knobs of `engine`.
 
     Raises:
         BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses
             such requests.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        url: str = "http://127.0.0.1:8000/v1",
-        model: str | None = None,
-        command: str | None = None,
-        start_timeout_s: float = 600.0,
-        api_key_env: str = "OPENAI_API_KEY",
-        prompt: str = "auto",
-        max_connections: int = 256,
-        extra: Mapping[str, Any] | None = None,
-        cache_reset: str | None = None,
-        idle_timeout_s: float = 300.0,
-    ) -> None:
-        require_supported(config, OpenAIOptions.supported({"command": command}))
+    def __init__(self, config: Mapping[str, Any], options: OpenAIOptions) -> None:
+        require_supported(config)
         try:
             from minivllm.bench.targets.http import Client
         except ImportError as error:
@@ -99,21 +77,23 @@ class OpenAIEngine(Adapter):
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
-        self._extra = TOKEN_IDS if extra is None else dict(extra)
+        self._extra = TOKEN_IDS if options.extra is None else options.extra
         self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
-        self._reset_path, self._idle_s = cache_reset, idle_timeout_s
-        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._reset_path, self._idle_s = options.cache_reset, options.idle_timeout_s
+        self._keep_prefixes = Config.of(config).measure.prefix_cache == "warm"
         self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
         # when a token or an end last came, or else the first of the requests under way
         self._heard_s = 0.0
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: Child | None = None
         self._clear()
-        self._client = Client(url, os.environ.get(api_key_env), max_connections)
+        self._client = Client(
+            options.url, os.environ.get(options.api_key_env), options.max_connections
+        )
         try:
             begin, self._as_text = time.monotonic(), False
-            served = self._reach(command, start_timeout_s)
-            self._model = self._chosen(served, model)
+            served = self._reach(options.command, options.start_timeout_s)
+            self._model = self._chosen(served, options.model)
             limit = config["model"].get("max_model_len") or sizes.max_position_embeddings
             self.info = EngineInfo(
                 name="openai",
@@ -122,15 +102,15 @@ class OpenAIEngine(Adapter):
                 vocab_size=sizes.vocab_size,
                 max_model_len=min(limit, served[self._model] or limit),
                 eos_token_ids=sizes.eos_token_ids,
-                max_num_seqs=max_connections,
+                max_num_seqs=options.max_connections,
                 load_s=time.monotonic() - begin,
                 warnings=[*source.warnings, *NOTES],
-                keeps_prefixes=cache_reset is None,
+                keeps_prefixes=self._reset_path is None,
             )
-            if cache_reset is None and not self._keep_prefixes:
+            if self._reset_path is None and not self._keep_prefixes:
                 self.info.warnings.append(KEEPS)
-            self._probe(prompt)
-            if cache_reset is not None:
+            self._probe(options.prompt)
+            if self._reset_path is not None:
                 self._empty_cache()
         except BaseException:
             self.close()

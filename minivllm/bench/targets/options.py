@@ -88,7 +88,14 @@ class MinivllmOptions(EngineOptions):
 @option("minivllm.bench.targets.transformers.TransformersEngine")
 @dataclass(frozen=True)
 class TransformersOptions(EngineOptions):
-    """engine=transformers."""
+    """engine=transformers.
+
+    Args:
+        mode: "generate" with a cache that grows, or "static_cache".
+        compile: decode with torch.compile, with a static cache.
+        batch_size: most requests of one call of generate.
+        attn_implementation: transformers' name of the attention.
+    """
 
     support = Support(
         "engine=transformers",
@@ -114,7 +121,12 @@ class TransformersOptions(EngineOptions):
 @option("minivllm.bench.targets.transformers_continuous.TransformersContinuousEngine")
 @dataclass(frozen=True)
 class TransformersContinuousOptions(EngineOptions):
-    """engine=transformers_continuous."""
+    """engine=transformers_continuous.
+
+    Args:
+        attn_implementation: transformers' name of the attention.
+        compile_level: transformers' `default_compile_level`.
+    """
 
     support = Support(
         "engine=transformers_continuous",
@@ -136,7 +148,15 @@ class TransformersContinuousOptions(EngineOptions):
 @option("minivllm.bench.targets.vllm.VllmEngine")
 @dataclass(frozen=True)
 class VllmOptions(EngineOptions):
-    """engine=vllm."""
+    """engine=vllm.
+
+    Args:
+        python: the interpreter that has vLLM.
+        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
+            on a GPU.
+        args: further `EngineArgs`, which win over what is made of the configuration.
+        env: further environment variables of that process.
+    """
 
     support = Support(
         "engine=vllm",
@@ -167,7 +187,21 @@ class VllmOptions(EngineOptions):
 @option("minivllm.bench.targets.openai.OpenAIEngine")
 @dataclass(frozen=True)
 class OpenAIOptions(EngineOptions):
-    """engine=openai."""
+    """engine=openai.
+
+    Args:
+        url: where /completions and /models are below.
+        model: its name on the server; None is the first that it lists.
+        command: starts the server; None if it runs already.
+        start_timeout_s: how long to wait for it.
+        api_key_env: environment variable with the key; none is sent where it is not set.
+        prompt: "ids", "text", or "auto" for text only where the server refuses ids.
+        max_connections: most requests under way at once.
+        extra: further fields of each request; None asks for the token ids of each chunk.
+        cache_reset: path to POST to that empties the server's prefix cache.
+        idle_timeout_s: requests are given up where none of those under way has got a token for so
+            long.
+    """
 
     support = Support(
         "engine=openai",
@@ -217,7 +251,19 @@ class OpenAIOptions(EngineOptions):
 @option("minivllm.bench.targets.simulated.SimulatedEngine")
 @dataclass(frozen=True)
 class SimulatedOptions(EngineOptions):
-    """engine=simulated."""
+    """engine=simulated.
+
+    Args:
+        steps: records to fit step times to (`fit_records`); None goes by the roofline.
+        bandwidth_gb_s: memory bandwidth, 1e9 bytes a second.
+        tflops: matrix rate, 1e12 operations a second.
+        overhead_ms: of every step, beside the roofline's time.
+        memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's
+            own.
+        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a
+            second; None takes no time.
+        step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
+    """
 
     support = Support("engine=simulated")
     steps: str | None = None

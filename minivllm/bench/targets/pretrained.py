@@ -13,6 +13,7 @@ from torch import nn
 from minivllm.assembly import select_device
 from minivllm.bench.targets.base import EngineInfo
 from minivllm.bench.targets.options import INSTALL
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput, first_line
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs
@@ -92,7 +93,7 @@ class Pretrained:
         return [parameter for module in modules for parameter in module.parameters()] + mixture
 
 
-def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrained:
+def load(config: Config, attn_implementation: str, peer: str) -> Pretrained:
     """Load the configuration's model with transformers.
 
     Random weights are the very ones that this project's engine makes from the same seed.
@@ -106,9 +107,9 @@ def load(config: dict[str, Any], attn_implementation: str, peer: str) -> Pretrai
         BadInput: transformers is missing, or the model, device or attention cannot be used.
     """
     transformers = import_transformers(peer)
-    device = select_device(config["runtime"]["device"])
+    device = select_device(config.runtime.device)
     torch.set_num_threads(thread_count(config["runtime"]))
-    node, dtype = config["model"], str(config["quant"]["dtype"])
+    node, dtype = config["model"], config.quant.dtype
     _, source = resolve(node, allow_random=False)
     sizes = ModelConfig.from_dict(source.config)
     if sizes.quantization is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
@@ -12,10 +12,12 @@ from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.liveness import Counters, scheduling_counters, since
+from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.step_times import RooflineTimes, StepTimes, fit_records
 from minivllm.bench.workloads.lazy_prompt import answer_positions, runs_of
 from minivllm.cache.manager import CacheManager
 from minivllm.config.compose import build
+from minivllm.config.typed import Config
 from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
@@ -139,42 +141,25 @@ class SimulatedEngine(Adapter):
     Args:
         config: the resolved configuration; the model's architecture, `quant`, `batching` and
             `cache` count.
-        steps: records to fit step times to (`fit_records`); None goes by the roofline.
-        bandwidth_gb_s: memory bandwidth, 1e9 bytes a second.
-        tflops: matrix rate, 1e12 operations a second.
-        overhead_ms: of every step, beside the roofline's time.
-        memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's
-            own.
-        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a
-            second; None takes no time.
-        step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
+        options: the knobs of `engine`.
 
     Raises:
         BadInput: neither records nor a roofline are given, or they do not fit the configuration; or
             `cache.eviction` goes by attention scores.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        steps: str | None = None,
-        bandwidth_gb_s: float | None = None,
-        tflops: float | None = None,
-        overhead_ms: float = 0.0,
-        memory_gb: float | None = None,
-        host_gb_s: float | None = None,
-        step_rows: int = 100_000,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], options: SimulatedOptions) -> None:
         source = resolve(config["model"], allow_random=True)[1]
         model = ModelConfig.from_dict(source.config)
         cache = build(config["cache"])
         trimmed = trims(config.get("runtime") or {})
         costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)
         self.step_times: StepTimes
-        if steps is not None:
-            self.step_times = fit_records(steps, config)
-        elif bandwidth_gb_s is not None and tflops is not None:
-            self.step_times = RooflineTimes(costs, bandwidth_gb_s * 1e9, tflops * 1e12, overhead_ms)
+        if options.steps is not None:
+            self.step_times = fit_records(options.steps, config)
+        elif options.bandwidth_gb_s is not None and options.tflops is not None:
+            limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
+            self.step_times = RooflineTimes(costs, *limits, options.overhead_ms)
         else:
             raise BadInput(
                 "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
@@ -182,12 +167,13 @@ class SimulatedEngine(Adapter):
                 "roofline"
             )
         # Records do not say what was near: what is fitted to them goes by the whole context.
-        self._windowed = costs if steps is None and costs["window"] is not None else None
+        self._windowed = costs if options.steps is None and costs["window"] is not None else None
         policy = build(config["batching"])
         longest = config["model"].get("max_model_len") or model.max_position_embeddings
+        memory = UNLIMITED if options.memory_gb is None else int(options.memory_gb * 1e9)
         layout = cache.layout(
             bytes_per_token=costs["kv_bytes_per_token"],
-            available_bytes=UNLIMITED if memory_gb is None else int(memory_gb * 1e9) - weight_bytes,
+            available_bytes=memory - weight_bytes,
             max_model_len=longest,
             max_num_seqs=policy.max_num_seqs,
         )
@@ -207,8 +193,9 @@ class SimulatedEngine(Adapter):
             "kv_dtype": costs["dtype"] if cache.kv_dtype == "auto" else cache.kv_dtype,
             "kv_bytes_per_token": float(costs["kv_bytes_per_token"]),
         }
-        self._host_ms_per_block = 0.0 if host_gb_s is None else block_bytes / host_gb_s / 1e6
-        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        host_gb_s = math.inf if options.host_gb_s is None else options.host_gb_s
+        self._host_ms_per_block = block_bytes / host_gb_s / 1e6
+        self._keep_prefixes = Config.of(config).measure.prefix_cache == "warm"
         self.tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
         self.info = EngineInfo(
             name="simulated",
@@ -222,7 +209,7 @@ class SimulatedEngine(Adapter):
             warnings=[f"simulated: {self.step_times.describe()}"],
             clock=self.clock,
         )
-        self._step_rows = step_rows
+        self._step_rows = options.step_rows
         self._requests: dict[str, SimulatedRequest] = {}
         self._rows: list[tuple[float, ...]]
         self._stride: int  # of the steps that get a row

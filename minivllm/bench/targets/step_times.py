@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -141,7 +141,7 @@ class RooflineTimes:
 # ---- fitting
 
 
-def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
+def fit_records(place: str, config: Mapping[str, Any]) -> FittedTimes:
     """Fit the steps of all records below a place that ran the same model in the same way.
 
     Args:
@@ -181,7 +181,7 @@ def fit_records(place: str, config: dict[str, Any]) -> FittedTimes:
     return FittedTimes(tuple(coefficients.tolist()), steps, used, error)
 
 
-def _identity(config: dict[str, Any]) -> dict[str, Any]:
+def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
     parts = {group: dict(config.get(group) or {}) for group in SAME}
     return {
         **parts,

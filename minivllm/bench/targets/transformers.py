@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -143,35 +145,27 @@ class TransformersEngine(Adapter):
 
     Args:
         config: the resolved configuration.
-        mode: "generate" with a cache that grows, or "static_cache".
-        compile: decode with torch.compile, with a static cache.
-        batch_size: most requests of one call of generate.
-        attn_implementation: transformers' name of the attention.
+        options: the knobs of `engine`.
 
     Raises:
         BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot
             be loaded.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        mode: str = "generate",
-        compile: bool = False,
-        batch_size: int = 32,
-        attn_implementation: str = "sdpa",
-    ) -> None:
-        require_supported(config, TransformersOptions.support)
-        self._static = mode == "static_cache"
-        self._compile = compile
+    def __init__(self, config: Mapping[str, Any], options: TransformersOptions) -> None:
+        require_supported(config, options.support)
+        self._static = options.mode == "static_cache"
+        self._compile = options.compile
         self._cache: Any = None  # a StaticCache, kept while batches fit it
         self._cache_rows = self._cache_length = 0
-        self._transformers = import_transformers(TransformersOptions.support.engine)
+        self._transformers = import_transformers(options.support.engine)
         begin = time.monotonic()
-        self._loaded = load(config, attn_implementation, TransformersOptions.support.engine)
+        self._loaded = load(Config.of(config), options.attn_implementation, options.support.engine)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
-        self._batch_size = batch_size
-        self.info = self._loaded.describe("transformers", time.monotonic() - begin, batch_size)
+        self._batch_size = options.batch_size
+        self.info = self._loaded.describe(
+            "transformers", time.monotonic() - begin, self._batch_size
+        )
         self.info.warnings.append(STEP_NOTE)
         self._eos = frozenset(self.info.eos_token_ids)
         self._batch: _Batch | None = None

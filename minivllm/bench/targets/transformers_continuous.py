@@ -8,6 +8,7 @@ time go to the manager that it is made of, which is what is driven here.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +19,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import INSTALL, TransformersContinuousOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
@@ -43,32 +45,30 @@ class TransformersContinuousEngine(Adapter):
 
     Args:
         config: the resolved configuration.
-        attn_implementation: transformers' name of the attention.
-        compile_level: transformers' `default_compile_level`.
+        options: the knobs of `engine`.
 
     Raises:
         BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot
             be loaded.
     """
 
-    def __init__(
-        self, config: dict[str, Any], attn_implementation: str = "sdpa", compile_level: int = 0
-    ) -> None:
-        require_supported(config, TransformersContinuousOptions.support)
-        self._transformers = import_transformers(TransformersContinuousOptions.support.engine)
+    def __init__(self, config: Mapping[str, Any], options: TransformersContinuousOptions) -> None:
+        require_supported(config, options.support)
+        self._transformers = import_transformers(options.support.engine)
         begin = time.monotonic()
-        self._loaded = load(
-            config, attn_implementation, TransformersContinuousOptions.support.engine
-        )
+        view = Config.of(config)
+        self._loaded = load(view, options.attn_implementation, options.support.engine)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
-        self._config, self._compile_level = config, compile_level
-        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._compile_level = options.compile_level
+        self._batching, self._cache = view.batching, view.cache
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._unfinished: dict[str, _Request] = {}
         self._requests = self._most = 0
-        self._decoding = _decoding(SamplingParams(**_knobs(config["decoding"])))
+        self._sampling: SamplingParams = view.decoding
+        self._decoding = _decoding(self._sampling)
         self._start()
         self.info = self._loaded.describe(
-            "transformers_continuous", time.monotonic() - begin, config["batching"]["max_num_seqs"]
+            "transformers_continuous", time.monotonic() - begin, self._batching.max_num_seqs
         )
         self.info.warnings.append(NOTE)
 
@@ -83,7 +83,7 @@ class TransformersContinuousEngine(Adapter):
                 "top_k": top_k,
                 "top_p": top_p,
             }
-        settings = self._batching()
+        settings = self._settings()
         # older releases: the name of the attention says it
         if not hasattr(settings, "auto_switch_to_flash"):
             name = self._loaded.attn_implementation.removeprefix(PAGED)
@@ -100,16 +100,15 @@ class TransformersContinuousEngine(Adapter):
         self._manager.start()
         self._finish_one()  # the cache is made within the thread: now, and not while requests wait
 
-    def _batching(self) -> Any:
+    def _settings(self) -> Any:
         """transformers' `ContinuousBatchingConfig` for the configuration."""
-        batching, cache = self._config["batching"], self._config["cache"]
-        seed = self._config["decoding"]["seed"]
+        batching, cache, seed = self._batching, self._cache, self._sampling.seed
         options = {
-            "max_requests_per_batch": batching["max_num_seqs"],
-            "max_batch_tokens": batching["max_num_batched_tokens"],
-            "num_blocks": cache["num_blocks"],
-            "max_memory_percent": cache["memory_fraction"],
-            "allow_block_sharing": cache["prefix_caching"],
+            "max_requests_per_batch": batching.max_num_seqs,
+            "max_batch_tokens": batching.max_num_batched_tokens,
+            "num_blocks": cache.num_blocks,
+            "max_memory_percent": cache.memory_fraction,
+            "allow_block_sharing": cache.prefix_caching,
             "auto_switch_to_flash": False,  # attn_implementation says which
             "default_compile_level": self._compile_level,
             # one generator for all, whatever a request's own seed
@@ -119,8 +118,8 @@ class TransformersContinuousEngine(Adapter):
         known = {field.name for field in fields(kind)}
         if "auto_switch_to_flash" not in known:
             del options["auto_switch_to_flash"]
-        if not is_default("cache", "block_size", cache["block_size"]):
-            options["page_size" if "page_size" in known else "block_size"] = cache["block_size"]
+        if not is_default("cache", "block_size", cache.block_size):
+            options["page_size" if "page_size" in known else "block_size"] = cache.block_size
         if unknown := options.keys() - known:
             raise BadInput(
                 f"this transformers has no {', '.join(sorted(unknown))} in "
@@ -191,7 +190,7 @@ class TransformersContinuousEngine(Adapter):
             self._manager.cancel_request(request_id)
         self._unfinished.clear()
         self._requests = self._most = 0
-        if self._config["cache"]["prefix_caching"] and not self._keep_prefixes:
+        if self._cache.prefix_caching and not self._keep_prefixes:
             self._manager.stop(block=True)
             self._start()
         else:
@@ -241,10 +240,6 @@ class TransformersContinuousEngine(Adapter):
         del self._loaded, self._manager
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _knobs(node: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in node.items() if name != "_target_"}
 
 
 def _decoding(params: SamplingParams) -> tuple[float, int, float]:

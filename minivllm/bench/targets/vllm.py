@@ -18,6 +18,7 @@ from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.options import VllmOptions
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -41,11 +42,7 @@ class VllmEngine(Adapter):
 
     Args:
         config: the resolved configuration.
-        python: the interpreter that has vLLM.
-        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
-            on a GPU.
-        args: further `EngineArgs`, which win over what is made of the configuration.
-        env: further environment variables of that process.
+        options: the knobs of `engine`.
 
     Raises:
         BadInput: a knob is set that is not honoured, there is no vLLM, or it refuses the
@@ -54,21 +51,15 @@ class VllmEngine(Adapter):
             log.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        python: str | None = None,
-        kv_cache_gb: float | None = None,
-        args: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
-    ) -> None:
-        require_supported(config, VllmOptions.support)
-        require({**config["engine"], "python": python}, "vllm")
+    def __init__(self, config: Mapping[str, Any], options: VllmOptions) -> None:
+        require_supported(config, options.support)
+        require(config["engine"], "vllm")
+        view = Config.of(config)
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
-        self._keep_prefixes = config["measure"]["prefix_cache"] == "warm"
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._pending: list[list[Any]] = []
         self._unfinished: set[str] = set()
         self._buffer = b""
@@ -76,29 +67,28 @@ class VllmEngine(Adapter):
         self._results, results = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._results, selectors.EVENT_READ)
-        command = (str(python), str(WORKER), str(results))
+        command = (str(options.python), str(WORKER), str(results))
         try:
-            self._child = Child(
-                command, _environment(config, env or {}), (results,), "engine.python"
-            )
+            environment = _environment(view, options.env or {})
+            self._child = Child(command, environment, (results,), "engine.python")
         finally:
             os.close(results)
         try:
-            given = {**_arguments(config, source, kv_cache_gb), **(args or {})}
+            given = {**_arguments(view, source, options.kv_cache_gb), **(options.args or {})}
             random = source.weights == "random"
             self._say(args=given, config=source.config if random else None)
             self._settled = self._hear("ready")
         except BaseException:
             self.close()
             raise
-        self.info = self._describe(config, source, sizes, time.monotonic() - begin)
+        self.info = self._describe(view, source, sizes, time.monotonic() - begin)
         self.info.warnings += [DUMMY] * random
 
     def _describe(
-        self, config: dict[str, Any], source: Source, sizes: ModelConfig, load_s: float
+        self, config: Config, source: Source, sizes: ModelConfig, load_s: float
     ) -> EngineInfo:
         costs, _ = architecture_costs(sizes, config["quant"])
-        wanted, device = config["runtime"]["device"], str(self._settled["device"])
+        wanted, device = config.runtime.device, str(self._settled["device"])
         if wanted != "auto" and not wanted.startswith(device):
             self.close()
             raise BadInput(
@@ -234,24 +224,24 @@ class VllmEngine(Adapter):
         os.close(self._results)
 
 
-def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None) -> dict[str, Any]:
+def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dict[str, Any]:
     """vLLM's `EngineArgs` for a configuration."""
-    batching, cache, model = config["batching"], config["cache"], config["model"]
-    if kv_cache_gb is None and not open_gpu(config["runtime"]["device"]).present:
+    batching, cache = config.batching, config.cache
+    if kv_cache_gb is None and not open_gpu(config.runtime.device).present:
         kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
     arguments = {
-        "dtype": config["quant"]["dtype"],
-        "max_model_len": model.get("max_model_len"),
-        "seed": model.get("seed") or 0,
+        "dtype": config.quant.dtype,
+        "max_model_len": config["model"].get("max_model_len"),
+        "seed": config["model"].get("seed") or 0,
         "skip_tokenizer_init": True,
-        "max_num_seqs": batching["max_num_seqs"],
-        "max_num_batched_tokens": batching["max_num_batched_tokens"],
-        "enable_chunked_prefill": batching["chunked_prefill"],
-        "enable_prefix_caching": cache["prefix_caching"],
+        "max_num_seqs": batching.max_num_seqs,
+        "max_num_batched_tokens": batching.max_num_batched_tokens,
+        "enable_chunked_prefill": batching.chunked_prefill,
+        "enable_prefix_caching": cache.prefix_caching,
         "disable_log_stats": True,
     }
-    if not is_default("cache", "block_size", cache["block_size"]):
-        arguments["block_size"] = cache["block_size"]
+    if not is_default("cache", "block_size", cache.block_size):
+        arguments["block_size"] = cache.block_size
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)
     if source.weights == "checkpoint":
@@ -259,7 +249,7 @@ def _arguments(config: dict[str, Any], source: Source, kv_cache_gb: float | None
     return arguments
 
 
-def _environment(config: dict[str, Any], further: Mapping[str, Any]) -> dict[str, str]:
+def _environment(config: Config, further: Mapping[str, Any]) -> dict[str, str]:
     """Of vLLM's process: without the way to our packages, with as many threads, and pinned as
     little."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -269,7 +259,7 @@ def _environment(config: dict[str, Any], further: Mapping[str, Any]) -> dict[str
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    device = str(config["runtime"]["device"])
+    device = config.runtime.device
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         index = int(device.removeprefix("cuda:"))

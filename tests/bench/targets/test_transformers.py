@@ -16,7 +16,7 @@ import torch
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.options import Knobs, Support
+from minivllm.bench.targets.options import Knobs, Support, TransformersOptions
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.bench.targets.transformers import TransformersEngine, _Batch
 from minivllm.bench.workloads.arrivals import Concurrency
@@ -276,7 +276,7 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
     config = compose(["engine=transformers", "model=qwen3", "quant=fp32", "runtime.device=cpu"])
     config["model"] |= {"weights": "random", "max_model_len": 200, "seed": 3, "path": ""}
     config["model"]["architecture"] = {"rms_norm_eps": 1e-6, **sizes, **architecture}
-    engine = TransformersEngine(config)
+    engine = TransformersEngine(config, TransformersOptions())
     try:
         assert engine.info.weights == "random" and engine.info.max_model_len == 200
         model = engine._loaded.model

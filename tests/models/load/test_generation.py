@@ -12,8 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from minivllm import LLM, BadInput, SamplingParams
-from minivllm.bench.targets.simulated import SimulatedEngine
-from minivllm.config.compose import compose
+from minivllm.config.compose import build, compose
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.generation import decoding_defaults, described, unset_defaults
 from minivllm.models.load.source import resolve
@@ -141,18 +140,13 @@ def test_engine_and_harness_end_alike(checkpoint: Any) -> None:
         "engine.bandwidth_gb_s=10",
         "engine.tflops=1",
     ]
-    assert SimulatedEngine(
-        compose(overrides), **knobs_of(compose(overrides))
-    ).info.eos_token_ids == (3, 20)
+    config = compose(overrides)
+    assert build(config["engine"], config=config).info.eos_token_ids == (3, 20)
     with LLM(str(folder), quant="fp32", device="cpu", overrides=["cache.num_blocks=20"]) as llm:
         for token in (3, 20):
             params = SamplingParams(max_tokens=4, logit_bias={token: 100.0})
             (out,) = llm.generate([[5]], params)[0].outputs
             assert (out.token_ids, out.finish_reason) == ([token], "stop")
-
-
-def knobs_of(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config["engine"].items() if name != "_target_"}
 
 
 FILE = {
