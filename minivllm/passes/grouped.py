@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.packed import PackedLinear
 from minivllm.models.config import require_experts
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.moe import MoE
 from minivllm.passes.base import PassContext, PassReport
 from minivllm.quant.base import frozen
-from minivllm.quant.plain import PackedLinear, PlainLinear
+from minivllm.quant.plain import PlainLinear
 
 _ALIGNED = 16  # bytes: the rows of a matrix of grouped_mm begin at multiples
 

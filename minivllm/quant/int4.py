@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.platform.options import type_hints
-from minivllm.quant.base import SLICE, Quantizer
+from minivllm.quant.base import Quantizer
+from minivllm.quant.kernels.common import SLICE
 from minivllm.quant.kernels.int4 import ROWS, Int4Linear
 from minivllm.quant.options import Int4Options
 

@@ -13,7 +13,8 @@ from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import Quantizer, by_rows, converted_product, frozen, triton_products
+from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
 from minivllm.quant.options import Int8Options
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.kernels.modules import GraphLimited, LinearKernel
-from minivllm.quant.base import Quantizer, by_rows, frozen
+from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.kernels.common import by_rows
 from minivllm.quant.options import Int8MixedOptions
 
 

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import SLICE, Quantizer, frozen, triton_products
+from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.kernels.common import SLICE, triton_products
 from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
 from minivllm.quant.options import NF4Options
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.kernels.cpu.packed import PackedLinear, can_pack
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen, use_torch_dtype
 from minivllm.quant.options import PlainQuantOptions
@@ -28,7 +29,6 @@ class Plain(PlainQuantOptions):
         self.name = NAMES[self.dtype]
 
     def quantizes(self, layer_name: str) -> bool:
-        """Never."""
         return False
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -59,32 +59,12 @@ class PlainLinear(LinearKernel):
         return F.linear(x, self.weight, self.bias)
 
 
-class PackedLinear(LinearKernel):
-    """A linear layer on the CPU whose weight oneDNN has reordered once, for its own tiles.
-
-    F.linear reorders, or multiplies without, at every call: a single thread took 1.25 to 1.5 times
-    as long on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The result is the same.
-    """
-
-    kernel_name = "PackedLinear"
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = frozen(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None))
-        self.bias = None if bias is None else frozen(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out
-
-
 def plain_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None = None) -> nn.Module:
     """The fastest plain linear layer for the weight's device, whose memory it may take over."""
     if kernels := panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         packed = kernels.pack(weight.contiguous(), Format.BFLOAT16)
         return PanelLinear(kernels, Format.BFLOAT16, [packed], weight.shape, bias)
-    if weight.device.type == "cpu" and _can_pack(weight.dtype):
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
@@ -95,14 +75,3 @@ def tied_linear(weight: nn.Parameter, kernels: Kernels | None = None) -> nn.Modu
     if panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         return plain_linear(weight.data, None, kernels)
     return PlainLinear(weight, None)
-
-
-def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes in this dtype on this processor."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype is torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return True

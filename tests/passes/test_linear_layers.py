@@ -33,7 +33,7 @@ def test_each_is_counted_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("minivllm.quant.plain._can_pack", lambda dtype: False)
+    monkeypatch.setattr("minivllm.quant.plain.can_pack", lambda dtype: False)
     make_checkpoint(tmp_path, family)
     model = ["model=hf", f"model.path={tmp_path}", "runtime.device=cpu", "runtime.cpu_kernels=off"]
     quant = [] if any("quant=" in one for one in overrides) else ["quant=fp32"]

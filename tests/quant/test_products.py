@@ -151,7 +151,7 @@ def test_tokens_are_those_of_the_other_kernel(quant: str, other: str, tmp_path: 
 def test_plain_layers_take_it_too(
     family: str, knob: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "_can_pack", lambda dtype: False)  # oneDNN's order is on CPUs alone
+    monkeypatch.setattr(plain, "can_pack", lambda dtype: False)  # oneDNN's order is on CPUs alone
     make_checkpoint(tmp_path, family, hidden_size=64, num_hidden_layers=1)
     knobs = [
         knob,

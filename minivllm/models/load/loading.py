@@ -27,8 +27,9 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
-from minivllm.quant.base import QuantMethod, Shapes
+from minivllm.quant.base import QuantMethod
 from minivllm.quant.plain import plain_linear, tied_linear
+from minivllm.quant.stored.format import Shapes
 
 
 @dataclass

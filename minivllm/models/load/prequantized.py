@@ -12,8 +12,9 @@ from minivllm.errors import BadInput
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
 from minivllm.models.load.weights import CheckpointWeights
-from minivllm.quant.base import QuantMethod, Shapes
+from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.base import PLAIN, stored_format, stored_kind
+from minivllm.quant.stored.format import Shapes
 
 
 class Prequantized:

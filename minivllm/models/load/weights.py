@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
-from minivllm.quant.base import Shapes
+from minivllm.quant.stored.format import Shapes
 
 # Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
 Progress = Callable[[int, int], None]

@@ -1,1 +1,1 @@
-"""Triton kernels of quantised linear layers."""
+"""Kernels of quantised linear layers, Triton's and for CPUs."""

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import SLICE, frozen, triton_products
+from minivllm.quant.base import frozen
+from minivllm.quant.kernels.common import SLICE, triton_products
 
 ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import SLICE, frozen
+from minivllm.quant.base import frozen
+from minivllm.quant.kernels.common import SLICE
 
 # bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it
 # was slower than converting the weight and multiplying (4 times slower at 256 rows).

@@ -1,0 +1,44 @@
+"""Code that several kernels of quantised layers share: conversion of a weight some rows at a time,
+and the late import of Triton's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
+
+
+def triton_products() -> ModuleType:
+    """The Triton kernels for products with few rows; imported only where they are used."""
+    from minivllm.quant.kernels import products
+
+    return products
+
+
+def by_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some rows of each at a time: about SLICE numbers of the first, [rows, columns]."""
+    step = max(1, SLICE // tensors[0].shape[1])
+    return zip(*(tensor.split(step) for tensor in tensors), strict=True)
+
+
+def converted_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    convert: Callable[[Tensor], Tensor] = lambda part: part,
+) -> Tensor:
+    """(x W^T) * scale, with W brought to the dtype of x some rows at a time.
+
+    In float16 the scale, [out], meets the weight: sums without it may be more than 65,504.
+    """
+    narrow, parts = x.dtype is torch.float16, []
+    for stored, factor in by_rows(weight, scale):
+        part = convert(stored).to(x.dtype)
+        parts.append(F.linear(x, part.mul_(factor[:, None]) if narrow else part))
+    product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return product if narrow else product.mul_(scale)
