@@ -76,8 +76,7 @@ def refuse_too_large(config: Mapping[str, Any], device: torch.device) -> None:
     _, needed = architecture_costs(model, config["quant"])
     length = model.context(config["model"].get("max_model_len"))
     width = BYTES[str(config["quant"].get("dtype", "bfloat16"))]
-    ropes = [rope for rope in (model.rope, model.local_rope) if rope is not None]
-    tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in ropes)
+    tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in model.ropes)
     free = free_memory(device)
     if tables > free:
         raise MemoryError(

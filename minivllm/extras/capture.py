@@ -66,8 +66,7 @@ def unrecordable(
         return f"attention={attention.name} lays each step out on the host; use attention=triton"
     if waiting := {type(module).__name__ for module in _limited(model, "waits")}:
         return f"{', '.join(sorted(waiting))} waits for the device within a step"
-    ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
-    if any(rope.depends_on_length for rope in ropes):
+    if any(rope.depends_on_length for rope in config.ropes):
         return "the model's rope scaling goes by lengths that the host knows"
     if not layout.retains_kv:
         return "cache=none computes whole sequences in every step"

@@ -63,6 +63,11 @@ class ModelConfig:
     quantization: Mapping[str, Any] | None
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """Every rope of the model, the one of windowed layers last."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer; None where it sees everything."""
         short = (

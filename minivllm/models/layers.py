@@ -1,28 +1,23 @@
 """The layers that the families share. Tokens are ragged, [tokens, hidden]; nothing is padded.
 
 Modules are built on the meta device and describe, as data, which tensors of the checkpoint they
-take (`Linear.parts`, `HeadNorm.parts`); the loader fills them. At batch 1 on a CPU an operation
-costs about 10 us, so a layer does as few as it can: fused projections, and norm and rotation of
-queries and keys in one go. Some compute with the C++ kernels where they are given some (`kernels`).
+take (`Linear.parts`); the loader fills them. At batch 1 on a CPU an operation costs about 10 us, so
+a layer runs few operations: fused projections, and norm and rotation of queries and keys together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.cpu.library import Kernels
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.models.config import ModelConfig
 from minivllm.models.rope import rotate
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -61,25 +56,14 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Token ids [tokens] to [tokens, hidden]."""
 
-    takes_kernels = True
-    kernels: Kernels | None = None
-
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = weight(vocab_size, hidden_size)
-        self.is_packed = False
-
-    def share(self, packed: nn.Parameter) -> None:
-        """Look rows up in the panels of the head, which holds the same weight."""
-        self.weight, self.is_packed = packed, True
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look the rows up."""
-        if self.is_packed:
-            assert self.kernels is not None
-            rows: Tensor = self.kernels.embed(self.weight, token_ids)
-            return rows
-        return F.embedding(token_ids, self.weight)
+        return self.look_up(token_ids, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -89,36 +73,13 @@ class RMSNorm(nn.Module):
     results are the same to the bit.
     """
 
-    kernels: Kernels | None = None
-
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = weight(size)
         self.shape, self.eps = (size,), eps
-        self.takes_kernels = size % 16 == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
-        if self.kernels is not None and x.dim() == 2:
-            out: Tensor = self.kernels.rms_norm(x, self.weight, self.eps)
-            return out
-        return F.rms_norm(x, self.shape, None, self.eps) * self.weight
-
-
-class HeadNorm(nn.Module):
-    """RMSNorm of every query and key head at once, [tokens, heads + kv_heads, head_dim].
-
-    `parts` gives, for each checkpoint tensor [head_dim], how many heads share it; the loader
-    repeats it.
-    """
-
-    def __init__(self, head_dim: int, parts: dict[str, int], eps: float) -> None:
-        super().__init__()
-        self.parts, self.shape, self.eps = parts, (head_dim,), eps
-        self.weight = weight(sum(parts.values()), head_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[tokens, heads, head_dim] to the same."""
         return F.rms_norm(x, self.shape, None, self.eps) * self.weight
 
 
@@ -146,9 +107,7 @@ class Attention(nn.Module):
         qk_norm: norm of queries and keys before the rotation, if the family has one.
     """
 
-    kernels: Kernels | None = None
-
-    def __init__(self, config: ModelConfig, layer: int, qk_norm: HeadNorm | None = None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, qk_norm: nn.Module | None = None) -> None:
         super().__init__()
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.layer, self.heads, self.kv_heads, self.dim = layer, heads, kv_heads, dim
@@ -160,13 +119,8 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
         self.qk_norm = qk_norm
+        self.rotary_dims = [rope.rotary_dim(dim) for rope in config.ropes]
         self.trims = False  # whether the output is that of tokens alone whose logits are wanted
-        # The kernel turns sixteen pairs of dimensions at a time.
-        self.takes_kernels = dim % 16 == 0 and all(
-            rope.rotary_dim(dim) % 32 == 0
-            for rope in (config.rope, config.local_rope)
-            if rope is not None
-        )
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
@@ -175,23 +129,15 @@ class Attention(nn.Module):
         backend's cache."""
         tokens = x.shape[0]
         qk, v = self.qkv_proj(x).split((self.qk_width, self.v_width), -1)
-        qk = qk.view(tokens, self.heads + self.kv_heads, self.dim)
-        in_kernel = self.kernels is not None and type(self.qk_norm) is HeadNorm
-        if self.qk_norm is not None and not in_kernel:
-            qk = self.qk_norm(qk)
-        if self.kernels is not None:
-            norm = (
-                (self.qk_norm.weight, self.qk_norm.eps)
-                if in_kernel and self.qk_norm
-                else (None, 0.0)
-            )
-            self.kernels.norm_and_rotate_(qk, *norm, cos, sin)
-        else:
-            qk = rotate(qk, cos, sin)
+        qk = self.rotated(qk.view(tokens, self.heads + self.kv_heads, self.dim), cos, sin)
         q, k = qk.split((self.heads, self.kv_heads), 1)
         out = attention.forward(self.layer, q, k, v.view(tokens, self.kv_heads, self.dim), batch)
         out = out.reshape(tokens, self.heads * self.dim)
         return self.o_proj(wanted(out, batch) if self.trims else out)
+
+    def rotated(self, qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries and keys [tokens, heads + kv_heads, dim] after their norm and rotation."""
+        return rotate(qk if self.qk_norm is None else self.qk_norm(qk), cos, sin)
 
 
 class MLP(nn.Module):
@@ -204,14 +150,11 @@ class MLP(nn.Module):
         bias: whether the projections have biases.
     """
 
-    kernels: Kernels | None = None
-
     def __init__(self, hidden: int, inner: int, activation: str, bias: bool = False) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
+        self.activation, self.inner = ACTIVATIONS[activation], inner
         self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias)
         self.down_proj = Linear(inner, {"down_proj": hidden}, bias)
-        self.takes_kernels = activation == "silu" and inner % 16 == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
@@ -219,9 +162,6 @@ class MLP(nn.Module):
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """Activation and product: [tokens, 2 inner] to [tokens, inner]."""
-        if self.kernels is not None:
-            out: Tensor = self.kernels.silu_and_multiply(gate_up)
-            return out
         gate, up = gate_up.chunk(2, -1)
         return self.activation(gate).mul_(up)
 

@@ -7,30 +7,27 @@ is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.kernels.write import rotate
+from minivllm.models.cpu_layers import plain_class
 from minivllm.models.families.gemma import GemmaHeadNorm, GemmaNorm
 from minivllm.models.families.gemma2 import SandwichLayer
 from minivllm.models.families.llama import Decoder
+from minivllm.models.head_norm import HeadNorm
 from minivllm.models.layers import (
     ACTIVATIONS,
     MLP,
     Attention,
     DecoderLayer,
-    HeadNorm,
     RMSNorm,
     beside,
     wanted,
 )
 from minivllm.passes.kernels import small
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
 
 
 class FusedNorm(nn.Module):
@@ -85,9 +82,9 @@ class FusedAttention(nn.Module):
         self.qkv_proj, self.o_proj, self.qk_norm = inner.qkv_proj, inner.o_proj, inner.qk_norm
         self.trims = inner.trims
         self.norm: tuple[Tensor, float, str] | None = None
-        if (found := inner.qk_norm) is not None:
-            kind = "gemma" if type(found) is GemmaHeadNorm else "plain"
-            self.norm = (found.weight, found.eps, kind)
+        if isinstance(norm := inner.qk_norm, HeadNorm):
+            kind = "gemma" if type(norm) is GemmaHeadNorm else "plain"
+            self.norm = (norm.weight, norm.eps, kind)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
@@ -237,11 +234,12 @@ def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
 
 def _fused(module: nn.Module) -> nn.Module | None:
     """The module that stands for this one, if there is one."""
-    if type(module) in (RMSNorm, GemmaNorm):
-        assert isinstance(module, RMSNorm)
+    plain = plain_class(module)
+    if isinstance(module, RMSNorm) and plain in (RMSNorm, GemmaNorm):
         return FusedNorm(module)
-    if type(module) is MLP and module.activation in ACTIVATIONS.values():
+    if isinstance(module, MLP) and plain is MLP and module.activation in ACTIVATIONS.values():
         return FusedMLP(module)
-    if type(module) is Attention and type(module.qk_norm) in (type(None), HeadNorm, GemmaHeadNorm):
+    known = (type(None), HeadNorm, GemmaHeadNorm)
+    if isinstance(module, Attention) and plain is Attention and type(module.qk_norm) in known:
         return FusedAttention(module)
     return None

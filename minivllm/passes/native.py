@@ -6,20 +6,20 @@ as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor, nn
 
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
-from minivllm.models.layers import MLP, Attention, DecoderLayer, HeadNorm, RMSNorm
+from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
+from minivllm.models.head_norm import HeadNorm
+from minivllm.models.layers import DecoderLayer
 from minivllm.models.load.loading import LoadedModel
 from minivllm.passes.base import PassContext, PassReport
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
 
 
 class NativeLayer(DecoderLayer):
@@ -34,14 +34,14 @@ class NativeLayer(DecoderLayer):
     """
 
     def __init__(self, inner: DecoderLayer, kernels: Kernels) -> None:
-        attention, mlp = cast(Attention, inner.self_attn), cast(MLP, inner.mlp)
+        attention, mlp = cast(CPUAttention, inner.self_attn), cast(CPUMLP, inner.mlp)
         first, second = (
-            cast(RMSNorm, inner.input_layernorm),
-            cast(RMSNorm, inner.post_attention_layernorm),
+            cast(CPUNorm, inner.input_layernorm),
+            cast(CPUNorm, inner.post_attention_layernorm),
         )
         super().__init__(first, attention, second, mlp)
         self.layer, self.trims = attention.layer, attention.trims
-        norm = attention.qk_norm
+        norm = cast(HeadNorm | None, attention.qk_norm)
         self.run = kernels.decoder_layer(
             *((first.weight, first.eps), _state(attention.qkv_proj)),
             None if norm is None else (norm.weight, norm.eps),
@@ -71,15 +71,14 @@ def is_native(layer: nn.Module) -> bool:
     if type(layer) is not DecoderLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    if type(attention) is not Attention or type(mlp) is not MLP:
+    if type(attention) is not CPUAttention or type(mlp) is not CPUMLP:
         return False
     linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
     return (
         all(type(linear) is PanelLinear for linear in linears)
-        and all(type(norm) is RMSNorm for norm in norms)
+        and all(type(norm) is CPUNorm for norm in norms)
         and type(attention.qk_norm) in (type(None), HeadNorm)
-        and all(getattr(part, "kernels", None) is not None for part in (attention, mlp, *norms))
     )
 
 

@@ -4,17 +4,26 @@ wanted."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minivllm.models.families.llama import LlamaForCausalLM
+from minivllm.models.layers import Attention
+from minivllm.models.load.loading import LoadedModel
 from minivllm.passes.base import PassContext, PassReport
-
-if TYPE_CHECKING:
-    from minivllm.models.load.loading import LoadedModel
 
 
 def trims(runtime: Mapping[str, Any]) -> bool:
     """Whether these knobs of `runtime` trim the last layer: compiled layers keep all rows."""
     return bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
+
+
+def trim(model: LlamaForCausalLM) -> None:
+    """Let the last layer compute what comes after its attention for those tokens alone whose logits
+    are wanted: no other token of the step depends on it. Called before passes replace the attention
+    modules."""
+    last = model.model.layers[-1].get_submodule("self_attn")
+    assert isinstance(last, Attention)
+    model.trims = last.trims = True
 
 
 class TrimLastLayer:
@@ -28,5 +37,5 @@ class TrimLastLayer:
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         """See ModelPass."""
-        loaded.model.trim()
+        trim(loaded.model)
         return PassReport(self.name, 1)

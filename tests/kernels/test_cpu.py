@@ -18,6 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear
+from minivllm.models.cpu_layers import use_kernels
 from minivllm.models.layers import RMSNorm
 from minivllm.models.rope import rotate
 from minivllm.quant.int4 import Int4
@@ -276,7 +277,7 @@ def test_norm(kernels: Kernels, dtype: torch.dtype) -> None:
     for rows, size in ((1, 16), (5, 48), (40, 1024)):
         x, weight = 3 * torch.randn(rows, size, dtype=dtype), torch.randn(size, dtype=dtype)
         norm = RMSNorm(size, 1e-6)
-        library.use_kernels(norm, kernels)
+        use_kernels(norm, kernels)
         norm.weight.data = weight
         assert norm.kernels is not None
         exact = F.rms_norm(x.double(), (size,), None, 1e-6) * weight.double()

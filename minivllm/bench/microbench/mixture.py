@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from minivllm.bench.microbench.case import DTYPE, ITEM, Case, Setting, Side
-from minivllm.kernels.cpu.library import Kernels, use_kernels
+from minivllm.kernels.cpu.library import Kernels
+from minivllm.models.cpu_layers import use_kernels
 from minivllm.models.layers import Linear
 from minivllm.models.moe import MoE
 from minivllm.passes.grouped import GroupedMoE

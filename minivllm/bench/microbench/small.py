@@ -12,8 +12,9 @@ from torch import Tensor
 from minivllm.bench.microbench.case import DTYPE, ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
-from minivllm.kernels.cpu.library import use_kernels
-from minivllm.models.layers import MLP, HeadNorm, RMSNorm
+from minivllm.models.cpu_layers import use_kernels
+from minivllm.models.head_norm import HeadNorm
+from minivllm.models.layers import MLP, RMSNorm
 from minivllm.models.rope import rotate
 
 EPS = 1e-6

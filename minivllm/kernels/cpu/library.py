@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from minivllm.errors import BadInput, first_line
 
@@ -79,13 +78,6 @@ def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | Non
                 f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto"
             ) from None
         return None, reason
-
-
-def use_kernels(model: nn.Module, kernels: Kernels | None) -> None:
-    """Let the modules of a model that say so (`takes_kernels`) compute with the kernels."""
-    for module in model.modules():
-        if getattr(module, "takes_kernels", False):
-            module.kernels = kernels  # type: ignore[assignment]  # which a module may be told
 
 
 @functools.cache

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.cache.spec import AttentionSpec
 from minivllm.models.config import SLIDING, ModelConfig
 from minivllm.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from minivllm.models.rope import Rotary
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
 
 
 class Decoder(nn.Module):
@@ -50,7 +46,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.trims = False
+        self.trims = False  # whether the last layer trims its rows, see passes/trim.py
         layers = [self.make_layer(i) for i in range(config.num_layers)]
         self.model = Decoder(self.make_embedding(), layers, self.make_norm(), config)
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
@@ -80,20 +76,9 @@ class LlamaForCausalLM(nn.Module):
 
     def make_rotary(self, max_positions: int, device: torch.device) -> None:
         """Set up the rotary embeddings; called once the weights are in place."""
-        config = self.config
-        for rope in (config.rope, config.local_rope):
-            if rope is not None:
-                self.model.rotaries.append(
-                    Rotary(rope, config.head_dim, max_positions, self.dtype, device)
-                )
-
-    def trim(self) -> None:
-        """Let the last layer compute what comes after its attention for those tokens alone whose
-        logits are wanted: no other token of the step depends on it. Called before the attention
-        modules are replaced."""
-        last = self.model.layers[-1].get_submodule("self_attn")
-        assert isinstance(last, Attention)
-        self.trims = last.trims = True
+        for rope in self.config.ropes:
+            rotary = Rotary(rope, self.config.head_dim, max_positions, self.dtype, device)
+            self.model.rotaries.append(rotary)
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from minivllm.models.families.llama import LlamaForCausalLM
-from minivllm.models.layers import Attention, HeadNorm
+from minivllm.models.head_norm import HeadNorm
+from minivllm.models.layers import Attention
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):

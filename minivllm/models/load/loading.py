@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import Kernels, use_kernels
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.config import ModelConfig, require_experts
+from minivllm.models.cpu_layers import share_packed, use_kernels
 from minivllm.models.families.llama import LlamaForCausalLM
-from minivllm.models.layers import HeadNorm, Linear
+from minivllm.models.head_norm import HeadNorm
+from minivllm.models.layers import Linear
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.prequantized import Prequantized, part_names
@@ -217,7 +219,8 @@ def _fill(
             if shared is not None and not quantized:
                 model.lm_head = tied_linear(shared, quant.kernels)
                 if isinstance(model.lm_head, PanelLinear):
-                    model.model.embed_tokens.share(model.lm_head.weight)
+                    assert quant.kernels is not None
+                    share_packed(model.model.embed_tokens, model.lm_head, quant.kernels)
                 sizes["lookup_bytes"] = 0
                 continue
             if shared is not None:
