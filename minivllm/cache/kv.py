@@ -9,7 +9,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from minivllm.cache.compression import SCALE_DTYPE, compress, expand
 from minivllm.cache.spec import AttentionSpec, CacheLayout, token_bytes
 
 
@@ -49,15 +48,16 @@ class KVCache:
         layout: block size and number of blocks.
         dtype: the model's dtype.
         device: where the cache lives.
-        kv_dtype: "auto" stores keys and values in `dtype`, "int8" and "fp8" in 8 bits (see
-            compression.py).
 
     Attributes:
-        parts: for each layer what lies in blocks, and moves with them: keys and values [num_blocks,
-            block_size, num_kv_heads, head_dim], and if they are compressed (then they are int8
-            bits) their scales [num_blocks, block_size, num_kv_heads], float32. attention=cpu may
+        parts: for each layer the tensors [num_blocks, block_size, ...] that lie in blocks, and move
+            with them: keys and values [..., num_kv_heads, head_dim], and if they are compressed
+            (then they are int8 bits) their scales [..., num_kv_heads], float32. attention=cpu may
             keep another order within a block, which only moves as a whole.
     """
+
+    kv_dtype = "auto"  # how keys and values are stored: here in `dtype`
+    compressed = False
 
     def __init__(
         self,
@@ -65,21 +65,14 @@ class KVCache:
         layout: CacheLayout,
         dtype: torch.dtype,
         device: torch.device,
-        kv_dtype: str = "auto",
     ) -> None:
-        self.layout = layout
-        self.dtype = dtype
-        self.kv_dtype = kv_dtype
-        self.compressed = kv_dtype != "auto"
-        self.bytes_per_token = bytes_per_token(specs, dtype, kv_dtype)
-        self.parts: list[tuple[Tensor, ...]] = []
-        for spec in specs:
-            heads: tuple[int, ...] = (layout.block_size, spec.num_kv_heads)
-            shapes = [((*heads, spec.head_dim), torch.int8 if self.compressed else dtype)] * 2
-            shapes += [(heads, SCALE_DTYPE)] * 2 * self.compressed
-            self.parts.append(
-                tuple(zeros((layout.num_blocks, *s), kind, device) for s, kind in shapes)
-            )
+        self.layout, self.dtype = layout, dtype
+        self.bytes_per_token = bytes_per_token(specs, dtype, self.kv_dtype)
+        rows = layout.num_blocks, layout.block_size
+        self.parts = [
+            tuple(zeros((*rows, *shape), kind, device) for shape, kind in self.part_shapes(spec))
+            for spec in specs
+        ]
         self.blocks = [part for parts in self.parts for part in parts]  # all that lies in blocks
         # Views by slot, made once: a step on a CPU counts every operation of every layer.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
@@ -89,13 +82,21 @@ class KVCache:
         """Bytes of the whole pool."""
         return sum(part.nbytes for part in self.blocks)
 
+    def part_shapes(self, spec: AttentionSpec) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of what each of a layer's `parts` holds for one token."""
+        return [((spec.num_kv_heads, spec.head_dim), self.dtype)] * 2
+
+    def stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """New keys and values as a layer's `parts` store them."""
+        return k, v
+
+    def restored(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values in the model's dtype; the inverse of `stored`."""
+        return parts[0], parts[1]
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store new keys and values. slots: int64 [T]; k, v: [T, num_kv_heads, head_dim]."""
-        new: tuple[Tensor, ...] = (k, v)
-        if self.compressed:
-            (k, k_scale), (v, v_scale) = compress(k, self.kv_dtype), compress(v, self.kv_dtype)
-            new = (k, v, k_scale, v_scale)
-        for part, rows in zip(self._slots[layer], new, strict=True):
+        for part, rows in zip(self._slots[layer], self.stored(k, v), strict=True):
             part.index_copy_(0, slots, rows)
 
     def clear(self, blocks: Sequence[int]) -> None:
@@ -122,22 +123,14 @@ class KVCache:
         """
         parts = self.parts[layer]
         if len(blocks) == num_rows:
-            found = [part[:, :num_tokens].index_select(0, blocks) for part in parts]
+            rows = [part[:, :num_tokens].index_select(0, blocks) for part in parts]
         else:
-            found = [
+            rows = [
                 part.index_select(0, blocks).view(num_rows, -1, *part.shape[2:]) for part in parts
             ]
-        return self._expanded(found)
+        return self.restored(rows)
 
     def gather_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in
         the model's dtype."""
-        return self._expanded([part.index_select(0, slots) for part in self._slots[layer]])
-
-    def _expanded(self, found: list[Tensor]) -> tuple[Tensor, Tensor]:
-        if not self.compressed:
-            return found[0], found[1]
-        k, v, k_scale, v_scale = found
-        return expand(k, k_scale, self.kv_dtype, self.dtype), expand(
-            v, v_scale, self.kv_dtype, self.dtype
-        )
+        return self.restored([part.index_select(0, slots) for part in self._slots[layer]])

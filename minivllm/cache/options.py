@@ -28,7 +28,7 @@ class PagedOptions(Options):
         kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8
             bits, with a scale for each head of each token.
         eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them
-            all, "streaming", "h2o" and "snapkv" drop some (see eviction.py).
+            all, "streaming", "h2o" and "snapkv" drop some (see eviction/policies.py).
         eviction_budget: most tokens that a request holds, if it evicts.
         eviction_sinks: first tokens that are never dropped.
         eviction_window: newest tokens that are never dropped; None is half of the budget.

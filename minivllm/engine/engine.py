@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
+from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CachePolicy
@@ -111,7 +112,7 @@ class Engine:
         layout = policy.preemption_strategy.fit(layout)
         if layout.eviction is not None:
             layout.eviction.check(spec.window for spec in specs)
-        self.kv = KVCache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
+        self.kv = kv_cache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
         self.transfers = BlockTransfers(self.kv.blocks, layout)
         self.cache = CacheManager(layout, self.transfers.disk)
         anew_at = loaded.config.rope.rotates_anew_at

@@ -19,6 +19,7 @@ from minivllm.attention.flex import FlexBackend
 from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
+from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
@@ -70,7 +71,7 @@ def run_in_pieces(
     torch.manual_seed(seed)
     rng = random.Random(seed if cut_seed is None else cut_seed)
     specs = [other or spec, spec]
-    kv = KVCache(specs, layout, dtype, device, kv_dtype)
+    kv = kv_cache(specs, layout, dtype, device, kv_dtype)
     for part in itertools.chain(*kv.parts):  # poisoned: what is read must have been written
         part[1:] = poison if part.is_floating_point() else -1
     manager = CacheManager(layout)
@@ -248,7 +249,7 @@ def test_cpu_refuses_what_it_cannot_serve_and_auto_goes_on() -> None:
     assert cpu([spec], kv).name == "cpu"
     with pytest.raises(BadInput, match="multiple of 16"):
         cpu([odd], KVCache([odd], CacheLayout(4, 4), torch.float32, CPU))
-    compressed = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU, "int8")
+    compressed = kv_cache([spec], CacheLayout(4, 4), torch.float32, CPU, "int8")
     with pytest.raises(BadInput, match="no compressed cache"):
         cpu([spec], compressed)
     kernels = library.load()

@@ -16,6 +16,7 @@ from minivllm import LLM
 from minivllm.attention import flash, ragged
 from minivllm.attention.flash import PACKAGES, FlashBackend
 from minivllm.attention.options import FlashAttentionOptions
+from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
@@ -228,7 +229,7 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         BadInput, match=r"flash-attn 3 reads no paged cache on a GPU .*8.6; use attention.version=2"
     ):
         make(FlashAttentionOptions(3))
-    compressed = KVCache([spec], CacheLayout(256, 4), torch.bfloat16, CPU, "int8")
+    compressed = kv_cache([spec], CacheLayout(256, 4), torch.bfloat16, CPU, "int8")
     with pytest.raises(
         BadInput, match=r"reads no compressed cache; use attention=triton or cache\.kv_dtype=auto"
     ):

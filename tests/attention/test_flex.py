@@ -16,6 +16,7 @@ from minivllm.attention.batch import StepBatch
 from minivllm.attention.flex import QUERIES, FlexBackend
 from minivllm.attention.options import FlexAttentionOptions
 from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
@@ -176,4 +177,4 @@ def test_what_it_cannot_read_is_refused() -> None:
     with pytest.raises(
         BadInput, match=r"no compressed cache; use attention=sdpa or cache\.kv_dtype=auto"
     ):
-        FlexBackend([spec], KVCache([spec], CacheLayout(16, 4), torch.float32, CPU, "int8"))
+        FlexBackend([spec], kv_cache([spec], CacheLayout(16, 4), torch.float32, CPU, "int8"))

@@ -20,7 +20,7 @@ from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels import paged, write
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
-from minivllm.cache.compression import compress
+from minivllm.cache.compression.eight_bits import compress, kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
@@ -167,7 +167,7 @@ def test_small_values_and_weights_are_not_lost_in_float16(kv_dtype: str) -> None
     """A weight times a scale would be less than float16 has, where one key takes most of the
     weight."""
     spec = AttentionSpec(1, 1, 16, 1.0)
-    kv = KVCache([spec], CacheLayout(32, 10), torch.float16, DEVICE, kv_dtype)
+    kv = kv_cache([spec], CacheLayout(32, 10), torch.float16, DEVICE, kv_dtype)
     attention = TritonBackend([spec], kv)
     length = 257
     q, k, v = torch.zeros(3, length, 1, 16, dtype=torch.float16).unbind(0)
@@ -212,7 +212,7 @@ def test_error_is_at_most_twice_that_of_eager(dtype: torch.dtype, kv_dtype: str)
     expected = reference(*qkv, spec)
     errors = []
     for make, device in ((backend, DEVICE), (EagerBackend, CPU)):
-        attention = make([spec], KVCache([spec], LAYOUT, dtype, device, kv_dtype))
+        attention = make([spec], kv_cache([spec], LAYOUT, dtype, device, kv_dtype))
         errors.append(float((in_cuts(attention, qkv, CUTS).double() - expected).abs().max()))
     assert errors[0] <= 2 * errors[1] + 1e-6
 
@@ -229,7 +229,7 @@ def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut_and_beside_
     qkv = sequence(spec, sum(whole), torch.bfloat16)
 
     def outs(make: Callable[..., TritonBackend], cuts: Sequence[int], beside: int = 0) -> Tensor:
-        kv = KVCache([spec], LAYOUT, torch.bfloat16, DEVICE, kv_dtype)
+        kv = kv_cache([spec], LAYOUT, torch.bfloat16, DEVICE, kv_dtype)
         return in_cuts(make([spec], kv), qkv, cuts, beside)
 
     alone = outs(partial(TritonBackend, invariant=True), whole)
@@ -250,7 +250,7 @@ def test_what_is_written_is_what_compression_says(kv_dtype: str, dtype: torch.dt
     v[3] = 0.0
     k[2, 1, :16] *= 1e-3  # numbers that fp8 has only without an exponent
     slots = torch.randperm(28)[:9] + 4
-    kv = KVCache([spec], layout, dtype, DEVICE, kv_dtype)
+    kv = kv_cache([spec], layout, dtype, DEVICE, kv_dtype)
     write.write(kv, 0, slots.to(DEVICE), k.to(DEVICE), v.to(DEVICE))
     for x, bits, scales in zip((k, v), kv.parts[0][:2], kv.parts[0][2:], strict=True):
         wanted_bits, wanted_scales = compress(x, kv_dtype)

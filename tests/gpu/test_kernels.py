@@ -16,6 +16,7 @@ from minivllm.attention.flash import FlashBackend
 from minivllm.attention.flex import FlexBackend
 from minivllm.attention.torch_varlen import TorchVarlenBackend
 from minivllm.attention.triton import TritonBackend
+from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.errors import BadInput
@@ -78,7 +79,7 @@ def errors(
     ):
         batch = batch_of(query_lens, seq_lens, layout.block_size)
         exact_kv = KVCache([spec], layout, torch.float32, torch.device("cuda"))
-        kv = KVCache([spec], layout, dtype, torch.device("cuda"), kv_dtype)
+        kv = kv_cache([spec], layout, dtype, torch.device("cuda"), kv_dtype)
         slots = torch.arange(layout.num_blocks * layout.block_size, device="cuda")
         past = torch.randn(2, len(slots), spec.num_kv_heads, spec.head_dim, device="cuda").to(dtype)
         kv.write(0, slots, *past)

@@ -22,6 +22,7 @@ from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.kernels import common
+from minivllm.models.cpu_layers import plain_class
 from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
 from minivllm.models.load.loading import load_model
@@ -104,7 +105,7 @@ def test_an_activation_that_is_computed_by_rows_stays(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
     overrides = ["runtime.fused_kernels=triton", "runtime.determinism=batch", "cache.num_blocks=20"]
     with LLM(str(tmp_path), device=DEVICE.type, quant="fp32", overrides=overrides) as llm:
-        modules = Counts(type(module).__name__ for module in llm.engine.loaded.model.modules())
+        modules = Counts(plain_class(m).__name__ for m in llm.engine.loaded.model.modules())
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert modules["FusedAttention"] == 1
     assert (modules["MLP"], modules["FusedMLP"]) == ((1, 0) if DEVICE.type == "cpu" else (0, 1))

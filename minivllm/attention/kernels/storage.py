@@ -1,7 +1,7 @@
 """How keys and values lie in the cache, inside a kernel: 16 or 32 bits, int8 or fp8 bits with a
 scale.
 
-The same numbers as minivllm/cache/compression.py, bit for bit.
+The same numbers as minivllm/cache/compression/eight_bits.py, bit for bit.
 """
 
 from __future__ import annotations

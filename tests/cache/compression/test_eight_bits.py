@@ -10,8 +10,8 @@ import torch
 
 from minivllm import LLM
 from minivllm.bench.targets.minivllm import MinivllmEngine
-from minivllm.cache.compression import compress, expand
-from minivllm.cache.kv import KVCache, bytes_per_token
+from minivllm.cache.compression.eight_bits import compress, expand, kv_cache
+from minivllm.cache.kv import bytes_per_token
 from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import compose
@@ -68,7 +68,7 @@ def test_errors_stay_within_their_bounds(dtype: torch.dtype) -> None:
 @each_kv_dtype
 def test_scales_move_with_their_blocks(kv_dtype: str) -> None:
     spec, layout = AttentionSpec(2, 2, 8, 1.0), CacheLayout(4, 5, host_slots=2)
-    kv = KVCache([spec], layout, torch.float32, CPU, kv_dtype)
+    kv = kv_cache([spec], layout, torch.float32, CPU, kv_dtype)
     k, v = torch.randn(2, 4, 2, 8) * 10
     kv.write(0, torch.arange(4, 8), k, v)
     before = kv.gather(0, torch.tensor([1]), 1, 4)

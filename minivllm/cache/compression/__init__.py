@@ -1,0 +1,1 @@
+"""Compression: how keys and values are stored in fewer bits."""
