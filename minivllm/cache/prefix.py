@@ -38,10 +38,11 @@ class PrefixIndex:
 
     Args:
         block_size: tokens a block.
+        most_reusable: blocks that a request may begin with.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, block_size: int, most_reusable: int) -> None:
+        self.block_size, self.most_reusable = block_size, most_reusable
         self.root = PrefixNode(None, ())
         self.by_block: dict[int, PrefixNode] = {}
 
@@ -51,15 +52,22 @@ class PrefixIndex:
         part = token_ids[index * self.block_size : (index + 1) * self.block_size]
         return tuple(part) if isinstance(part, list) else part
 
+    def known(self, token_ids: TokenSequence) -> Iterator[PrefixNode]:
+        """The nodes that a request with these tokens may begin with: never all of its tokens, as it
+        must compute the last one."""
+        return self.match(
+            token_ids, min((len(token_ids) - 1) // self.block_size, self.most_reusable)
+        )
+
     def match(self, token_ids: TokenSequence, most: int) -> Iterator[PrefixNode]:
         """The nodes that hold the first tokens, at most `most`, in order."""
         node = self.root
         for index in range(most):
-            found = node.children.get(self.tokens(token_ids, index))
-            if found is None:
+            child = node.children.get(self.tokens(token_ids, index))
+            if child is None:
                 return
-            yield found
-            node = found
+            yield child
+            node = child
 
     def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
         """Note that `block` holds `tokens` after those of `parent`; a block that is known for them
@@ -78,15 +86,19 @@ class PrefixIndex:
         node.block = block
         self.by_block[block] = node
 
-    def displace(self, block: int) -> PrefixNode:
-        """A cached block is used for something else now; the node that it held."""
+    def take_block(self, block: int) -> PrefixNode:
+        """The node of a cached block, which holds something else from now on."""
         node = self.by_block.pop(block)
         node.block = 0
         return node
 
-    def detach(self, node: PrefixNode) -> list[PrefixNode]:
+    def displace(self, block: int) -> None:
+        """Note that the device takes a cached block for something else: its content is lost."""
+        self.lose(self.take_block(block))
+
+    def lose(self, node: PrefixNode) -> list[PrefixNode]:
         """Take a node that is nowhere any more out of the tree, with all below it, which nobody
-        would find."""
+        would find: the nodes lost."""
         if node.parent is not None:
             del node.parent.children[node.tokens]
         gone = [node]

@@ -3,7 +3,7 @@ counters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from minivllm.cache.eviction.policies import Eviction
@@ -53,6 +53,13 @@ class CacheLayout:
     offload_dir: str | None = None
     eviction: Eviction | None = None  # what a request drops that has filled its budget
 
+    @property
+    def most_reusable_blocks(self) -> int:
+        """Blocks of the prefix cache that a request may begin with. Once a request evicts, its
+        further blocks follow others than the ones before them in the prompt."""
+        most = self.num_blocks if self.eviction is None else self.eviction.budget - 1
+        return most if self.prefix_caching else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
@@ -69,6 +76,27 @@ class Transfers:
 
 
 NOTHING = Transfers()
+
+
+@dataclass
+class PendingTransfers:
+    """The moves of the next step while it is planned; see Transfers."""
+
+    spills: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self) -> Transfers:
+        """Hand the moves out; none is pending afterwards."""
+        pending = [*vars(self).values()]
+        if not any(pending):
+            return NOTHING
+        taken = Transfers(*map(tuple, pending))
+        for moves in pending:
+            moves.clear()
+        return taken
 
 
 @dataclass

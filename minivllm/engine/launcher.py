@@ -180,5 +180,5 @@ class Launcher:
             steps = (
                 (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled
             )
-            self.cache.observe(steps, batch.attention_scores.tolist())
+            self.cache.evictor.observe(steps, batch.attention_scores.tolist())
         return logits

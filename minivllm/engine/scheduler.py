@@ -92,7 +92,7 @@ class Scheduler:
         """
         # The last token is never computed, so it needs no room.
         longest = request.max_num_tokens - 1
-        held = self.cache.footprint(longest)
+        held = self.cache.evictor.footprint(longest)
         if held > self.cache.capacity_tokens:
             raise BadInput(
                 f"request {request.request_id} may grow to {held} cached tokens, and the KV "
@@ -140,7 +140,9 @@ class Scheduler:
         self._shed_overdue(step, now)
         self._restart_rotated()
         if self.cache.tiers is not None:
-            self.cache.prefetch((r.cache, r.reusable_token_ids) for r in self.waiting.front())
+            self.cache.tiers.look_ahead(
+                (r.cache, r.reusable_token_ids) for r in self.waiting.front()
+            )
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
         decoding = (
             [r for r in self.running if r.state is RequestState.DECODE]
@@ -216,8 +218,7 @@ class Scheduler:
         # it joined when the step had no tokens left, or nothing is kept
         if not sequence.block_table.blocks:
             return self._join(request, count)
-        if (room := self.cache.room(sequence, computed)) is not None:
-            count = min(count, room)
+        count = min(count, self.cache.evictor.room(sequence, computed))
         return count if self.cache.grow(sequence, computed, computed + count) else 0
 
     def _join(self, request: Request, most: int, spare: int = 0) -> int:
@@ -253,7 +254,7 @@ class Scheduler:
                 self.finish(request, "shed")
                 step.shed.append(request)
                 continue
-            if not cache.is_fetched(
+            if cache.tiers is not None and not cache.tiers.is_fetched(
                 request.cache, request.reusable_token_ids
             ):  # it keeps its place; those running go on
                 step.next_poll_s = now + DISK_POLL_S

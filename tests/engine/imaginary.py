@@ -173,7 +173,7 @@ class Machine:
             steps = [
                 (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in plan.scheduled
             ]
-            self.scheduler.cache.observe(steps, mass)
+            self.scheduler.cache.evictor.observe(steps, mass)
         done = []
         sampling = [part.request for part in plan.scheduled if part.samples]
         for part in plan.scheduled:
@@ -239,7 +239,7 @@ class Machine:
         cache.pool.check_integrity(request.cache.block_table for request in self.requests)
         held = [slot for request in self.requests for slot in request.cache.host_slots]
         assert len(held) == len(set(held))
-        assert len(held) + cache.num_free_slots <= cache.layout.host_slots
+        assert len(held) + cache.swap.num_free <= cache.layout.host_slots
         if cache.prefix is not None:
             self.check_tiers()
         known = sorted(r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running))

@@ -129,7 +129,7 @@ def serve(folder: Path, overrides: list[str]) -> list[list[list[int]]]:
         )
         manager = llm.engine.cache
         assert manager.pool.num_used == 0
-        assert manager.num_free_slots == manager.layout.host_slots
+        assert manager.swap.num_free == manager.layout.host_slots
         manager.pool.check_integrity([])
         return first
 

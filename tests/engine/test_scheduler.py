@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
-        held = scheduler.cache.footprint(longest)
+        held = scheduler.cache.evictor.footprint(longest)
         if (
             held > scheduler.cache.capacity_tokens
             or (not scheduler.chunks and held < longest)
@@ -129,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
-        held = scheduler.cache.footprint(longest)
+        held = scheduler.cache.evictor.footprint(longest)
         needed = -(-held // size)
         if self.policy.preemption_strategy.name == "reserve":
             needed *= width
@@ -213,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert hypotheses(first) == alone
         cache = self.machine.scheduler.cache
         assert cache.pool.num_used == 0
-        assert cache.num_free_slots == cache.layout.host_slots
+        assert cache.swap.num_free == cache.layout.host_slots
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -6,12 +6,11 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from minivllm.cache.prefix import PrefixIndex, PrefixNode
-
-if TYPE_CHECKING:
-    from minivllm.cache.spec import CacheCounters, CacheLayout
+from minivllm.cache.prefix import PrefixIndex, PrefixNode, TokenSequence
+from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.spec import CacheCounters, CacheLayout, PendingTransfers
 
 
 class Finished(NamedTuple):
@@ -46,7 +45,8 @@ class OffloadTiers:
     Args:
         layout: how many blocks host memory and disk hold.
         prefix: the tree whose nodes are kept.
-        counters: told what was moved.
+        counters: count what is moved.
+        pending: gets the moves between the tiers.
         disk: does the reading and writing; None (no memory is real) has each job done when the next
             step is planned.
     """
@@ -56,9 +56,11 @@ class OffloadTiers:
         layout: CacheLayout,
         prefix: PrefixIndex,
         counters: CacheCounters,
+        pending: PendingTransfers,
         disk: Disk | None = None,
     ) -> None:
-        self.prefix, self.counters, self._disk = prefix, counters, disk
+        self.prefix, self.counters, self.pending, self._disk = prefix, counters, pending, disk
+        self._has_disk = layout.disk_records > 0
         self._most_ahead = layout.offload_slots // 2
         # by slot, the least recently used first
         self.host: OrderedDict[int, PrefixNode] = OrderedDict()
@@ -74,14 +76,13 @@ class OffloadTiers:
         self._unused_records = iter(range(layout.disk_records))
         self._busy: set[int] = set()
         self._freed_late: list[int] = []
-        self._spills: list[tuple[int, int]] = []
-        self._reads: list[tuple[int, int]] = []
         self._handed: list[Finished] = []
         self._num_reads = self._num_reads_done = 0
 
-    def keep(self, node: PrefixNode) -> int | None:
-        """The device gives up the block of `node`: the host slot to save it to, None if it is kept
-        already or lost."""
+    def displace(self, block: int) -> None:
+        """Note that the device takes a cached block for something else. Its content is saved to a
+        host slot, unless it is kept already or has to be lost."""
+        node = self.prefix.take_block(block)
         if node.slot is None:
             slot = self._take_slot()
             if slot is not None and node.attached:  # making room may have lost one above it
@@ -89,11 +90,10 @@ class OffloadTiers:
                 self.host[slot] = node
                 node.slot = slot
                 self.counters.blocks_offloaded += 1
-                return slot
-            if slot is not None:
+                self.pending.saves.append((block, slot))
+            elif slot is not None:
                 self._free_slots.append(slot)
         self._lose_if_nowhere(node)
-        return None
 
     def hold(self, nodes: Iterable[PrefixNode]) -> None:
         """A request uses these nodes, in order from the root: what of them is down here stays for
@@ -106,9 +106,43 @@ class OffloadTiers:
             if node.record is not None and node.record in self.disk:
                 self.disk.move_to_end(node.record)
 
-    def prefetch(self, nodes: list[PrefixNode]) -> int:
-        """Start reading those of `nodes` that are on disk only, as far as there are slots: the
-        ticket to wait with."""
+    def load(self, nodes: Iterable[PrefixNode], blocks: list[int]) -> None:
+        """Bring the nodes that the device has lost back into the last of `blocks`, which become
+        theirs."""
+        for node in nodes:
+            if not node.block:
+                assert node.slot is not None
+                self.prefix.place(node, blocks.pop())
+                self.pending.loads.append((node.slot, node.block))
+                self.counters.blocks_restored += 1
+
+    def look_ahead(self, sequences: Iterable[tuple[CachedSequence, TokenSequence]]) -> None:
+        """Take note of what was read from disk since the last step, and start to read what these
+        sequences will need, as far as the host has room for it.
+
+        Args:
+            sequences: that wait, each with its tokens as in the manager's `admit`.
+        """
+        self.settle()
+        for sequence, token_ids in sequences if self._has_disk else ():
+            if self.may_look_ahead and not sequence.was_looked_ahead:
+                sequence.was_looked_ahead = True
+                self.prefetch(token_ids)
+
+    def is_fetched(self, sequence: CachedSequence, token_ids: TokenSequence) -> bool:
+        """Whether the sequence whose turn it is need not wait for the disk. The first call starts
+        to read what is still missing; whatever leaves the host after that is computed again, so
+        that nobody waits twice."""
+        if not self._has_disk:
+            return True
+        if sequence.disk_ticket is None:
+            sequence.disk_ticket = self.prefetch(token_ids)
+        return self.has_read(sequence.disk_ticket)
+
+    def prefetch(self, token_ids: TokenSequence) -> int:
+        """Start reading the blocks of these tokens that are on disk only, as far as there are
+        slots: the ticket to wait with."""
+        nodes = [*self.prefix.known(token_ids)]
         self.hold(nodes)
         ticket, reads = 0, []
         for node in nodes:
@@ -126,7 +160,7 @@ class OffloadTiers:
                 reads.append((node.record, slot))
                 self._num_reads += 1
             ticket = self._num_reads
-        self._reads += reads[::-1]  # a parent comes last, and outlives its children
+        self.pending.reads += reads[::-1]  # a parent comes last, and outlives its children
         return ticket
 
     @property
@@ -170,21 +204,18 @@ class OffloadTiers:
                 if error is not None:
                     self._forget_record(self.disk.pop(record))
 
-    def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Spills (slot, record) and reads (record, slot) of the step that was planned; its slots
-        are free to go after."""
-        spills, self._spills = self._spills, []
-        reads, self._reads = self._reads, []
-        self._handed += [Finished(record, slot) for record, slot in reads]
+    def end_step(self) -> None:
+        """Let the slots go that the transfers of the planned step use; called before these are
+        taken."""
+        self._handed += [Finished(record, slot) for record, slot in self.pending.reads]
         self._busy.clear()
         self._free_slots += self._freed_late
         self._freed_late = []
-        return spills, reads
 
     def lose(self, node: PrefixNode) -> None:
         """Take a node, and what hangs below it and is found no more, out of the tree and all
         tiers."""
-        for lost in self.prefix.detach(node):
+        for lost in self.prefix.lose(node):
             if lost.slot is not None:
                 del self.host[lost.slot]
                 self._ahead.discard(lost.slot)
@@ -231,7 +262,7 @@ class OffloadTiers:
             if record is not None and node.attached:
                 node.record = record
                 self.disk[record] = node
-                self._spills.append((slot, record))
+                self.pending.spills.append((slot, record))
                 self.counters.blocks_to_disk += 1
             elif record is not None:
                 self._free_records.append(record)

@@ -155,7 +155,7 @@ def test_tokens_do_not_depend_on_how_they_are_served(
         assert tokens(llm) == expected
         assert tokens(llm) == expected  # a second time, with a warm cache
         assert llm.engine.cache.pool.num_used == 0
-        assert llm.engine.cache.num_free_slots == llm.engine.cache.layout.host_slots
+        assert llm.engine.cache.swap.num_free == llm.engine.cache.layout.host_slots
 
 
 @each_kv_dtype

@@ -177,7 +177,7 @@ def test_swapped_requests_and_cold_blocks_have_slots_of_their_own(
         for _ in range(2):
             assert serve(llm) == reference
         assert llm.engine.cache.counters.blocks_restored > 0
-        assert llm.engine.cache.num_free_slots == llm.engine.cache.layout.host_slots
+        assert llm.engine.cache.swap.num_free == llm.engine.cache.layout.host_slots
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
