@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.cache.options import ContiguousOptions
-from minivllm.cache.spec import CacheLayout
+from minivllm.cache.spec import CacheDemand, CacheLayout
 from minivllm.errors import BadInput
 
 
@@ -17,20 +17,15 @@ class ContiguousCache(ContiguousOptions):
     name = "contiguous"
     kv_dtype = "auto"
 
-    def layout(
-        self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
-    ) -> CacheLayout:
+    def layout(self, demand: CacheDemand) -> CacheLayout:
         """See CachePolicy."""
-        slabs = self.num_sequences
+        length, slabs = demand.max_model_len, self.num_sequences
         if slabs is None:
-            affordable = int(available_bytes * self.memory_fraction) // (
-                bytes_per_token * max_model_len
-            )
-            slabs = min(affordable, max_num_seqs)
+            slabs = min(demand.affordable(self.memory_fraction, length), demand.max_num_seqs)
         if slabs < 1:
             raise BadInput(
-                f"the KV cache holds no sequence of {max_model_len} tokens: "
-                f"{self.memory_fraction:g} of {available_bytes / 2**20:.0f} MiB free is too "
-                "little; lower model.max_model_len, or use cache=paged"
+                f"the KV cache holds no sequence of {length} tokens: "
+                f"{demand.shortage(self.memory_fraction)}; lower model.max_model_len, or use "
+                "cache=paged"
             )
-        return CacheLayout(max_model_len, slabs + 1)
+        return CacheLayout(length, slabs + 1)

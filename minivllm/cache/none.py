@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.cache.options import NoCacheOptions
-from minivllm.cache.spec import CacheLayout
+from minivllm.cache.spec import CacheDemand, CacheLayout
 from minivllm.errors import BadInput
 
 
@@ -17,17 +17,13 @@ class NoCache(NoCacheOptions):
     name = "none"
     kv_dtype = "auto"
 
-    def layout(
-        self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
-    ) -> CacheLayout:
+    def layout(self, demand: CacheDemand) -> CacheLayout:
         """See CachePolicy."""
-        affordable = int(available_bytes * self.memory_fraction) // (
-            bytes_per_token * max_model_len
-        )
-        if affordable < 1:
+        length = demand.max_model_len
+        slabs = min(demand.affordable(self.memory_fraction, length), demand.max_num_seqs)
+        if slabs < 1:
             raise BadInput(
-                f"a step has no room for a sequence of {max_model_len} tokens: "
-                f"{self.memory_fraction:g} of {available_bytes / 2**20:.0f} MiB free is too "
-                "little; lower model.max_model_len"
+                f"a step has no room for a sequence of {length} tokens: "
+                f"{demand.shortage(self.memory_fraction)}; lower model.max_model_len"
             )
-        return CacheLayout(max_model_len, min(affordable, max_num_seqs) + 1, retains_kv=False)
+        return CacheLayout(length, slabs + 1, retains_kv=False)

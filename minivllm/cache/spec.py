@@ -38,6 +38,24 @@ def token_bytes(kv_heads: int, head_dim: int, dtype_bytes: int, kv_dtype: str) -
 
 
 @dataclass(frozen=True)
+class CacheDemand:
+    """What a cache is to hold, and the memory that is free for it."""
+
+    bytes_per_token: int
+    available_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+
+    def affordable(self, fraction: float, block_size: int) -> int:
+        """Blocks of `block_size` tokens that fit into a fraction of the free memory."""
+        return int(self.available_bytes * fraction) // (self.bytes_per_token * block_size)
+
+    def shortage(self, fraction: float) -> str:
+        """The words of an error for a fraction that holds no block."""
+        return f"{fraction:g} of {self.available_bytes / 2**20:.0f} MiB free is too little"
+
+
+@dataclass(frozen=True)
 class CacheLayout:
     """How the cache's memory is cut up, and what is done with it."""
 
@@ -125,8 +143,6 @@ class CachePolicy(Protocol):
     name: str
     kv_dtype: str  # how keys and values are stored: "auto" (in the model's dtype), "int8" or "fp8"
 
-    def layout(
-        self, *, bytes_per_token: int, available_bytes: int, max_model_len: int, max_num_seqs: int
-    ) -> CacheLayout:
+    def layout(self, demand: CacheDemand) -> CacheLayout:
         """Cut the memory available into blocks. Raises BadInput if it holds not even one
         request."""

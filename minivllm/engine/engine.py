@@ -15,7 +15,7 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.spec import AttentionSpec, CachePolicy
+from minivllm.cache.spec import AttentionSpec, CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
@@ -97,11 +97,9 @@ class Engine:
         self.max_model_len = loaded.max_model_len
         self.events = EventBus()
         specs = loaded.model.attention_specs
+        token_bytes = bytes_per_token(specs, loaded.model.dtype, cache.kv_dtype)
         layout = cache.layout(
-            bytes_per_token=bytes_per_token(specs, loaded.model.dtype, cache.kv_dtype),
-            available_bytes=free_memory(device),
-            max_model_len=self.max_model_len,
-            max_num_seqs=policy.max_num_seqs,
+            CacheDemand(token_bytes, free_memory(device), self.max_model_len, policy.max_num_seqs)
         )
         if layout.prefix_caching and loaded.config.rope.depends_on_length:
             raise BadInput(

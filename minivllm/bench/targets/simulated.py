@@ -16,6 +16,7 @@ from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.step_times import RooflineTimes, StepTimes, fit_records
 from minivllm.bench.workloads.lazy_prompt import answer_positions, runs_of
 from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.events import EventBus
@@ -171,11 +172,9 @@ class SimulatedEngine(Adapter):
         policy = build(config["batching"])
         longest = config["model"].get("max_model_len") or model.max_position_embeddings
         memory = UNLIMITED if options.memory_gb is None else int(options.memory_gb * 1e9)
+        free = memory - weight_bytes
         layout = cache.layout(
-            bytes_per_token=costs["kv_bytes_per_token"],
-            available_bytes=memory - weight_bytes,
-            max_model_len=longest,
-            max_num_seqs=policy.max_num_seqs,
+            CacheDemand(costs["kv_bytes_per_token"], free, longest, policy.max_num_seqs)
         )
         layout = policy.preemption_strategy.fit(layout)
         if (eviction := layout.eviction) is not None:
