@@ -9,7 +9,7 @@ from minivllm.cache.eviction.evictor import Evictor
 from minivllm.cache.pool import BlockPool
 from minivllm.cache.prefix import PrefixIndex, TokenSequence
 from minivllm.cache.sequence import CachedSequence
-from minivllm.cache.spec import CacheCounters, CacheLayout, PendingTransfers, Transfers
+from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, PendingTransfers, Transfers
 from minivllm.cache.tiers.offload import Disk, OffloadTiers
 from minivllm.cache.tiers.swap import SwapSpace
 
@@ -26,7 +26,7 @@ class CacheManager:
 
     Attributes:
         swap, tiers: host memory for requests, and what keeps cold blocks of the prefix cache.
-        evictor: limits what a request holds.
+        evictor: limits what a request holds; None: requests have no limit.
     """
 
     def __init__(self, layout: CacheLayout, disk: Disk | None = None) -> None:
@@ -39,7 +39,9 @@ class CacheManager:
         self._content = self.tiers or prefix  # forgets cached blocks
         is_cached = prefix.by_block.__contains__
         self.pool = BlockPool(layout.num_blocks, is_cached, self._content.displace)
-        self.evictor = Evictor(layout.eviction, self.pool, self.counters)
+        self.evictor: Evictor | None = None
+        if layout.eviction is not None:
+            self.evictor = Evictor(layout.eviction, self.pool, self.counters)
         self.swap = SwapSpace(layout.host_slots, self.pool, self.counters, self._pending)
 
     @property
@@ -50,6 +52,11 @@ class CacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def footprint(self, num_tokens: int) -> int:
+        """Tokens that a request of `num_tokens` tokens holds at most."""
+        eviction = self.layout.eviction
+        return num_tokens if eviction is None else min(num_tokens, eviction.capacity)
 
     def admit(
         self,
@@ -83,7 +90,9 @@ class CacheManager:
         nodes = [*takewhile(lambda node: node.block or node.slot is not None, known)]
         on_device = [node.block for node in nodes if node.block]
         done = computed or len(nodes) * self.block_size
-        count = min(num_tokens - done, most, self.evictor.room(sequence, done))
+        count = min(num_tokens - done, most)
+        if self.evictor is not None:
+            count = min(count, self.evictor.room(sequence, done))
         missing = self.blocks_for(done - sequence.num_evicted + count) - len(on_device)
         revived = sum(self.pool.is_free(block) for block in on_device)
         if (
@@ -160,7 +169,8 @@ class CacheManager:
                 parent = nodes[-1] if nodes else self.prefix.root
                 tokens = self.prefix.tokens(token_ids, index)
                 nodes.append(self.prefix.insert(parent, tokens, sequence.block_table.blocks[index]))
-        self.evictor.evict(sequence, computed, most)
+        if self.evictor is not None:
+            self.evictor.evict(sequence, computed, most)
         return computed
 
     def fork(
@@ -221,6 +231,8 @@ class CacheManager:
         """What must be moved before the step that was planned; each is handed out once."""
         if self.tiers is not None:
             self.tiers.end_step()
+        if not self._pending:
+            return NOTHING
         self.swap.end_step()
         return self._pending.take()
 

@@ -106,11 +106,12 @@ class PendingTransfers:
     loads: list[tuple[int, int]] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
+
     def take(self) -> Transfers:
         """Hand the moves out; none is pending afterwards."""
-        pending = [*vars(self).values()]
-        if not any(pending):
-            return NOTHING
+        pending = vars(self).values()
         taken = Transfers(*map(tuple, pending))
         for moves in pending:
             moves.clear()

@@ -180,5 +180,6 @@ class Launcher:
             steps = (
                 (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled
             )
+            assert self.cache.evictor is not None
             self.cache.evictor.observe(steps, batch.attention_scores.tolist())
         return logits

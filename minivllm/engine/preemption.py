@@ -107,7 +107,7 @@ class Reserve(Recompute):
     def _worst(request: Request, cache: CacheManager) -> int:
         """Blocks that a request and its further samples hold at their ends, if they share none."""
         return (1 + len(request.unstarted)) * cache.blocks_for(
-            cache.evictor.footprint(request.max_num_tokens - 1)
+            cache.footprint(request.max_num_tokens - 1)
         )
 
 

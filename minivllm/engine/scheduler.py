@@ -92,7 +92,7 @@ class Scheduler:
         """
         # The last token is never computed, so it needs no room.
         longest = request.max_num_tokens - 1
-        held = self.cache.evictor.footprint(longest)
+        held = self.cache.footprint(longest)
         if held > self.cache.capacity_tokens:
             raise BadInput(
                 f"request {request.request_id} may grow to {held} cached tokens, and the KV "
@@ -218,7 +218,8 @@ class Scheduler:
         # it joined when the step had no tokens left, or nothing is kept
         if not sequence.block_table.blocks:
             return self._join(request, count)
-        count = min(count, self.cache.evictor.room(sequence, computed))
+        if (evictor := self.cache.evictor) is not None:
+            count = min(count, evictor.room(sequence, computed))
         return count if self.cache.grow(sequence, computed, computed + count) else 0
 
     def _join(self, request: Request, most: int, spare: int = 0) -> int:

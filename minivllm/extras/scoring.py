@@ -34,7 +34,7 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
         engine.cache,
         Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0),
     )
-    if cache.evictor.footprint(len(token_ids)) > cache.capacity_tokens:
+    if cache.footprint(len(token_ids)) > cache.capacity_tokens:
         raise BadInput(
             f"{len(token_ids)} tokens do not fit the KV cache of {cache.capacity_tokens}; "
             "raise cache.num_blocks or cache.memory_fraction"
@@ -47,15 +47,17 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
     pieces = []
     try:
         while (start := request.num_computed_tokens) < len(token_ids):
-            room = cache.evictor.room(request.cache, start)
-            count = min(step, len(token_ids) - start, room)
+            count = min(step, len(token_ids) - start)
+            if cache.evictor is not None:
+                count = min(count, cache.evictor.room(request.cache, start))
             cache.grow(request.cache, start, start + count)
             engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
             parts = [ScheduledRequest(request, start, count)]
             batch = engine.runner.prepare(parts, all_logits=True)
             pieces.append(refuse_non_finite(engine.launcher.forward(parts, batch).float(), start))
-            request.num_computed_tokens += count
-            cache.evictor.evict(request.cache, request.num_computed_tokens, request.max_num_tokens)
+            request.num_computed_tokens = computed = start + count
+            if cache.evictor is not None:
+                cache.evictor.evict(request.cache, computed, request.max_num_tokens)
         return torch.cat(pieces)
     finally:
         cache.free(request.cache)

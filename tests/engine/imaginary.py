@@ -173,6 +173,7 @@ class Machine:
             steps = [
                 (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in plan.scheduled
             ]
+            assert self.scheduler.cache.evictor is not None
             self.scheduler.cache.evictor.observe(steps, mass)
         done = []
         sampling = [part.request for part in plan.scheduled if part.samples]

@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], output: int, n: int, priority: int, deadline_ms: float | None
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
-        held = scheduler.cache.evictor.footprint(longest)
+        held = scheduler.cache.footprint(longest)
         if (
             held > scheduler.cache.capacity_tokens
             or (not scheduler.chunks and held < longest)
@@ -129,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
-        held = scheduler.cache.evictor.footprint(longest)
+        held = scheduler.cache.footprint(longest)
         needed = -(-held // size)
         if self.policy.preemption_strategy.name == "reserve":
             needed *= width

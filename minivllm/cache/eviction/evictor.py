@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 
 from minivllm.cache.eviction.policies import Eviction
@@ -15,22 +14,17 @@ class Evictor:
     """Limits what a sequence holds, and drops blocks of a sequence that has reached the limit.
 
     Args:
-        policy: chooses the blocks; None: sequences have no limit.
+        policy: chooses the blocks.
         pool: takes the blocks back.
         counters: count the blocks and tokens evicted, and the queries observed.
     """
 
-    def __init__(self, policy: Eviction | None, pool: BlockPool, counters: CacheCounters) -> None:
+    def __init__(self, policy: Eviction, pool: BlockPool, counters: CacheCounters) -> None:
         self.policy, self.pool, self.counters = policy, pool, counters
-        self.capacity = sys.maxsize if policy is None else policy.capacity
-
-    def footprint(self, num_tokens: int) -> int:
-        """Tokens that a request of `num_tokens` tokens holds at most."""
-        return min(num_tokens, self.capacity)
 
     def room(self, sequence: CachedSequence, computed: int) -> int:
         """Tokens that the sequence may compute in one step after the first `computed`."""
-        return self.capacity - computed + sequence.num_evicted
+        return self.policy.capacity - computed + sequence.num_evicted
 
     def evict(self, sequence: CachedSequence, computed: int, most: int) -> None:
         """Drop blocks of a sequence that has filled its budget and goes on.
@@ -41,7 +35,7 @@ class Evictor:
             most: tokens that the sequence may come to have. The last one is never computed.
         """
         policy = self.policy
-        if policy is None or self.room(sequence, computed) > 0 or computed >= most - 1:
+        if self.room(sequence, computed) > 0 or computed >= most - 1:
             return
         scores = sequence.block_scores + [0.0] * (policy.budget - len(sequence.block_scores))
         indices = policy.drop(scores)
@@ -63,7 +57,6 @@ class Evictor:
             steps: sequences, the tokens that each held before, and those that it computed.
             scores: a row a sequence, a number a block.
         """
-        assert self.policy is not None
         for (sequence, held, count), row in zip(steps, scores, strict=True):
             self.counters.queries_observed += self.policy.observed(held, count)
             missing = len(sequence.block_table) - len(sequence.block_scores)
