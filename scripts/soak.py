@@ -179,7 +179,7 @@ def _soak(
         assert clock.now() < begin + 10 * seconds + 3600, f"{len(arrived)} requests do not end"
     check(engine)
     assert engine.cache.pool.num_used == 0, "blocks have leaked"
-    assert engine.cache.num_free_slots == engine.cache.layout.host_slots, "host slots have leaked"
+    assert engine.cache.swap.num_free == engine.cache.layout.host_slots, "host slots have leaked"
     assert not engine.scheduler.has_unfinished, "the scheduler holds requests that are over"
     return {
         "virtual_s": clock.now() - begin,

@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minivllm.analysis.cells import Cell
 from minivllm.analysis.format import listing
 from minivllm.analysis.rows import Row, below, number, open_loop
 from minivllm.bench.workloads import arrivals
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.analysis.cells import Cell
 
 THROUGHPUT = "output_tokens_per_s"
 # What counts work over time, so that arrivals can set it. Goodput and joules a token are the

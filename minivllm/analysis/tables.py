@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from minivllm.analysis.cells import Cell
 from minivllm.analysis.rows import Row, record_folder
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from minivllm.analysis.cells import Cell
 
 
 def frames(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from minivllm.errors import BadInput
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from minivllm.attention.batch import StepBatch
-    from minivllm.cache.eviction.policies import Eviction
+from minivllm.attention.batch import StepBatch
 
 
 class AttentionBackend(Protocol):
@@ -27,7 +23,7 @@ class AttentionBackend(Protocol):
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """Write k and v into the cache at `batch.slot_mapping`, then attend; where
         `batch.attention_scores` is given, add the attention that each block of each request got. A
-        backend that cannot do so calls `refuse_scores` on construction.
+        backend that cannot do so calls `require_unscored` on construction.
 
         Args:
             layer: index of the layer (selects its cache and its AttentionSpec).
@@ -36,12 +32,3 @@ class AttentionBackend(Protocol):
         Returns:
             [tokens, num_heads, head_dim] in q's dtype.
         """
-
-
-def refuse_scores(name: str, eviction: Eviction | type[Eviction] | None) -> None:
-    """Raises BadInput if eviction goes by attention: the backend `name` does not return it."""
-    if eviction is not None and eviction.scored:
-        raise BadInput(
-            f"attention={name} cannot return the attention that cache.eviction={eviction.name} "
-            "goes by; use attention=eager, or cache.eviction=streaming"
-        )

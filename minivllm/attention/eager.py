@@ -4,17 +4,14 @@ backend."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minivllm.attention.batch import StepBatch
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 
 def visible(query_len: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:

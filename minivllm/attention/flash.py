@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.options import FlashAttentionOptions
 from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, window_size
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 # version -> module, function and distribution. The versions differ in their arguments, see
 # _arguments.

@@ -7,21 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.options import FlexAttentionOptions
 from minivllm.attention.ragged import sequence_slots
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 QUERIES = 128  # of a tile; requests share it
 MOST_KEYS = 128  # of a tile, which lies within one block of the cache
@@ -70,7 +68,7 @@ class FlexBackend:
         on_gpu = kv.parts[0][0].is_cuda
         compiles = (options or FlexAttentionOptions()).compile
         self.compiled = on_gpu if compiles == "auto" else compiles
-        refuse_scores(self.name, kv.layout.eviction)
+        require_unscored(self.name, kv.layout.eviction)
         if kv.compressed:
             raise BadInput(
                 "attention=flex reads no compressed cache; use attention=sdpa or "

@@ -4,19 +4,16 @@ the step."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import visible
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 TILE = 16
 
@@ -38,7 +35,7 @@ class InvariantBackend:
     name = "invariant"
 
     def __init__(self, specs: Sequence[AttentionSpec], kv: KVCache) -> None:
-        refuse_scores(self.name, kv.layout.eviction)
+        require_unscored(self.name, kv.layout.eviction)
         self.specs = specs
         self.kv = kv
 

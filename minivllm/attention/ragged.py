@@ -5,20 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
-
 
 # FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives
 # wrong values for others, without an error.
@@ -75,7 +71,7 @@ def check_kernel(name: str, specs: Sequence[AttentionSpec], kv: KVCache) -> tupl
         BadInput: device, dtype or head size is none of theirs; eviction goes by attention, which
             they do not return.
     """
-    refuse_scores(name, kv.layout.eviction)
+    require_unscored(name, kv.layout.eviction)
     device = kv.parts[0][0].device
     if device.type != "cuda":
         raise BadInput(

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import visible
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class SDPABackend:
             raise BadInput(
                 "attention=sdpa cannot apply this model's soft cap on scores; use attention=eager"
             )
-        refuse_scores(self.name, kv.layout.eviction)
+        require_unscored(self.name, kv.layout.eviction)
         self.specs = specs
         self.kv = kv
         self.windows = {spec.window for spec in specs}

@@ -6,12 +6,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.ragged import (
     PAGE,
     Ragged,
@@ -23,9 +24,6 @@ from minivllm.attention.ragged import (
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.options import TritonAttentionOptions
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.transfer import upload
 
 if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
     from minivllm.attention.kernels.paged import Tiles
 
 # (query, head) pairs of a tile where requests have few queries; a tensor core's least
@@ -67,7 +67,7 @@ class TritonBackend:
                 "triton, or use attention=sdpa"
             ) from None
         check_device("attention=triton", kv.parts[0][0].device, "attention=sdpa")
-        refuse_scores(self.name, kv.layout.eviction)
+        require_unscored(self.name, kv.layout.eviction)
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
         self.split_size = None if invariant else (options or TritonAttentionOptions()).split_size

@@ -23,8 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from minivllm import redaction
-from minivllm.attention.base import refuse_scores
-from minivllm.cache.eviction.policies import Eviction, make_eviction
+from minivllm.cache.eviction.policies import Eviction, make_eviction, require_unscored
 from minivllm.config import interpolation
 from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
@@ -224,7 +223,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     require_invariant(attention, checked["runtime"]["determinism"])
     eviction = _eviction(checked["cache"])
     if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
-        refuse_scores(str(choices.get("attention")), eviction)
+        require_unscored(str(choices.get("attention")), eviction)
     root = plain(make_options(RootOptions, rest, "", None, known))
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign

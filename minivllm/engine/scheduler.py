@@ -247,7 +247,7 @@ class Scheduler:
 
     def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
         """Let waiting requests join, as far as policy, budget and cache allow."""
-        policy, cache = self.policy, self.cache
+        policy, cache, tiers = self.policy, self.cache, self.cache.tiers
         if step.preempted or not self.waiting:
             return
         for request in policy.candidates(self.waiting, self._num_seqs, now):
@@ -255,10 +255,8 @@ class Scheduler:
                 self.finish(request, "shed")
                 step.shed.append(request)
                 continue
-            if cache.tiers is not None and not cache.tiers.is_fetched(
-                request.cache, request.reusable_token_ids
-            ):  # it keeps its place; those running go on
-                step.next_poll_s = now + DISK_POLL_S
+            if tiers is not None and tiers.must_wait(request.cache, request.reusable_token_ids):
+                step.next_poll_s = now + DISK_POLL_S  # The request keeps its place.
                 return
             if not policy.preemption_strategy.may_admit(request, self.running, cache):
                 self.num_held += 1

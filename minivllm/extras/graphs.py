@@ -10,22 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
 from minivllm.engine.batch_inputs import INT_BYTES, SamplingColumns, pack, pack_sampling
+from minivllm.engine.launcher import Launcher
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.runner import fill_in
 from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import first_line
 from minivllm.kernels.transfer import upload
-
-if TYPE_CHECKING:
-    from minivllm.engine.launcher import Launcher
 
 # Runs a function that always reads and writes the same tensors; what it returned, and how to do the
 # same again.

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minivllm.cache.spec import token_bytes
@@ -114,3 +114,8 @@ def architecture_costs(
         trims=trims,
     )
     return {**costs, "experts": experts}, streamed + idle
+
+
+def trims(runtime: Mapping[str, Any]) -> bool:
+    """Whether these knobs of `runtime` trim the last layer: compiled layers keep all rows."""
+    return bool(runtime.get("trim_last_layer")) and not runtime.get("compile")

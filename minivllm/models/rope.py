@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from minivllm.attention.batch import StepBatch
 from minivllm.models.rope_config import RopeConfig
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 # of a table, whose float32 steps on the way take six times its own memory
 _POSITIONS_AT_ONCE = 1 << 16

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import torch
+
+from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.pass_report import PassReport
-
-if TYPE_CHECKING:
-    import torch
-
-    from minivllm.engine.engine import Engine
-    from minivllm.models.load.loading import LoadedModel
 
 __all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passes"]
 

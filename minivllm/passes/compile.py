@@ -11,12 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
+from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention
@@ -27,11 +30,6 @@ from minivllm.passes.linear_layers import Wrapper
 from minivllm.quant.fp8 import FP8Linear
 from minivllm.quant.int8 import Int8Linear
 from minivllm.quant.plain import PlainLinear
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
-    from minivllm.engine.engine import Engine
 
 # Of the steps that compile. One token is apart from several, and for some quantised products few
 # rows from many.

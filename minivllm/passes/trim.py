@@ -3,18 +3,11 @@ wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from minivllm.models.costs import trims
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Attention
 from minivllm.models.load.loading import LoadedModel
 from minivllm.passes.base import PassContext, PassReport
-
-
-def trims(runtime: Mapping[str, Any]) -> bool:
-    """Whether these knobs of `runtime` trim the last layer: compiled layers keep all rows."""
-    return bool(runtime.get("trim_last_layer")) and not runtime.get("compile")
 
 
 def trim(model: LlamaForCausalLM) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.passes.trim import trims
+from minivllm.models.costs import trims
 
 
 @pytest.mark.parametrize(

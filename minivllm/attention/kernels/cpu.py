@@ -4,18 +4,15 @@ decoding alike."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minivllm.attention.base import refuse_scores
+from minivllm.attention.batch import StepBatch
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu.library import Kernels
-
-if TYPE_CHECKING:
-    from minivllm.attention.batch import StepBatch
 
 
 class CPUBackend:
@@ -48,7 +45,7 @@ class CPUBackend:
             raise BadInput(
                 "attention=cpu reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"
             )
-        refuse_scores(self.name, kv.layout.eviction)
+        require_unscored(self.name, kv.layout.eviction)
         self.specs, self.kv, self.kernel = specs, kv, kernels.paged_attention
         self.constants = [(spec.scale, spec.window or 0, spec.soft_cap or 0.0) for spec in specs]
 

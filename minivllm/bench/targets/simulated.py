@@ -26,10 +26,9 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.costs import architecture_costs
+from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.passes.trim import trims
 
 IDLE_S = 1e-3  # how far time goes on where there is nothing to do and nobody says for how long
 UNLIMITED = 1 << 60

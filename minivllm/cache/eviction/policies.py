@@ -162,3 +162,16 @@ def make_eviction(
             "of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"
         )
     return policy(block_size, blocks, first, last)
+
+
+def require_unscored(backend: str, eviction: Eviction | type[Eviction] | None) -> None:
+    """Check an attention backend that returns no attention scores.
+
+    Raises:
+        BadInput: eviction goes by these scores.
+    """
+    if eviction is not None and eviction.scored:
+        raise BadInput(
+            f"attention={backend} cannot return the attention that cache.eviction={eviction.name} "
+            "goes by; use attention=eager, or cache.eviction=streaming"
+        )

@@ -129,15 +129,15 @@ class OffloadTiers:
                 sequence.was_looked_ahead = True
                 self.prefetch(token_ids)
 
-    def is_fetched(self, sequence: CachedSequence, token_ids: TokenSequence) -> bool:
-        """Whether the sequence whose turn it is need not wait for the disk. The first call starts
-        to read what is still missing; whatever leaves the host after that is computed again, so
-        that nobody waits twice."""
+    def must_wait(self, sequence: CachedSequence, token_ids: TokenSequence) -> bool:
+        """Whether the sequence whose turn it is has to wait for the disk. The first call starts to
+        read what is still missing. What leaves the host after that is computed again, so that no
+        sequence waits twice."""
         if not self._has_disk:
-            return True
+            return False
         if sequence.disk_ticket is None:
             sequence.disk_ticket = self.prefetch(token_ids)
-        return self.has_read(sequence.disk_ticket)
+        return not self.has_read(sequence.disk_ticket)
 
     def prefetch(self, token_ids: TokenSequence) -> int:
         """Start reading the blocks of these tokens that are on disk only, as far as there are

@@ -3,16 +3,12 @@ other layer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.models.families.gemma import GemmaForCausalLM
 from minivllm.models.layers import beside
-
-if TYPE_CHECKING:
-    from minivllm.attention.base import AttentionBackend
-    from minivllm.attention.batch import StepBatch
 
 
 class SandwichLayer(nn.Module):
