@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fuzzing import Fuzz
+from tests.parsed_once import parse_once
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -27,8 +28,9 @@ for name in ("OMP_NUM_THREADS", "MINIVLLM_THREADS"):
     os.environ.setdefault(name, "1")
 
 # Test processes side by side: the lock of a device lies in the folder for temporary files, and none
-# waits for another's.
+# waits for another's. What torch's compiler has made is for all of them.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/minivllm-inductor")
     own_folder = tempfile.TemporaryDirectory(prefix=f"{worker}-", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = own_folder.name
 
@@ -60,6 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _option_files_are_parsed_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        parse_once(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 """Compile every Triton kernel to machine code, which takes no GPU; run as a program, as the
 interpreter must be off.
 
-    python tests/kernels/compiling.py [COMPUTE_CAPABILITY ...]
+    python tests/kernels/compiling.py [--loops] [COMPUTE_CAPABILITY ...]
 
 Prints a line a kernel: its constants, shared memory in bytes, bytes a thread that its registers do
-not hold, and how many instructions its longest loop has.
+not hold, and with --loops how many instructions its longest loop has.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def longest_loop(binary: bytes) -> int:
     return longest
 
 
-def main(capabilities: list[int]) -> None:
+def main(capabilities: list[int], loops: bool = False) -> None:
     for capability in capabilities:
         target = GPUTarget("cuda", capability, 32)
         memory = min(SHARED_MEMORY.values()) if capability == FIRST else SHARED_MEMORY[capability]
@@ -226,7 +226,7 @@ def main(capabilities: list[int]) -> None:
             source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
             made = triton.compile(source, target=target, options=options)
             assert made.metadata.shared <= memory, (kernel, constants)
-            stack, loop = spilled(made.asm["cubin"]), longest_loop(made.asm["cubin"])
+            stack = spilled(made.asm["cubin"])
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             if constants.get("ADDING"):  # the parts are there before the count, and read after it
                 assert re.search(ADDED, made.asm["ptx"], re.DOTALL), (kernel, constants)
@@ -237,9 +237,10 @@ def main(capabilities: list[int]) -> None:
                 constants,
                 made.metadata.shared,
                 stack,
-                loop,
+                longest_loop(made.asm["cubin"]) if loops else "",
             )
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]] or list(SHARED_MEMORY))
+    wanted = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
+    main(wanted or list(SHARED_MEMORY), loops="--loops" in sys.argv)

@@ -24,11 +24,17 @@ HALVES = {"80": {"_attend", "_write", "whole", "four_bits"}, "89": set(), "90": 
 @pytest.mark.parametrize(
     "capability, names", [("80", ATTENTION | OTHERS), ("89", ATTENTION), ("90", ATTENTION | OTHERS)]
 )
-def test_every_kernel_compiles(capability: str, names: set[str], tmp_path: Path) -> None:
+def test_every_kernel_compiles(
+    capability: str, names: set[str], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """What Triton has compiled before, from the same source by the same compiler, it finds in
+    pytest's own cache."""
+    cache = getattr(pytestconfig, "cache", None)
+    made_before = cache.mkdir("triton") if cache else tmp_path
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/kernels/compiling.py"), capability],
-        env={**environment, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**environment, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(made_before)},
         capture_output=True,
         text=True,
     )
