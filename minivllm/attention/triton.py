@@ -4,22 +4,20 @@ and decoding."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
+from minivllm.attention.kernels import tiles
+from minivllm.attention.kernels.tiles import Tiles
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.transfer import upload
-
-if TYPE_CHECKING:
-    from minivllm.attention.kernels.paged import Tiles
 
 # (query, head) pairs of a tile where requests have few queries; a tensor core's least
 DECODE_ROWS = 16
@@ -72,7 +70,7 @@ class TritonBackend:
         self.specs, self.kv = specs, kv
         self.split_size = None if invariant else (options or TritonAttentionOptions()).split_size
         self.invariant = invariant
-        self.processors = paged.processors(kv.parts[0][0].device)
+        self.processors = tiles.processors(kv.parts[0][0].device)
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.
         self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
@@ -84,9 +82,9 @@ class TritonBackend:
         return {key: self._tiles(spec, batch) for key, spec in self._shapes.items()}
 
     def _tiles(self, spec: AttentionSpec, batch: StepBatch) -> tuple[Tiles, ...]:
-        few = self.paged.tile_shape(spec, DECODE_ROWS)
-        rows = self.paged.prompt_rows(spec.head_dim, self.kv.dtype, self.kv.compressed)
-        many = self.paged.tile_shape(spec, rows)
+        few = tiles.tile_shape(spec, DECODE_ROWS)
+        rows = tiles.prompt_rows(spec.head_dim, self.kv.dtype, self.kv.compressed)
+        many = tiles.tile_shape(spec, rows)
         lens = batch.query_lens_host
         if self.invariant:
             return (self._launch(spec, range(len(lens)), batch, *many),)
@@ -122,12 +120,8 @@ class TritonBackend:
             pairs.sort(key=lambda pair: lens[pair[0]] - batch.seq_lens_host[pair[0]] - pair[1])
             table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
-        size = self.paged.piece_size(
-            split_size, longest, count * spec.num_kv_heads, self.processors
-        )
-        return self.paged.Tiles(
-            table, count, block_m, queries, -(-longest // size) if size else 1, size
-        )
+        size = tiles.piece_size(split_size, longest, count * spec.num_kv_heads, self.processors)
+        return Tiles(table, count, block_m, queries, -(-longest // size) if size else 1, size)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""
@@ -167,18 +161,8 @@ class TritonBackend:
         spec = self.specs[layer]
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for tiles in batch.attention[spec.num_heads, spec.num_kv_heads, spec.head_dim]:
+        for launch in batch.attention[spec.num_heads, spec.num_kv_heads, spec.head_dim]:
             self.counters["launches"] += 1
-            self.counters["launches_split"] += tiles.splits > 1
-            self.paged.attend(
-                q,
-                self.kv,
-                layer,
-                spec,
-                tiles,
-                out,
-                batch.block_table,
-                batch.query_start_loc,
-                batch.seq_lens,
-            )
+            self.counters["launches_split"] += launch.splits > 1
+            self.paged.attend(q, self.kv, layer, spec, launch, out, batch)
         return out

@@ -95,11 +95,8 @@ class CacheManager:
             count = min(count, self.evictor.room(sequence, done))
         missing = self.blocks_for(done - sequence.num_evicted + count) - len(on_device)
         revived = sum(self.pool.is_free(block) for block in on_device)
-        if (
-            count < 1
-            or (whole and count < num_tokens - done)
-            or missing + revived + spare > self.pool.num_free
-        ):
+        has_room = missing + revived + spare <= self.pool.num_free
+        if not has_room or count < 1 or (whole and count < num_tokens - done):
             return 0, computed
         for block in on_device:
             self.pool.share(block)

@@ -105,28 +105,12 @@ class ModelConfig:
         """
         architecture = read_architecture(config, where)
         values = _family_values(config, architecture, where)
-        sizes = {key: values.integer(key, None, high=most) for key, most in _MOST.items()}
-        missing = [key for key, size in sizes.items() if size is None]
-        if missing:
-            raise BadInput(
-                f"{where} lacks {', '.join(missing)}: is it a causal language model's config.json?"
-            )
-        vocab, hidden, inner, layers, heads = (size or 0 for size in sizes.values())
+        vocab, hidden, inner, layers, heads = _sizes(values, where)
         if values.flag("use_bidirectional_attention", False):
             values.fail(
                 "use_bidirectional_attention", "is not supported: it is no language model's"
             )
-        kv_heads = values.integer("num_key_value_heads", heads, high=heads)
-        if heads % kv_heads:
-            raise BadInput(
-                f"{where}: num_attention_heads={heads} is no multiple of "
-                f"num_key_value_heads={kv_heads}"
-            )
-        head_dim = values.integer("head_dim", hidden // heads, high=_MOST_HEAD_DIM)
-        if not values.has("head_dim") and hidden % heads:
-            raise BadInput(
-                f"{where}: hidden_size={hidden} is no multiple of num_attention_heads={heads}"
-            )
+        kv_heads, head_dim = _head_sizes(values, where, hidden, heads)
         rope, local_rope, longest = read_rope(values, architecture, head_dim)
         layer_types, window = _windows(values, architecture, layers)
         return cls(
@@ -156,6 +140,34 @@ class ModelConfig:
             dtype=values.text("dtype", None) or values.text("torch_dtype", None),
             quantization=values.mapping("quantization_config") or None,
         )
+
+
+def _sizes(values: Values, where: str) -> list[int]:
+    """The sizes that every config.json names, in the order of `_MOST`. Raises BadInput if it lacks
+    one."""
+    sizes = {key: values.integer(key, None, high=most) for key, most in _MOST.items()}
+    missing = [key for key, size in sizes.items() if size is None]
+    if missing:
+        raise BadInput(
+            f"{where} lacks {', '.join(missing)}: is it a causal language model's config.json?"
+        )
+    return [size or 0 for size in sizes.values()]
+
+
+def _head_sizes(values: Values, where: str, hidden: int, heads: int) -> tuple[int, int]:
+    """Number of key-value heads, and width of a head. Raises BadInput if they do not divide the
+    heads or the hidden size evenly."""
+    kv_heads = values.integer("num_key_value_heads", heads, high=heads)
+    if heads % kv_heads:
+        raise BadInput(
+            f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+        )
+    head_dim = values.integer("head_dim", hidden // heads, high=_MOST_HEAD_DIM)
+    if not values.has("head_dim") and hidden % heads:
+        raise BadInput(
+            f"{where}: hidden_size={hidden} is no multiple of num_attention_heads={heads}"
+        )
+    return kv_heads, head_dim
 
 
 def require_experts(wanted: str, experts: int) -> None:

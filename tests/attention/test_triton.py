@@ -18,6 +18,7 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels import paged, write
+from minivllm.attention.kernels.tiles import LEAST_PIECE
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression.eight_bits import compress, kv_cache
@@ -374,8 +375,8 @@ def test_without_gpu_or_interpreter_it_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_a_split_size_is_refused_that_pieces_cannot_have() -> None:
     fields = TritonAttentionOptions.__dataclass_fields__
-    assert fields["split_size"].metadata["at_least"] == paged.LEAST_PIECE
-    for size in (paged.LEAST_PIECE, 1024, None):
+    assert fields["split_size"].metadata["at_least"] == LEAST_PIECE
+    for size in (LEAST_PIECE, 1024, None):
         assert compose(["attention=triton", f"attention.split_size={size or 'null'}"])
     for size in (32, 100):
         with pytest.raises(BadInput, match=rf"attention.split_size={size} must be "):

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from minivllm.attention.kernels import paged, write
+from minivllm.attention.kernels import paged, tiles, write
 from minivllm.engine.kernels import sampling
 from minivllm.passes.kernels import small
 from minivllm.quant.kernels import few_rows, products
@@ -74,8 +74,8 @@ def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
     ):
         cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
         heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
-        keys = {"WINDOW": window, "BLOCK_N": paged.keys_per_step(dim, dtype)}
-        for rows, split in ((16, 512), (paged.prompt_rows(dim, dtype, bool(storage)), 0)):
+        keys = {"WINDOW": window, "BLOCK_N": tiles.keys_per_step(dim, dtype)}
+        for rows, split in ((16, 512), (tiles.prompt_rows(dim, dtype, bool(storage)), 0)):
             tile = {
                 "SPLIT_SIZE": split,
                 "BLOCK_M": rows,
@@ -83,7 +83,7 @@ def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
                 "CAPPED": capped,
                 "FORMAT": storage,
             }
-            options = paged.launch_options(rows, dim, bool(storage))
+            options = tiles.launch_options(rows, dim, bool(storage))
             yield paged._attend, {**floats, **cache}, {**heads, **keys, **tile}, options
         pieces = {"SPLIT_SIZE": 512, "BLOCK_M": 16, "PIECES": paged.PIECES}
         yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}

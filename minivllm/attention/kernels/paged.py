@@ -8,14 +8,16 @@ of a fixed number of keys, whose results a second kernel puts together (Flash-De
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from minivllm.attention.batch import StepBatch
 from minivllm.attention.kernels.storage import FORMATS, widen
+from minivllm.attention.kernels.tiles import Tiles, keys_per_step, launch_options, power_of_two
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.kernels.common import dot, narrow, tanh
@@ -76,9 +78,6 @@ def _blocks(table_row, n, high, BLOCK_SIZE: tl.constexpr):
 
 
 PIECES = 16  # of one query and head that are put together at a time
-LEAST_PIECE = 64  # the most keys that a program takes at a time
-# tiles times key-value heads from which on they fill a GPU without being split
-MOST_SPLIT_PROGRAMS = 512
 _LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
 # Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would
 # gain nothing.
@@ -270,76 +269,20 @@ def _combine(
     )
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Queries that one launch of the kernel computes, by tiles of `block_m` (query, head) pairs."""
+class _Pieces(NamedTuple):
+    """Results of the pieces of each tile's keys, before `_combine` puts them together."""
 
-    table: Tensor  # int32 [n, 2]: request, first of its queries
-    count: int
-    block_m: int  # rows that a tile has room for
-    queries: int  # most queries that any tile holds
-    splits: int = 1
-    split_size: int = 0  # keys a piece; 0: all in one
+    partial: Tensor  # float32 [tiles, KV_HEADS, splits, rows, HEAD_DIM]
+    maxima: Tensor  # float32 [tiles, KV_HEADS, splits, BLOCK_M]
+    sums: Tensor  # as `maxima`
 
-
-def tile_shape(spec: AttentionSpec, rows: int) -> tuple[int, int]:
-    """Rows of a tile, at least `rows` and a power of two, and the queries that it holds."""
-    group = spec.num_heads // spec.num_kv_heads
-    block_m = max(rows, triton.next_power_of_2(group))
-    return block_m, block_m // group
-
-
-def processors(device: torch.device) -> int:
-    """Of a GPU; for the interpreter those of an H100."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 132
-    )
-
-
-def piece_size(most: int | None, longest: int, programs: int, processors: int) -> int:
-    """Keys of a piece; 0: all of a request in one.
-
-    Args:
-        most: keys of a piece, or a quarter of it where there would be fewer than two for a
-            processor; None: never cut.
-        longest: keys of any request.
-        programs: tiles times key-value heads.
-        processors: of the GPU.
-    """
-    if most is None or programs > MOST_SPLIT_PROGRAMS:
-        return 0
-    size = (
-        most
-        if programs * triton.cdiv(longest, most) >= 2 * processors
-        else max(LEAST_PIECE, most // 4)
-    )
-    return size if longest > size else 0
-
-
-def prompt_rows(head_dim: int, dtype: torch.dtype, compressed: bool) -> int:
-    """Rows of the widest tile that fits the registers, as compiled for 8.0, 8.9 and 9.0;
-    `compressed`: the cache."""
-    if dtype is torch.float32:
-        return 16
-    return 64 if head_dim > 128 or compressed else 128
-
-
-def keys_per_step(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys that a program takes at a time."""
-    if dtype is torch.float32:
-        return 16
-    return max(16, min(64, 8192 // triton.next_power_of_2(head_dim)))
-
-
-def launch_options(block_m: int, head_dim: int, compressed: bool) -> dict[str, int]:
-    """Warps, and how far a program of `_attend` fetches ahead: of three stages one is the look-up
-    of blocks."""
-    wide = block_m >= 64
-    # A third would be beyond the shared memory of compute capability 8.9, or the registers.
-    few = wide and (head_dim > 128 or compressed)
-    return {"num_warps": 8 if wide else 4, "num_stages": 2 if few else 3}
+    @classmethod
+    def empty(cls, spec: AttentionSpec, tiles: Tiles, rows: int, device: torch.device) -> _Pieces:
+        """Memory for the pieces of `tiles`, each with `rows` (query, head) pairs."""
+        pieces = (tiles.count, spec.num_kv_heads, tiles.splits)
+        partial = torch.empty(*pieces, rows, spec.head_dim, dtype=torch.float32, device=device)
+        both = torch.empty(2, *pieces, tiles.block_m, dtype=torch.float32, device=device)
+        return cls(partial, *both)
 
 
 def attend(
@@ -349,9 +292,7 @@ def attend(
     spec: AttentionSpec,
     tiles: Tiles,
     out: Tensor,
-    block_table: Tensor,
-    query_starts: Tensor,
-    seq_lens: Tensor,
+    batch: StepBatch,
 ) -> None:
     """Attention of the queries of `tiles`, whose keys and values are in the cache.
 
@@ -360,7 +301,7 @@ def attend(
         kv: the cache; layer: of it; spec: of the layer.
         tiles: which queries.
         out: [T, num_heads, head_dim], dense; rows of other queries are left alone.
-        block_table: int32 [R, B]; query_starts: int32 [R + 1]; seq_lens: int32 [R].
+        batch: the step.
     """
     keys, values, *scales = kv.parts[layer]
     key_scales, value_scales = scales or (keys, values)
@@ -368,36 +309,22 @@ def attend(
         "HEADS": spec.num_heads,
         "KV_HEADS": spec.num_kv_heads,
         "HEAD_DIM": spec.head_dim,
-        "DIM": max(16, triton.next_power_of_2(spec.head_dim)),  # 16: the least that tl.dot adds up
+        "DIM": max(16, power_of_two(spec.head_dim)),  # 16: the least that tl.dot adds up
         "WINDOW": spec.window or 0,
         "SPLIT_SIZE": tiles.split_size,
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": keys_per_step(spec.head_dim, q.dtype),
     }
-    partial = maxima = sums = out
-    rows = 0
+    rows, pieces = 0, _Pieces(out, out, out)
     if tiles.split_size:
-        pieces = (tiles.count, spec.num_kv_heads, tiles.splits)
         rows = tiles.queries * (spec.num_heads // spec.num_kv_heads)
-        partial = torch.empty(*pieces, rows, spec.head_dim, dtype=torch.float32, device=q.device)
-        maxima, sums = torch.empty(2, *pieces, tiles.block_m, dtype=torch.float32, device=q.device)
+        pieces = _Pieces.empty(spec, tiles, rows, q.device)
+    starts_and_lens = batch.query_start_loc, batch.seq_lens
     _attend[(spec.num_kv_heads, tiles.count, tiles.splits)](
-        q,
-        keys,
-        values,
-        key_scales,
-        value_scales,
-        out,
-        partial,
-        maxima,
-        sums,
-        tiles.table,
-        block_table,
-        query_starts,
-        seq_lens,
-        q.stride(0),
-        q.stride(1),
-        block_table.stride(0),
+        *(q, keys, values, key_scales, value_scales, out),
+        *pieces,
+        *(tiles.table, batch.block_table, *starts_and_lens),
+        *(q.stride(0), q.stride(1), batch.block_table.stride(0)),
         rows,
         spec.scale / spec.soft_cap if spec.soft_cap else spec.scale * _LOG2_E,
         (spec.soft_cap or 0.0) * _LOG2_E,
@@ -409,16 +336,8 @@ def attend(
     )
     if tiles.split_size:
         _combine[(spec.num_kv_heads, tiles.count, rows)](
-            partial,
-            maxima,
-            sums,
-            out,
-            tiles.table,
-            query_starts,
-            seq_lens,
-            tiles.splits,
-            rows,
+            *(*pieces, out, tiles.table, *starts_and_lens, tiles.splits, rows),
             PIECES=PIECES,
-            num_warps=1,  # so that nothing waits for another warp
+            num_warps=1,  # so that no warp waits for another one
             **sizes,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from minivllm.models.layers import Linear
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.prequantized import Prequantized, part_names
-from minivllm.models.load.source import resolve
+from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.models.pass_report import PassReport
@@ -102,16 +102,31 @@ def load_model(
     length = config.context(max_model_len)
     require_experts(moe, config.num_experts)
     quant.kernels = kernels
-    # Before the weights: a mistake in these files is told at once.
+    loaded = _load(source, config, length, quant, device, seed, progress)
+    _return_freed_memory()
+    loaded.model.make_rotary(length, device)
+    use_kernels(loaded.model, kernels)
+    return loaded
+
+
+def _load(
+    source: Source,
+    config: ModelConfig,
+    length: int,
+    quant: QuantMethod,
+    device: torch.device,
+    seed: int,
+    progress: Progress | None,
+) -> LoadedModel:
+    """A model with its weights; see `load_model`. What only reading them needs is freed at the
+    end."""
+    # Before the weights, so that a mistake in these files is reported at once.
     tokenizer, decoding = Tokenizer.load(source.folder), decoding_defaults(source.folder)
     with torch.device("meta"):
         model = model_class(config.architecture)(config, quant.dtype)
-    _check_skip(model, quant)
-    widths = {
-        name: module.in_features
-        for name, module in model.named_modules()
-        if isinstance(module, Linear)
-    }
+    linears = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
+    _check_skip(linears, quant)
+    widths = {path: linear.in_features for path, linear in linears.items()}
     reader: WeightSource = RandomWeights(seed, progress)
     before: Prequantized | None = None
     if source.weights == "checkpoint":
@@ -122,11 +137,6 @@ def load_model(
     stored = before.shapes if before is not None else {}
     reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, device, before)
-    told = reader.warnings
-    del reader
-    _return_freed_memory()
-    model.make_rotary(length, device)
-    use_kernels(model, kernels)
     return LoadedModel(
         model=model.eval(),
         config=config,
@@ -137,8 +147,8 @@ def load_model(
         decoding_defaults=decoding,
         linear_inputs=widths,
         passes=[],
-        kernels=kernels,
-        warnings=[*source.warnings, *told, *([] if before is None else [before.warning])],
+        kernels=quant.kernels,
+        warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],
         **sizes,
     )
 
@@ -183,9 +193,12 @@ def _expected_shapes(model: LlamaForCausalLM, before: Prequantized | None = None
     return shapes
 
 
-def _check_skip(model: nn.Module, quant: QuantMethod) -> None:
-    """An entry of `skip` that matches nothing is a mistake, not a wish."""
-    names = [path for path, module in model.named_modules() if isinstance(module, Linear)]
+def _check_skip(names: Collection[str], quant: QuantMethod) -> None:
+    """Check that each entry of `skip` is a part of some linear layer's name.
+
+    Raises:
+        BadInput: an entry is in no name.
+    """
     for part in quant.skip:
         if not any(part in name for name in names):
             leaves = sorted({name.rpartition(".")[2] for name in names})

@@ -105,18 +105,10 @@ def convert(
     """
     files = weight_files(path)
     folder = path if path.is_dir() else path.parent
-    beside = sorted(
-        {
-            file
-            for pattern in _COPIED
-            for file in folder.glob(pattern)
-            if file.name not in (_INDEX, INDEX)
-        }
-    )
-    copied = {file.name: read_bytes(file, MAX_TOKENIZER, str(file)) for file in beside}
+    copied = _other_files(folder)
     config = parse_json(copied.get("config.json", b"{}"), f"{folder / 'config.json'}")
     tied = isinstance(config, dict) and config.get("tie_word_embeddings") is True
-    _refuse_output(output, sum(file.stat().st_size for file in files))
+    _check_output(output, sum(file.stat().st_size for file in files))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -138,7 +130,14 @@ def convert(
     return count
 
 
-def _refuse_output(output: Path, needed: int) -> None:
+def _other_files(folder: Path) -> dict[str, bytes]:
+    """Configuration and tokenizer of a checkpoint: content by file name."""
+    files = {file for pattern in _COPIED for file in folder.glob(pattern)}
+    kept = sorted(file for file in files if file.name not in (_INDEX, INDEX))
+    return {file.name: read_bytes(file, MAX_TOKENIZER, str(file)) for file in kept}
+
+
+def _check_output(output: Path, needed: int) -> None:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise BadInput(f"task.output={output} exists already: name a folder that is not there")
     above = next(
