@@ -106,13 +106,23 @@ class FusedAttention(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """DecoderLayer whose norms take the sum before them along: the first one that of the layer
+    """DecoderLayer whose norms include the sum before them: the first norm that of the layer
     before."""
 
-    def __init__(self, inner: DecoderLayer) -> None:
+    input_layernorm: nn.Module
+    self_attn: nn.Module
+    post_attention_layernorm: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, inner: DecoderLayer | SandwichLayer) -> None:
         super().__init__()
-        self.input_layernorm, self.self_attn = inner.input_layernorm, inner.self_attn
-        self.post_attention_layernorm, self.mlp = inner.post_attention_layernorm, inner.mlp
+        for name, part in inner.named_children():
+            self.add_module(name, part)
+
+    @property
+    def norm_before_mlp(self) -> nn.Module:
+        """The norm that includes the sum after attention."""
+        return self.post_attention_layernorm
 
     def forward(
         self,
@@ -126,38 +136,39 @@ class FusedLayer(nn.Module):
         """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer
         trims."""
         x, normed = _add(self.input_layernorm, x, delta)
-        attended = self.self_attn(normed, cos, sin, batch, attention)
-        x, normed = _add(self.post_attention_layernorm, beside(attended, x, batch), attended)
-        return x, self.mlp(normed)
+        attended = self.after_attention(self.self_attn(normed, cos, sin, batch, attention))
+        x, normed = _add(self.norm_before_mlp, beside(attended, x, batch), attended)
+        return x, self.after_mlp(self.mlp(normed))
+
+    def after_attention(self, out: Tensor) -> Tensor:
+        """The second term of the sum after attention, from attention's output."""
+        return out
+
+    def after_mlp(self, out: Tensor) -> Tensor:
+        """The second term of the sum after the MLP, from the MLP's output."""
+        return out
 
 
-class FusedSandwich(nn.Module):
-    """SandwichLayer whose first and third norm take the sum before them along."""
+class FusedSandwich(FusedLayer):
+    """SandwichLayer whose first and third norm include the sum before them."""
 
-    def __init__(self, inner: SandwichLayer) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = inner.self_attn, inner.mlp
-        self.input_layernorm, self.post_attention_layernorm = (
-            inner.input_layernorm,
-            inner.post_attention_layernorm,
-        )
-        self.pre_feedforward_layernorm = inner.pre_feedforward_layernorm
-        self.post_feedforward_layernorm = inner.post_feedforward_layernorm
+    pre_feedforward_layernorm: nn.Module
+    post_feedforward_layernorm: nn.Module
 
-    def forward(
-        self,
-        x: Tensor,
-        delta: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        batch: StepBatch,
-        attention: AttentionBackend,
-    ) -> tuple[Tensor, Tensor]:
+    @property
+    def norm_before_mlp(self) -> nn.Module:
         """See FusedLayer."""
-        x, normed = _add(self.input_layernorm, x, delta)
-        attended = self.post_attention_layernorm(self.self_attn(normed, cos, sin, batch, attention))
-        x, normed = _add(self.pre_feedforward_layernorm, beside(attended, x, batch), attended)
-        return x, self.post_feedforward_layernorm(self.mlp(normed))
+        return self.pre_feedforward_layernorm
+
+    def after_attention(self, out: Tensor) -> Tensor:
+        """See FusedLayer."""
+        normed: Tensor = self.post_attention_layernorm(out)
+        return normed
+
+    def after_mlp(self, out: Tensor) -> Tensor:
+        """See FusedLayer."""
+        normed: Tensor = self.post_feedforward_layernorm(out)
+        return normed
 
 
 def _add(norm: nn.Module, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -176,7 +187,7 @@ class FusedDecoder(nn.Module):
         layers: that stand for the layers of `inner`.
     """
 
-    def __init__(self, inner: Decoder, layers: list[FusedLayer | FusedSandwich]) -> None:
+    def __init__(self, inner: Decoder, layers: list[FusedLayer]) -> None:
         super().__init__()
         self.embed_tokens, self.layers, self.norm = (
             inner.embed_tokens,
@@ -214,10 +225,10 @@ def fuse(model: nn.Module) -> int:
     return replaced
 
 
-def _summing(decoder: Decoder) -> list[FusedLayer | FusedSandwich] | None:
+def _summing(decoder: Decoder) -> list[FusedLayer] | None:
     """Layers that leave their last sum to the next norm; None where a norm or a layer is none that
     is known here."""
-    layers: list[FusedLayer | FusedSandwich] = []
+    layers: list[FusedLayer] = []
     norms = [decoder.norm]
     for layer in decoder.layers:
         if type(layer) is DecoderLayer:
