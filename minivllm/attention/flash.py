@@ -114,14 +114,14 @@ def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable
     """Version, function and full name of the flash-attn to use. Raises BadInput if there is
     none."""
     serving = SERVES.get(capability[0], (2,))
-    wanted = (
+    candidates = (
         serving if chosen == "auto" else tuple(number for number in serving if number == chosen)
     )
-    for number in wanted:
+    for number in candidates:
         module_name, function, distribution = PACKAGES[number]
         try:
             module = importlib.import_module(module_name)
-            found = getattr(module, function)
+            kernel = getattr(module, function)
         except (ImportError, AttributeError):
             # flash_attn is also the folder in which version 4 lies
             continue
@@ -129,15 +129,15 @@ def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable
             release = version(distribution)
         except PackageNotFoundError:
             release = getattr(module, "__version__", "of unknown release")
-        return number, found, f"{distribution} {release}"
+        return number, kernel, f"{distribution} {release}"
     where = f"a GPU of compute capability {capability[0]}.{capability[1]}"
-    if not wanted:
+    if not candidates:
         raise BadInput(
             f"attention.version={chosen}: flash-attn {chosen} reads no paged cache on {where}; "
             f"use attention.version={serving[0]}, or attention=triton"
         )
-    names = " or ".join(PACKAGES[number][2] for number in wanted)
+    names = " or ".join(PACKAGES[number][2] for number in candidates)
     raise BadInput(
         f"attention=flash needs {names} on {where}, and none is installed: "
-        f"{INSTALL[wanted[-1]]}, or use attention=triton"
+        f"{INSTALL[candidates[-1]]}, or use attention=triton"
     )

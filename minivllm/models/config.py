@@ -170,10 +170,10 @@ def _head_sizes(values: Values, where: str, hidden: int, heads: int) -> tuple[in
     return kv_heads, head_dim
 
 
-def require_experts(wanted: str, experts: int) -> None:
-    """Raises BadInput if `wanted`, which is `runtime.moe`, insists on grouping experts, and there
+def require_experts(moe: str, experts: int) -> None:
+    """Raises BadInput if `moe`, which is `runtime.moe`, insists on grouping experts, and there
     are none."""
-    if wanted == "grouped" and not experts:
+    if moe == "grouped" and not experts:
         raise BadInput(
             "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a "
             "model that has them, as model=qwen3_30b_a3b or model=mixtral_8x7b"
@@ -188,14 +188,14 @@ def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> 
         BadInput: it names none, or not in a list of strings.
     """
     values = Values(config, where)
-    found = next(iter(values.texts("architectures") or ()), "")
-    if not found or (found.endswith("Model") and not found.endswith("LMHeadModel")):
-        found = BY_MODEL_TYPE.get(values.text("model_type", ""), found)
-    if not found:
+    name = next(iter(values.texts("architectures") or ()), "")
+    if not name or (name.endswith("Model") and not name.endswith("LMHeadModel")):
+        name = BY_MODEL_TYPE.get(values.text("model_type", ""), name)
+    if not name:
         raise BadInput(
             f"{where} names no architectures: add e.g. architectures: [LlamaForCausalLM]"
         )
-    return found
+    return name
 
 
 def _family_values(config: Mapping[str, Any], architecture: str, where: str) -> Values:
@@ -225,8 +225,8 @@ def read_eos(values: Values) -> tuple[int, ...]:
     """
     if values.is_list("eos_token_id"):
         return values.integers("eos_token_id") or ()
-    found = values.integer("eos_token_id", None, low=0)
-    return () if found is None else (found,)
+    token_id = values.integer("eos_token_id", None, low=0)
+    return () if token_id is None else (token_id,)
 
 
 def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:

@@ -83,19 +83,19 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, None, self.eps) * self.weight
 
 
-def wanted(x: Tensor, batch: StepBatch) -> Tensor:
-    """Of [tokens, ...] the rows whose logits are wanted; one, where none are, since some kernels
-    take no empty tensor."""
+def rows_with_logits(x: Tensor, batch: StepBatch) -> Tensor:
+    """The rows of x [tokens, ...] whose logits are computed. Where there is none, one row: some
+    kernels take no empty tensor."""
     rows = batch.logit_rows
     if len(rows) == len(x):
         return x
     return x[rows] if len(rows) else x[:1]
 
 
-def beside(attended: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
-    """The rows of x [tokens, hidden] that attention has left [rows, hidden]: all, or in a trimmed
-    layer those wanted."""
-    return x if len(x) == len(attended) else wanted(x, batch)
+def remaining_rows(attended: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
+    """The rows of x [tokens, hidden] that attention's output [rows, hidden] has: all rows, or in a
+    trimmed layer those whose logits are computed."""
+    return x if len(x) == len(attended) else rows_with_logits(x, batch)
 
 
 class Attention(nn.Module):
@@ -133,7 +133,7 @@ class Attention(nn.Module):
         q, k = qk.split((self.heads, self.kv_heads), 1)
         out = attention.forward(self.layer, q, k, v.view(tokens, self.kv_heads, self.dim), batch)
         out = out.reshape(tokens, self.heads * self.dim)
-        return self.o_proj(wanted(out, batch) if self.trims else out)
+        return self.o_proj(rows_with_logits(out, batch) if self.trims else out)
 
     def rotated(self, qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries and keys [tokens, heads + kv_heads, dim] after their norm and rotation."""
@@ -187,5 +187,5 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] to the same."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x = beside(attended, x, batch) + attended
+        x = remaining_rows(attended, x, batch) + attended
         return x + self.mlp(self.post_attention_layernorm(x))

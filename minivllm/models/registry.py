@@ -42,7 +42,7 @@ def check_architecture(architecture: str, where: str = "config.json") -> None:
 def model_class(architecture: str) -> type[LlamaForCausalLM]:
     """The class that builds the architecture; imports it (and torch) on the first call."""
     check_architecture(architecture)
-    found: type[LlamaForCausalLM] = getattr(
+    family: type[LlamaForCausalLM] = getattr(
         import_module(_ARCHITECTURES[architecture]), architecture
     )
-    return found
+    return family

@@ -155,32 +155,32 @@ def _read(given: Values, theta: float, config: Values, architecture: str, limit:
     partial = given.number(key, config.number(key, 1.0, high=1.0), high=1.0)
     if kind == "default":
         return RopeConfig(theta, partial_rotary_factor=partial)
-    found: dict[str, Any] = {"factor": given.number("factor", None, least=1.0, high=_MOST_FACTOR)}
+    values: dict[str, Any] = {"factor": given.number("factor", None, least=1.0, high=_MOST_FACTOR)}
     if kind == "dynamic":
-        found[_ORIGINAL] = float(limit)
+        values[_ORIGINAL] = float(limit)
     elif kind != "linear":
         original = config.integer(_ORIGINAL, 0, 2, MOST_POSITIONS)
-        found[_ORIGINAL] = float(original or given.integer(_ORIGINAL, limit, 2, MOST_POSITIONS))
+        values[_ORIGINAL] = float(original or given.integer(_ORIGINAL, limit, 2, MOST_POSITIONS))
     if kind in ("yarn", "longrope"):
-        found["factor"] = found["factor"] or limit / found[_ORIGINAL]
-        found["attention_factor"] = given.number("attention_factor", None, high=1e3)
+        values["factor"] = values["factor"] or limit / values[_ORIGINAL]
+        values["attention_factor"] = given.number("attention_factor", None, high=1e3)
     if kind == "llama3":
-        found |= {
+        values |= {
             key: given.number(key, None, high=1e6)
             for key in ("low_freq_factor", "high_freq_factor")
         }
     if kind == "longrope":
-        found |= {key: given.numbers(key, high=_MOST_FACTOR) for key in _LISTS}
+        values |= {key: given.numbers(key, high=_MOST_FACTOR) for key in _LISTS}
     optional = {"attention_factor"}
-    if missing := [key for key, value in found.items() if value is None and key not in optional]:
+    if missing := [key for key, value in values.items() if value is None and key not in optional]:
         raise BadInput(f"{config.where}: rope type {kind} lacks {', '.join(missing)}")
-    if kind == "llama3" and not found["low_freq_factor"] < found["high_freq_factor"]:
+    if kind == "llama3" and not values["low_freq_factor"] < values["high_freq_factor"]:
         given.fail(
-            "low_freq_factor", f"must be below high_freq_factor={found['high_freq_factor']:g}"
+            "low_freq_factor", f"must be below high_freq_factor={values['high_freq_factor']:g}"
         )
     if kind == "yarn":
-        found |= _yarn(given)
-    return RopeConfig(theta, kind, {k: v for k, v in found.items() if v is not None}, partial)
+        values |= _yarn(given)
+    return RopeConfig(theta, kind, {k: v for k, v in values.items() if v is not None}, partial)
 
 
 def _yarn(given: Values) -> dict[str, float | None]:

@@ -55,11 +55,11 @@ class Values:
         """A whole number between `low` and `high`; 4.0 is one, true and "4" are none."""
         if not self.has(key):
             return default
-        found = _whole(self._values[key], low, high)
+        number = _whole(self._values[key], low, high)
         return (
             self.fail(key, f"must be a whole number from {low:,} to {high:,}")
-            if found is None
-            else found
+            if number is None
+            else number
         )
 
     def number(
@@ -133,14 +133,14 @@ class Values:
         value = self._values.get(key)
         if value is None:
             return None
-        found = (
+        items = (
             [item for entry in value if (item := read(entry)) is not None]
             if self.is_list(key)
             else []
         )
-        if not self.is_list(key) or len(found) != len(value):
+        if not self.is_list(key) or len(items) != len(value):
             self.fail(key, f"must be a list of {what}")
-        return tuple(found)
+        return tuple(items)
 
 
 def _is_number(value: Any) -> bool:

@@ -35,10 +35,10 @@ def deterministic_kernels(only: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     elif _ASKED:
         gc.collect()  # those of engines that are gone
-    wanted = only or bool(_ASKED)
+    is_deterministic = only or bool(_ASKED)
     # To set it, even to what it is, imports torch's compiler: a second or more.
-    if torch.get_deterministic_debug_mode() != (2 if wanted else 0):
-        torch.use_deterministic_algorithms(wanted)
+    if torch.get_deterministic_debug_mode() != (2 if is_deterministic else 0):
+        torch.use_deterministic_algorithms(is_deterministic)
     # Everything here is written before it is read. (The stubs do not know the attribute.)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -24,8 +24,8 @@ from minivllm.models.layers import (
     Attention,
     DecoderLayer,
     RMSNorm,
-    beside,
-    wanted,
+    remaining_rows,
+    rows_with_logits,
 )
 from minivllm.passes.kernels import small
 
@@ -101,7 +101,7 @@ class FusedAttention(nn.Module):
             q, k = rotate(qk, cos, sin, self.norm).split((self.heads, self.kv_heads), 1)
             out = attention.forward(self.layer, q, k, v, batch)
         out = out.flatten(1)
-        result: Tensor = self.o_proj(wanted(out, batch) if self.trims else out)
+        result: Tensor = self.o_proj(rows_with_logits(out, batch) if self.trims else out)
         return result
 
 
@@ -137,7 +137,7 @@ class FusedLayer(nn.Module):
         trims."""
         x, normed = _add(self.input_layernorm, x, delta)
         attended = self.after_attention(self.self_attn(normed, cos, sin, batch, attention))
-        x, normed = _add(self.norm_before_mlp, beside(attended, x, batch), attended)
+        x, normed = _add(self.norm_before_mlp, remaining_rows(attended, x, batch), attended)
         return x, self.after_mlp(self.mlp(normed))
 
     def after_attention(self, out: Tensor) -> Tensor:
@@ -214,8 +214,8 @@ def fuse(model: nn.Module) -> int:
     replaced = 0
     with torch.inference_mode():
         for name, module in list(model.named_modules()):
-            if (made := _fused(module)) is not None:
-                model.set_submodule(name, made)
+            if (fused := _fused(module)) is not None:
+                model.set_submodule(name, fused)
                 replaced += 1
         # The decoder last: what is made above is what it asks for.
         for name, module in list(model.named_modules()):

@@ -112,12 +112,12 @@ def _why_not(moe: MoE) -> str | None:
     return None
 
 
-def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
+def group_experts(model: nn.Module, choice: str, device: torch.device) -> int:
     """Replace the mixtures that can be replaced; how many those were.
 
     Args:
         model: loaded.
-        wanted: "loop"; "grouped" insists; "auto" is grouped where torch computes it without asking
+        choice: "loop"; "grouped" insists; "auto" is grouped where torch computes it without asking
             the host, which is in bfloat16 on GPUs of compute capability 9.0. Elsewhere torch runs a
             loop of its own.
         device: where the model is.
@@ -126,9 +126,9 @@ def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
         BadInput: "grouped", and a mixture cannot be, or there is none.
     """
     mixtures = [(name, module) for name, module in model.named_modules() if type(module) is MoE]
-    require_experts(wanted, len(mixtures))
+    require_experts(choice, len(mixtures))
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    if wanted == "loop" or (wanted == "auto" and not hopper):
+    if choice == "loop" or (choice == "auto" and not hopper):
         return 0
     replaced = 0
     with torch.inference_mode():
@@ -136,14 +136,14 @@ def group_experts(model: nn.Module, wanted: str, device: torch.device) -> int:
             reason = _why_not(moe)
             if (
                 reason is None
-                and wanted == "auto"
+                and choice == "auto"
                 and next(moe.experts.parameters()).dtype != torch.bfloat16
             ):
                 continue
             if reason is None:
                 model.set_submodule(name, GroupedMoE(moe))
                 replaced += 1
-            elif wanted == "grouped":
+            elif choice == "grouped":
                 raise BadInput(
                     f"runtime.moe=grouped: {name} cannot be, as {reason}; use runtime.moe=loop, "
                     "plain weights (quant=bf16), and on a CPU runtime.cpu_kernels=off"

@@ -65,8 +65,8 @@ class Quantizer(QuantizerOptions):
     def quantizes(self, layer_name: str) -> bool:
         """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is
         set."""
-        wanted = self.lm_head or layer_name != "lm_head"
-        return wanted and not any(part in layer_name for part in self.skip)
+        is_eligible = self.lm_head or layer_name != "lm_head"
+        return is_eligible and not any(part in layer_name for part in self.skip)
 
 
 def use_torch_dtype(method: PlainQuantOptions) -> None:

@@ -247,18 +247,18 @@ def _combine(
         split = start + tl.arange(0, PIECES)
         there = split < last
         piece = before + split
-        found = tl.load(maxima + piece * BLOCK_M + m, mask=there, other=float("-inf"))
-        summed = tl.load(sums + piece * BLOCK_M + m, mask=there, other=0.0)
+        piece_maxima = tl.load(maxima + piece * BLOCK_M + m, mask=there, other=float("-inf"))
+        piece_sums = tl.load(sums + piece * BLOCK_M + m, mask=there, other=0.0)
         part = tl.load(
             partial + (piece * partial_rows + m)[:, None] * HEAD_DIM + d[None, :],
             mask=there[:, None] & inside[None, :],
             other=0.0,
         )
-        highest = tl.maximum(maximum, tl.max(found, 0))
+        highest = tl.maximum(maximum, tl.max(piece_maxima, 0))
         # the query sees no key of these pieces
         pivot = tl.where(highest == float("-inf"), 0.0, highest)
-        share, decay = tl.exp2(found - pivot), tl.exp2(maximum - pivot)
-        total = total * decay + tl.sum(summed * share, 0)
+        share, decay = tl.exp2(piece_maxima - pivot), tl.exp2(maximum - pivot)
+        total = total * decay + tl.sum(piece_sums * share, 0)
         acc = acc * decay + tl.sum(part * share[:, None], 0)
         maximum = highest
     row = (begin + first + query_of).to(tl.int64)

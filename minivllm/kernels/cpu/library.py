@@ -54,18 +54,18 @@ class Kernels:
     decoder_layer: Callable[..., Any]  # the class of layer.cpp
 
 
-def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | None]:
+def choose(option: str, device: torch.device) -> tuple[Kernels | None, str | None]:
     """The kernels for what is built for a device, and why there are none although they were asked
     for.
 
     Args:
-        wanted: "off"; "auto" uses them where they can be had; "on" insists.
+        option: "off"; "auto" uses them where they can be had; "on" insists.
         device: where the model runs.
 
     Raises:
         BadInput: "on", and they cannot be had.
     """
-    if wanted == "off" or (device.type != "cpu" and wanted == "auto"):
+    if option == "off" or (device.type != "cpu" and option == "auto"):
         return None, None
     try:
         if device.type != "cpu":
@@ -73,7 +73,7 @@ def choose(wanted: str, device: torch.device) -> tuple[Kernels | None, str | Non
         return load(), None
     except (RuntimeError, OSError, ImportError) as error:
         reason = f"the C++ kernels for CPUs are not used: {first_line(error)}"
-        if wanted == "on":
+        if option == "on":
             raise BadInput(
                 f"runtime.cpu_kernels=on: {reason}; use runtime.cpu_kernels=auto"
             ) from None
@@ -123,8 +123,8 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    found = re.search(r"^(flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return found.group(2) if found else ""
+    flags = re.search(r"^(flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return flags.group(2) if flags else ""
 
 
 def _compile(path: Path) -> None:
@@ -155,5 +155,5 @@ def _openmp() -> list[str]:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
         return ["-fopenmp"]
-    found = re.search(r"/\S*/lib(gomp|omp|iomp5)[^/\s]*\.so\S*", mapped)
-    return [found.group(0)] if found else ["-fopenmp"]
+    library = re.search(r"/\S*/lib(gomp|omp|iomp5)[^/\s]*\.so\S*", mapped)
+    return [library.group(0)] if library else ["-fopenmp"]

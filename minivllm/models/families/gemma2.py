@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
 from minivllm.models.families.gemma import GemmaForCausalLM
-from minivllm.models.layers import beside
+from minivllm.models.layers import remaining_rows
 
 
 class SandwichLayer(nn.Module):
@@ -25,7 +25,7 @@ class SandwichLayer(nn.Module):
     ) -> Tensor:
         """[tokens, hidden] to the same."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
-        x = beside(attended, x, batch) + self.post_attention_layernorm(attended)
+        x = remaining_rows(attended, x, batch) + self.post_attention_layernorm(attended)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 

@@ -92,7 +92,7 @@ class Checkpoint:
         unlisted = {name for name, tensor in tensors.items() if index and tensor.name not in index}
         return cls(folder, files, tensors, frozenset(unlisted), warnings)
 
-    def beside(self, name: str) -> Path | None:
+    def file_that_holds(self, name: str) -> Path | None:
         """A .safetensors file that the index does not list and that holds the tensor."""
         others = sorted({*self.folder.glob("*.safetensors")} - {*self.files})
         return next((file for file in others if _holds(file, name)), None)
@@ -144,11 +144,11 @@ def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
         if size <= pieces * 256:
             stream.seek(tensor.begin)
             return stream.read(size)
-        found = []
+        parts = []
         for piece in range(pieces):
             stream.seek(tensor.begin + (size - 256) * piece // (pieces - 1))
-            found.append(stream.read(256))
-        return b"".join(found)
+            parts.append(stream.read(256))
+        return b"".join(parts)
 
 
 def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -166,11 +166,11 @@ def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
                 f"{index}: tensor {name} is in {file_name!r}, which is no file name: {_WHOLE}"
             )
     if named(folder / SINGLE) and SINGLE not in weight_map.values():
-        told = (
+        warning = (
             f"{folder}: {SINGLE} is read, and not the files that {INDEX} lists: remove what is "
             "not the model's"
         )
-        return {}, (told,)
+        return {}, (warning,)
     gone = {name: file for name, file in weight_map.items() if not os.path.exists(folder / file)}
     if gone:
         name, file_name = next(iter(gone.items()))
@@ -206,16 +206,16 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             size = os.fstat(stream.fileno()).st_size
             header, start = _parse_header(file, stream, size)
         header.pop("__metadata__", None)
-        found = {name: _stored(file, name, entry, start) for name, entry in header.items()}
-        end = _check_layout(found, start)
+        held = {name: _stored(file, name, entry, start) for name, entry in header.items()}
+        end = _check_layout(held, start)
     except BadInput:
         raise
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} is not a readable safetensors file ({error}): {_AGAIN}") from None
     if end != size:
-        cut = next((f"; tensor {name} is cut off" for name, t in found.items() if t.end > size), "")
+        cut = next((f"; tensor {name} is cut off" for name, t in held.items() if t.end > size), "")
         raise BadInput(f"{file} has {size} bytes where its header says {end}{cut}: {_AGAIN}")
-    return found
+    return held
 
 
 def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

@@ -68,7 +68,7 @@ def decoding_defaults(folder: Path | None) -> dict[str, Any]:
         BadInput: a value is of another type, or out of its range.
     """
     values = read_generation(folder)
-    found = {
+    defaults = {
         "temperature": values.number("temperature", None, least=0),
         "top_k": values.integer("top_k", None, low=-1),
         "top_p": values.number("top_p", None, high=1),
@@ -76,11 +76,11 @@ def decoding_defaults(folder: Path | None) -> dict[str, Any]:
         "repetition_penalty": values.number("repetition_penalty", None),
         "max_tokens": values.integer("max_new_tokens", None),
     }
-    if values.flag("do_sample", False) and found["temperature"] is None:
-        found["temperature"] = 1.0
+    if values.flag("do_sample", False) and defaults["temperature"] is None:
+        defaults["temperature"] = 1.0
     return {
         name: max(value, LEAST[name]) if name in LEAST and value > 0 else value
-        for name, value in found.items()
+        for name, value in defaults.items()
         if value is not None
     }
 
@@ -92,7 +92,7 @@ def described(defaults: dict[str, Any]) -> str:
 
 
 def unset_defaults(
-    decoding: dict[str, Any], given: list[str] | None, found: dict[str, Any]
+    decoding: dict[str, Any], given: list[str] | None, defaults: dict[str, Any]
 ) -> dict[str, Any]:
     """What a checkpoint's defaults change in a configuration's `decoding`, where the user has left
     it unset.
@@ -103,15 +103,17 @@ def unset_defaults(
     Args:
         decoding: the resolved group.
         given: knobs that the user set; "decoding" among them, or None, stands for all.
-        found: from `decoding_defaults`.
+        defaults: from `decoding_defaults`.
     """
     if given is None or "decoding" in given:
         return {}
     filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     if decoding.get("beam_width", 1) > 1:  # which draws nothing
-        found = {
-            name: value for name, value in found.items() if name not in ("temperature", *filters)
+        defaults = {
+            name: value for name, value in defaults.items() if name not in ("temperature", *filters)
         }
-    elif {"temperature", *filters} & found.keys():
-        found = found | {name: off for name, off in filters.items() if name not in found}
-    return {k: v for k, v in found.items() if k not in given and k in decoding and decoding[k] != v}
+    elif {"temperature", *filters} & defaults.keys():
+        defaults = defaults | {name: off for name, off in filters.items() if name not in defaults}
+    return {
+        k: v for k, v in defaults.items() if k not in given and k in decoding and decoding[k] != v
+    }

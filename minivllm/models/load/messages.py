@@ -51,8 +51,8 @@ def as_lines(messages: Sequence[dict[str, Any]]) -> str:
             json.dumps(call.get("function", call), ensure_ascii=False)
             for call in message.get("tool_calls", ())
         ]
-        said = " ".join(piece for piece in (message["content"], *calls) if piece)
-        lines.append(f"{message['role']}: {said}\n")
+        content = " ".join(piece for piece in (message["content"], *calls) if piece)
+        lines.append(f"{message['role']}: {content}\n")
     return "".join(lines) + "assistant:"
 
 

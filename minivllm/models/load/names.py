@@ -42,7 +42,7 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
     plain = [(name.replace(_COMPILED, ""), tensor) for name, tensor in tensors.items()]
     prefixes = [match[1] for name, _ in plain if (match := _EMBEDDING.fullmatch(name))]
     prefix = "model." if not prefixes or "model." in prefixes else prefixes[0]
-    found: dict[str, StoredTensor] = {}
+    named: dict[str, StoredTensor] = {}
     for name, tensor in plain:
         if head := _HEAD.fullmatch(name):
             name = f"lm_head.{head[2]}"
@@ -51,17 +51,17 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
         elif "language_model." in prefix:
             continue
         for own, part in _parts(name, tensor):
-            if own in found:
+            if own in named:
                 raise BadInput(
-                    f"{tensor.file.parent}: tensors {found[own].name} and {tensor.name} are both "
+                    f"{tensor.file.parent}: tensors {named[own].name} and {tensor.name} are both "
                     f"{own}: remove the one that is not the model's"
                 )
-            found[own] = part
-            if len(found) > len(tensors) + _MOST_EXPERTS:
+            named[own] = part
+            if len(named) > len(tensors) + _MOST_EXPERTS:
                 raise BadInput(
                     f"{tensor.file}: tensor {tensor.name} has more experts than any model"
                 )
-    return found
+    return named
 
 
 def _of_expert(name: str) -> str:

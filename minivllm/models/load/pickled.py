@@ -63,8 +63,8 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     elif (folder / _MAIN).exists():
         files = [folder / _MAIN]
     else:
-        found = {file for pattern in PATTERNS for file in folder.glob(pattern)}
-        files = sorted(file for file in found if not _NO_WEIGHTS.fullmatch(file.name))
+        files_by_pattern = {file for pattern in PATTERNS for file in folder.glob(pattern)}
+        files = sorted(file for file in files_by_pattern if not _NO_WEIGHTS.fullmatch(file.name))
     if not 0 < len(files) <= _MOST_FILES:
         raise BadInput(f"{folder} has no pickled weights ({', '.join(PATTERNS)}) to convert")
     for file in files:
@@ -81,7 +81,7 @@ def convert(
     output: Path,
     timeout_s: float,
     memory_gb: float | None = None,
-    told: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Write a checkpoint of pickled weights as .safetensors, with its configuration and tokenizer
     beside them.
@@ -94,7 +94,7 @@ def convert(
         timeout_s: longest time that one file may take.
         memory_gb: most memory that reading one file may take; None: three times the file, and 1
             GiB.
-        told: given a line for each file that is done.
+        report: gets a line for each file that is done.
 
     Returns:
         Number of tensors.
@@ -117,7 +117,7 @@ def convert(
     try:
         for name, content in copied.items():
             (place / name).write_bytes(content)
-        count = _convert_files(files, place, tied, timeout_s, memory_gb, told)
+        count = _convert_files(files, place, tied, timeout_s, memory_gb, report)
         Checkpoint.open(place)
         place.chmod(0o755)
         os.replace(place, output)
@@ -156,7 +156,7 @@ def _convert_files(
     tied: bool,
     timeout_s: float,
     memory_gb: float | None,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> int:
     weight_map: dict[str, str] = {}
     total = 0
@@ -179,7 +179,7 @@ def _convert_files(
             )
         weight_map |= dict.fromkeys(sizes, name)
         total += sum(sizes.values())
-        told(f"{file.name}: {len(sizes)} tensors, {size(sum(sizes.values()))}, to {name}")
+        report(f"{file.name}: {len(sizes)} tensors, {size(sum(sizes.values()))}, to {name}")
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         (place / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")

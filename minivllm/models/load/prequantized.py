@@ -66,9 +66,9 @@ class Prequantized:
             own = {"bias"} if module.has_bias else set()  # the model's, read as ever
             for part, rows in zip(parts, module.parts.values(), strict=True):
                 required = self.format.shapes(rows, module.in_features)
-                found = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
+                names = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
                 self.shapes |= {
-                    f"{part}.{name}": required.get(name) for name in found.union(required)
+                    f"{part}.{name}": required.get(name) for name in names.union(required)
                 }
         computed = (
             f"they are converted to quant={quant.name}, and take its memory"

@@ -110,8 +110,8 @@ def named_token_id(folder: Path, name: str) -> int | None:
     """
     if not has_tokenizer(folder):
         return None
-    found = [(file, os.stat(file)) for name in _FILES if (file := folder / name).exists()]
-    state = tuple((file, at.st_ino, at.st_mtime_ns, at.st_size) for file, at in found)
+    files = [(file, os.stat(file)) for name in _FILES if (file := folder / name).exists()]
+    state = tuple((file, at.st_ino, at.st_mtime_ns, at.st_size) for file, at in files)
     return _named_token_id(folder, name, state)
 
 
@@ -166,7 +166,7 @@ def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     before it listed all added tokens itself; and a name that tokenizer_config.json lacks is taken
     from it in any case.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     sources = [(folder / CONFIG, config), (folder / SPECIAL, _optional(folder / SPECIAL))]
     for path, source in sources[::-1] if "added_tokens_decoder" in config else sources:
         groups = [source, *(group for key in NAMED if isinstance(group := source.get(key), dict))]
@@ -177,8 +177,8 @@ def _special_names(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
                 ):
                     text = _text(path, name, value)
                     if text is not None:
-                        found[name] = text
-    return found
+                        texts[name] = text
+    return texts
 
 
 def _is_token(value: Any) -> bool:
@@ -198,17 +198,17 @@ def _default_template(path: Path, templates: Any) -> str | None:
     """The template to chat with, where a checkpoint names several."""
     if templates is None or isinstance(templates, str):
         return templates
-    found = None
+    default = None
     for entry in templates if isinstance(templates, list) else [None]:
         match entry:
             case {"name": str(name), "template": str(template)}:
-                found = template if name == "default" else found
+                default = template if name == "default" else default
             case _:
                 raise BadInput(
                     f"{path}: chat_template must be text, or a list of objects with name and "
                     f"template; {_ADVICE}"
                 )
-    return found
+    return default
 
 
 def _from_merges(folder: Path, config: Mapping[str, Any]) -> FastTokenizer:

@@ -108,10 +108,10 @@ def _load(source: Path) -> Any:
     try:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        global_name = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = (
-            f"it asks for {found[1]}, which tensors do not need"
-            if found
+            f"it asks for {global_name[1]}, which tensors do not need"
+            if global_name
             else first_line(error)[:200]
         )
         raise BadInput(f"{source} is refused: {what}") from None

@@ -34,7 +34,7 @@ _KNOWN_BUFFERS = (
 )  # old checkpoints carry them; not weights
 _CHUNK = 8 * 1024 * 1024  # bytes read at a time: all that is held of a tensor on its way elsewhere
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_APART = "config.json and weights do not belong together"
+_MISMATCH = "config.json and weights do not belong together"
 # values of the random block; a prime, so that no two rows start at the same place
 _PERIOD = 4_194_301
 
@@ -82,28 +82,28 @@ class CheckpointWeights(_Reporting):
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """See WeightSource."""
-        found = self.checkpoint.tensors
+        tensors = self.checkpoint.tensors
         # A tied head is often saved a second time; it is the embedding, so it is not read.
         ignored = (_HEAD,) if tied_head else ()
         extra = [
             name
-            for name in found
+            for name in tensors
             if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
         ]
         if unlisted := [name for name in extra if name in self.checkpoint.unlisted]:
             extra = [name for name in extra if name not in self.checkpoint.unlisted]
             self.warnings.append(
-                f"{self.checkpoint.folder}: tensor {found[unlisted[0]].name} ({len(unlisted)} "
+                f"{self.checkpoint.folder}: tensor {tensors[unlisted[0]].name} ({len(unlisted)} "
                 "such) has no place in the architecture and is not listed in the index: not read"
             )
-        if missing := [name for name in shapes if name not in found]:
+        if missing := [name for name in shapes if name not in tensors]:
             raise BadInput(self._lacks(missing, extra))
         for name, shape in shapes.items():
-            stored = found[name]
+            stored = tensors[name]
             if shape is not None and stored.shape != shape:
                 raise BadInput(
                     f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where "
-                    f"config.json asks for {list(shape)}: {_APART}"
+                    f"config.json asks for {list(shape)}: {_MISMATCH}"
                 )
             if stored.dtype not in _DTYPES and name not in as_stored:
                 raise BadInput(
@@ -111,20 +111,21 @@ class CheckpointWeights(_Reporting):
                     f"{', '.join(_DTYPES)} are read: use the 16-bit checkpoint"
                 )
         if extra:
+            first = tensors[extra[0]]
             raise BadInput(
-                f"{found[extra[0]].file}: tensor {found[extra[0]].name} ({len(extra)} such) has "
-                f"no place in the architecture of config.json: {_APART}"
+                f"{first.file}: tensor {first.name} ({len(extra)} such) has no place in the "
+                f"architecture of config.json: {_MISMATCH}"
             )
-        if tied_head and _HEAD in found and not self._same(_HEAD, _EMBEDDING):
+        if tied_head and _HEAD in tensors and not self._same(_HEAD, _EMBEDDING):
             raise BadInput(
-                f"{found[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json "
+                f"{tensors[_HEAD].file}: tensor {_HEAD} is not {_EMBEDDING}, although config.json "
                 "ties the two: set tie_word_embeddings to false there"
             )
-        self._total = sum(found[name].end - found[name].begin for name in shapes)
+        self._total = sum(tensors[name].end - tensors[name].begin for name in shapes)
 
     def _lacks(self, missing: list[str], extra: list[str]) -> str:
         what = f"{self.checkpoint.folder} lacks tensor {missing[0]} ({len(missing)} missing)"
-        if (other := self.checkpoint.beside(missing[0])) is not None:
+        if (other := self.checkpoint.file_that_holds(missing[0])) is not None:
             return (
                 f"{what}, which {other.name} holds: {INDEX} does not list that file; add it, or "
                 "remove the index"
@@ -140,7 +141,7 @@ class CheckpointWeights(_Reporting):
             if extra
             else ""
         )
-        return f"{what}{instead}: {_APART}, or a file is missing"
+        return f"{what}{instead}: {_MISMATCH}, or a file is missing"
 
     def _same(self, name: str, other: str) -> bool:
         """Whether two tensors are the same, as far as a sample of their bytes tells."""

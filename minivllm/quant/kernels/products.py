@@ -80,10 +80,10 @@ class _Cut:
         # once
         self.few = warps
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
-        wanted = max(1, _WARPS // warps // tiles)
+        most_parts = max(1, _WARPS // warps // tiles)
         if INTERPRETED:
-            wanted = min(wanted, 3)  # a program costs time, and none run beside it
-        each = triton.cdiv(steps, min(wanted, steps))  # steps of a part
+            most_parts = min(most_parts, 3)  # a program costs time, and none run beside it
+        each = triton.cdiv(steps, min(most_parts, steps))  # steps of a part
         self.grid = (tiles, triton.cdiv(steps, each))
         parts = self.grid[1]
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)

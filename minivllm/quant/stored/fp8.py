@@ -57,11 +57,11 @@ class StoredFP8:
         scale = part[self.marker].float()
         if self.block is not None:
             height, width = self.block
-            wanted = (-(-rows // height), -(-columns // width))
-            if tuple(scale.shape) != wanted:
+            shape = (-(-rows // height), -(-columns // width))
+            if tuple(scale.shape) != shape:
                 raise BadInput(
                     f"{self.marker} is {list(scale.shape)}, and blocks of {self.block} ask for "
-                    f"{list(wanted)}"
+                    f"{list(shape)}"
                 )
             return scale.repeat_interleave(height, 0)[:rows]
         if scale.numel() not in (1, rows):

@@ -173,25 +173,25 @@ class StoredInt4:
         stored, middle = unpacked(qzeros, self.bits), 1 << (self.bits - 1)
         less_one = self.layout == "gptq"
         if self.symmetric:
-            found = stored.unique().tolist()
-            if found not in ([middle - 1], [middle]):
+            points = stored.unique().tolist()
+            if points not in ([middle - 1], [middle]):
                 raise BadInput(
-                    f"gptq says sym: true, but zero points are {found[:4]}, not all {middle - 1} "
+                    f"gptq says sym: true, but zero points are {points[:4]}, not all {middle - 1} "
                     f"or all {middle}"
                 )
-            less_one = found == [middle - 1]
+            less_one = points == [middle - 1]
         return (stored + less_one) & (2**self.bits - 1)
 
     def _order(
         self, parts: Sequence[Mapping[str, Tensor]], columns: int, group: int
     ) -> Tensor | None:
         """The inputs in the order of their groups, None where they lie so."""
-        found = [part["g_idx"].long() for part in parts if "g_idx" in part]
+        owners = [part["g_idx"].long() for part in parts if "g_idx" in part]
         in_place = torch.arange(columns, device=parts[0]["qweight"].device) // group
-        if all(torch.equal(groups, in_place) for groups in found):
+        if all(torch.equal(groups, in_place) for groups in owners):
             return None
-        sorted_groups, order = found[0].sort(stable=True)
-        if any(not torch.equal(groups, found[0]) for groups in found) or len(found) < len(parts):
+        sorted_groups, order = owners[0].sort(stable=True)
+        if any(not torch.equal(groups, owners[0]) for groups in owners) or len(owners) < len(parts):
             raise BadInput("the groups (g_idx) differ between layers that are fused here")
         if not torch.equal(sorted_groups, in_place):
             raise BadInput(f"the groups (g_idx) are not of {group} inputs each")

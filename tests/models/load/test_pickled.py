@@ -47,7 +47,7 @@ def test_the_same_model_comes_out(shards: int, tied: bool, tmp_path: Path) -> No
     with pytest.raises(BadInput, match="task=convert"):
         load(tmp_path / "old")
     lines: list[str] = []
-    count = convert(tmp_path / "old", tmp_path / "made" / "new", 300, told=lines.append)
+    count = convert(tmp_path / "old", tmp_path / "made" / "new", 300, report=lines.append)
     assert count == len(list(model.parameters())) and len(lines) == shards
     check(tmp_path / "made" / "new", model)
     assert (tmp_path / "made" / "new" / "special.txt").read_text() == "beside it"

@@ -502,8 +502,8 @@ def test_a_damaged_file_beside_a_checkpoint_says_nothing_of_it(folder: Path) -> 
     (folder / "a.safetensors").write_bytes(b"cut short")
     shutil.copy(folder / SINGLE, folder / "b.safetensors")
     opened = Checkpoint.open(folder)
-    assert opened.beside("model.norm.weight") == folder / "b.safetensors"
-    assert opened.beside("model.nowhere") is None
+    assert opened.file_that_holds("model.norm.weight") == folder / "b.safetensors"
+    assert opened.file_that_holds("model.nowhere") is None
 
 
 def test_a_random_fingerprint_follows_architecture_and_seed() -> None:
