@@ -10,9 +10,8 @@ from minivllm.errors import BadInput
 class ContiguousCache(ContiguousOptions):
     """KV cache with one slab of `max_model_len` tokens a request, as engines had before paging.
 
-    It is the paged cache with one block a sequence, so that scheduler, runner and attention are the
-    same code and only the waste differs.
-    """
+    It is the paged cache with one block a sequence: scheduler, runner and attention are the same
+    code, and only the waste differs."""
 
     name = "contiguous"
     kv_dtype = "auto"

@@ -20,11 +20,10 @@ def free_memory(device: torch.device) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory only once they are written to, where the system can do that.
+    """Zeros that take memory only when they are written to, where the system can do that.
 
-    torch.zeros writes every page; numpy asks the system for zeroed pages, which come when touched.
-    A pool of many GB on a CPU is then free until it is used.
-    """
+    torch.zeros writes every page; numpy asks the system for zeroed pages, which take memory on
+    their first use. A pool of many GB on a CPU is then free until it is used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
@@ -47,13 +46,13 @@ class KVCache:
         specs: attention of each layer.
         layout: block size and number of blocks.
         dtype: the model's dtype.
-        device: where the cache lives.
+        device: where the tensors lie.
 
     Attributes:
-        parts: for each layer the tensors [num_blocks, block_size, ...] that lie in blocks, and move
-            with them: keys and values [..., num_kv_heads, head_dim], and if they are compressed
-            (then they are int8 bits) their scales [..., num_kv_heads], float32. attention=cpu may
-            keep another order within a block, which only moves as a whole.
+        parts: for each layer the tensors [num_blocks, block_size, ...] that are stored by block and
+            moved with it: keys and values [..., num_kv_heads, head_dim], and if they are compressed
+            (as int8 bits) their scales [..., num_kv_heads], float32. attention=cpu may keep another
+            order within a block, which only moves as a whole.
     """
 
     kv_dtype = "auto"  # how keys and values are stored: here in `dtype`
@@ -73,8 +72,8 @@ class KVCache:
             tuple(zeros((*rows, *shape), kind, device) for shape, kind in self.part_shapes(spec))
             for spec in specs
         ]
-        self.blocks = [part for parts in self.parts for part in parts]  # all that lies in blocks
-        # Views by slot, made once: a step on a CPU counts every operation of every layer.
+        self.blocks = [part for parts in self.parts for part in parts]  # of all layers
+        # Views by slot are made once: every operation of every layer costs time on a CPU.
         self._slots = [tuple(part.flatten(0, 1) for part in parts) for parts in self.parts]
 
     @property
@@ -100,7 +99,7 @@ class KVCache:
             part.index_copy_(0, slots, rows)
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Make blocks zero."""
+        """Fill blocks with zeros."""
         if blocks:
             for part in self.blocks:
                 part[list(blocks)] = 0
@@ -114,7 +113,7 @@ class KVCache:
             layer: index of the layer.
             blocks: int32 or int64 [R * B], the requests' block tables one after another.
             num_rows: R.
-            num_tokens: tokens wanted a request; at most B * block_size.
+            num_tokens: tokens of each request; at most B * block_size.
 
         Returns:
             Two new tensors [R, W, num_kv_heads, head_dim] in the model's dtype: W is `num_tokens`

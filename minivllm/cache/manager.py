@@ -1,4 +1,4 @@
-"""The scheduler's view of the cache: may this request have room for that many tokens?"""
+"""The cache manager: whether a request can have room for so many tokens, and in which blocks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from minivllm.cache.tiers.swap import SwapSpace
 
 
 class CacheManager:
-    """Gives requests blocks as they grow and takes them back. Pure Python.
+    """Gives requests blocks as they grow, and takes the blocks back. Pure Python.
 
-    Allocation is probe, then commit: either the whole growth fits or nothing changes. The moves in
-    memory that an allocation needs are collected, and handed out once a step by `take_transfers`.
+    Allocation is probe, then commit: either the whole growth fits or nothing changes. An allocation
+    collects the moves in memory that it needs, and `take_transfers` hands them out once a step.
 
     Args:
         layout: how the memory is cut up.
-        disk: of the lowest tier, if the layout has one and memory is real; see OffloadTiers.
+        disk: the lowest tier, if the layout has one and memory is real; see OffloadTiers.
 
     Attributes:
-        swap, tiers: host memory for requests, and what keeps cold blocks of the prefix cache.
+        swap, tiers: host memory for requests, and the tiers for cold blocks of the prefix cache
+            (None: there are no tiers).
         evictor: limits what a request holds; None: requests have no limit.
     """
 
@@ -36,7 +37,7 @@ class CacheManager:
         self.tiers: OffloadTiers | None = None
         if layout.prefix_caching and layout.offload_slots:
             self.tiers = OffloadTiers(layout, prefix, self.counters, self._pending, disk)
-        self._content = self.tiers or prefix  # forgets cached blocks
+        self._content = self.tiers or prefix  # of cached blocks
         is_cached = prefix.by_block.__contains__
         self.pool = BlockPool(layout.num_blocks, is_cached, self._content.displace)
         self.evictor: Evictor | None = None
@@ -46,7 +47,7 @@ class CacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one request alone could keep."""
+        """Tokens that the cache holds if one request has all blocks."""
         return self.pool.num_usable * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -69,18 +70,19 @@ class CacheManager:
         whole: bool = False,
         reusable: TokenSequence = (),
     ) -> tuple[int, int]:
-        """Give a sequence that holds nothing its first blocks: those known by its prefix (brought
-        back from host memory if need be), those it was swapped out with, and new ones for up to
-        `most` tokens to compute.
+        """Give a sequence that holds nothing its first blocks: cached blocks of its prefix
+        (restored from host memory if necessary), the blocks that it was swapped out with, and new
+        blocks for up to `most` tokens to compute.
 
         Args:
             sequence: has an empty block table.
-            num_tokens: that it has.
-            computed: of these, what it has in host memory.
+            num_tokens: tokens of the sequence.
+            computed: number of its first tokens that host memory holds.
             most: tokens to compute in this step.
-            spare: blocks that must stay free beside.
-            whole: admit it only if all of its tokens can be computed in this step.
-            reusable: its tokens, if others may have computed their keys and values; else none.
+            spare: blocks that must stay free.
+            whole: admit the sequence only if this step can compute all of its tokens.
+            reusable: the tokens of the sequence, if other requests may have computed their keys and
+                values; otherwise none.
 
         Returns:
             How many tokens it may compute now, after how many; the first is 0, and nothing changed,
@@ -117,8 +119,8 @@ class CacheManager:
         return count, done
 
     def grow(self, sequence: CachedSequence, computed: int, num_tokens: int) -> bool:
-        """Let a sequence hold `num_tokens` tokens in all, and write those after the first
-        `computed`; False, and nothing changed, if there is no room."""
+        """Give a sequence the blocks that `num_tokens` tokens in all need, of which those after the
+        first `computed` are written next. False, and nothing changed, if there is no room."""
         table = sequence.block_table
         missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table)
         copy = self.must_copy(sequence, computed)
@@ -136,8 +138,7 @@ class CacheManager:
         return True
 
     def must_copy(self, sequence: CachedSequence, computed: int) -> bool:
-        """Whether the block that is written next is shared. Only a block that is partly full can
-        be."""
+        """Whether the next block to write is shared. Only a block that is partly full can be."""
         blocks = sequence.block_table.blocks
         index = (computed - sequence.num_evicted) // self.block_size
         return index < len(blocks) and self.pool.ref_counts[blocks[index]] > 1
@@ -145,14 +146,14 @@ class CacheManager:
     def computed(
         self, sequence: CachedSequence, token_ids: TokenSequence, computed: int, most: int
     ) -> int:
-        """Note that the first `computed` tokens were computed: full blocks may be found by others
-        now.
+        """Note that the first `computed` tokens are computed: other requests may reuse the full
+        blocks from now on.
 
         Args:
-            sequence: whose tokens they are.
-            token_ids: all tokens that are known.
-            computed: how many of them.
-            most: tokens that it may come to have.
+            sequence: holds the tokens.
+            token_ids: all known tokens.
+            computed: number of computed tokens.
+            most: tokens that the sequence may come to have.
 
         Returns:
             How many are computed when the next step begins: none where nothing is kept.
@@ -178,8 +179,8 @@ class CacheManager:
         num_tokens: int | None = None,
     ) -> int:
         """Let `child`, which holds nothing, share the blocks of `parent`'s first `num_tokens` of
-        its `computed` tokens (None: all of them); whoever writes first gets a copy. Where what they
-        share has been evicted in part, `child` computes its own.
+        its `computed` tokens (None: all of them). The first of the two that writes gets a copy.
+        Where a part of the shared tokens is evicted, `child` computes its own.
 
         Returns:
             How many tokens of `child` are computed.
@@ -209,7 +210,7 @@ class CacheManager:
 
     def discard(self, sequence: CachedSequence) -> list[int]:
         """Take back everything that a sequence holds, and forget it as a prefix: its keys and
-        values may be no numbers.
+        values may be NaN.
 
         Returns:
             The blocks that nobody else holds; they are to be cleared.
@@ -225,7 +226,7 @@ class CacheManager:
         return self.swap.swap_out(sequence, self.blocks_for(computed - sequence.num_evicted))
 
     def take_transfers(self) -> Transfers:
-        """What must be moved before the step that was planned; each is handed out once."""
+        """The moves to make before the planned step computes. Each is handed out once."""
         if self.tiers is not None:
             self.tiers.end_step()
         if not self._pending:
@@ -240,12 +241,12 @@ class CacheManager:
         self.pool.recycle()
 
     def waste(self, sequences: Iterable[tuple[CachedSequence, int]]) -> int:
-        """Slots of blocks in use that hold no token. A block that is shared counts once.
+        """Slots of blocks in use that hold no token. A shared block counts once.
 
         Args:
-            sequences: all that hold blocks, each with how many tokens are computed.
+            sequences: all that hold blocks, each with its number of computed tokens.
         """
-        # by last block: only a table's end is not full, and it may be shared
+        # Keyed by a table's last block: no other block is partly full, and tables may share it.
         empty: dict[int, int] = {}
         for sequence, computed in sequences:
             blocks = sequence.block_table.blocks

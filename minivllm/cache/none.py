@@ -8,11 +8,10 @@ from minivllm.errors import BadInput
 
 
 class NoCache(NoCacheOptions):
-    """Every step computes whole sequences again: what the KV cache saves, as an ablation.
+    """Every step computes whole sequences again: the ablation that shows what the KV cache saves.
 
-    A request holds room for its keys and values during a step alone, one region as long as the
-    context.
-    """
+    A request holds room for its keys and values during a step alone: one region as long as the
+    context."""
 
     name = "none"
     kv_dtype = "auto"

@@ -10,7 +10,7 @@ from minivllm.errors import BadInput
 
 
 class PagedCache(PagedOptions):
-    """Paged KV cache (PagedAttention, Kwon et al. 2023): at most one block a request is partly
+    """Paged KV cache (PagedAttention, Kwon et al. 2023): at most one block of a request is partly
     empty.
 
     Raises:

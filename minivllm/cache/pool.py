@@ -1,4 +1,5 @@
-"""Blocks of KV cache: who owns which, and who gets one next. Pure Python, no tensors."""
+"""Blocks of the KV cache: which request owns a block, and which block is allocated next. Pure
+Python, no tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from collections.abc import Callable, Iterable
 class BlockTable:
     """The cache blocks of one request, in order of position.
 
-    It grows at the end; only rollback and eviction may change it otherwise, and each such change
-    bumps `version`, so that a copy on the device knows when it is stale.
-    """
+    A table grows at the end; only rollback and eviction change it otherwise. Each such change
+    increases `version`, so that a copy on the device knows when it is stale."""
 
     __slots__ = ("blocks", "version")
 
@@ -23,18 +23,17 @@ class BlockTable:
         return len(self.blocks)
 
     def extend(self, blocks: Iterable[int]) -> None:
-        """Add blocks at the end; what is mirrored of the front stays valid."""
+        """Add blocks at the end. A mirror of the first blocks stays valid."""
         self.blocks.extend(blocks)
 
     def replace(self, index: int, block: int) -> int:
-        """Put another block at `index`; the one that was there."""
+        """Put another block at `index`, and return the block that it replaces."""
         old, self.blocks[index] = self.blocks[index], block
         self.version += 1
         return old
 
     def drop(self, indices: Iterable[int]) -> list[int]:
-        """Take the blocks at `indices` out; those behind move up. The blocks taken, last one
-        first."""
+        """Remove the blocks at `indices`, and return them, the last one first."""
         removed = [self.blocks.pop(index) for index in sorted(indices, reverse=True)]
         self.version += bool(removed)
         return removed
@@ -51,16 +50,16 @@ class BlockTable:
 class BlockPool:
     """A fixed number of blocks with reference counts and a free list.
 
-    Block 0 is never given out: padding points at it. Free blocks are taken from the front of the
-    list. A block whose content nobody can use again goes back there: the memory that is touched is
-    then that of the requests running at once, not of all that ever ran. A block of the prefix cache
-    goes to the back, so that the one unused for longest is taken first. Design after vLLM's block
-    pool.
+    Block 0 is never allocated: padding points at it. Allocation takes free blocks from the front of
+    the list. A block whose content cannot be used again goes back to the front: then the memory in
+    use is that of the requests running at once, not of all requests so far. A block of the prefix
+    cache goes to the back, so that the least recently used one is taken first. Design after vLLM's
+    block pool.
 
     Args:
         num_blocks: all blocks, the reserved one included; at least 2.
-        is_cached: whether a block's content may be used again.
-        on_reuse: told each cached block that is taken for something else, before it is.
+        is_cached: whether the prefix cache may still use a block's content.
+        on_reuse: called with each cached block before its content is overwritten.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class BlockPool:
         self._is_cached, self._on_reuse = is_cached, on_reuse
         self.ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self.allocated_total = 0  # liveness counter: blocks ever handed out
+        self.allocated_total = 0  # liveness counter: blocks allocated so far
 
     @property
     def num_free(self) -> int:
@@ -115,7 +114,7 @@ class BlockPool:
         self.ref_counts[block] += 1
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody holds the block."""
+        """Whether no request holds the block."""
         return self.ref_counts[block] == 0
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -130,7 +129,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def recycle(self) -> None:
-        """Put the free blocks in order, once nothing is cached any more."""
+        """Sort the free blocks, once no block is cached any more."""
         self._free = OrderedDict.fromkeys(sorted(self._free))
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:

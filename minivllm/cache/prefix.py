@@ -1,16 +1,16 @@
-"""Prefix caching: which computed blocks hold the start of a prompt that comes again. Pure
-Python."""
+"""Prefix caching: which computed blocks hold the first tokens of a prompt. Pure Python."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-# A list, or for simulation anything that has a length and slices.
+# A list, or in a simulation any object with a length and slices.
 TokenSequence = Sequence[int]
 
 
 class PrefixNode:
-    """One full block of tokens after those of its parent, and where its keys and values lie now."""
+    """One full block of tokens that follow the tokens of its parent, and where its keys and values
+    are stored."""
 
     __slots__ = ("block", "children", "parent", "record", "slot", "tokens")
 
@@ -18,13 +18,13 @@ class PrefixNode:
         self.parent = parent
         self.tokens = tokens
         self.children: dict[Hashable, PrefixNode] = {}
-        self.block = 0  # on the device; 0 is nowhere
+        self.block = 0  # on the device; 0: none
         self.slot: int | None = None  # in host memory
         self.record: int | None = None  # on disk
 
     @property
     def attached(self) -> bool:
-        """Whether it hangs in a tree, and so may be found."""
+        """Whether the node is part of a tree, so that a look-up may return it."""
         return self.parent is not None
 
 
@@ -32,8 +32,8 @@ class PrefixIndex:
     """A tree of computed blocks, as SGLang's RadixAttention (Zheng et al. 2024) has it, cut at
     block size.
 
-    A block's hash is chained through its parent: a node lies in its parent's dictionary under its
-    tokens, which Python compares after their hash has matched, so that a collision can never give a
+    A block's hash is chained through its parent: a node is in its parent's dictionary under its
+    tokens, which Python compares after their hashes match, so that a collision never gives a
     request a wrong block.
 
     Args:
@@ -47,14 +47,14 @@ class PrefixIndex:
         self.by_block: dict[int, PrefixNode] = {}
 
     def tokens(self, token_ids: TokenSequence, index: int) -> Hashable:
-        """The tokens of one block. A list becomes a tuple; other sequences' slices are hashable as
-        they are."""
+        """The tokens of one block. A list becomes a tuple; slices of other sequences are
+        hashable."""
         part = token_ids[index * self.block_size : (index + 1) * self.block_size]
         return tuple(part) if isinstance(part, list) else part
 
     def known(self, token_ids: TokenSequence) -> Iterator[PrefixNode]:
-        """The nodes that a request with these tokens may begin with: never all of its tokens, as it
-        must compute the last one."""
+        """The nodes that a request with these tokens may begin with. They never cover all tokens,
+        as the request must compute the last one."""
         return self.match(
             token_ids, min((len(token_ids) - 1) // self.block_size, self.most_reusable)
         )
@@ -70,10 +70,10 @@ class PrefixIndex:
             node = child
 
     def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
-        """Note that `block` holds `tokens` after those of `parent`; a block that is known for them
-        stays."""
+        """Note that `block` holds `tokens` after those of `parent`. If a block is already known for
+        these tokens, that block stays."""
         if parent is not self.root and not parent.attached:
-            return PrefixNode(None, tokens)  # nobody would find it
+            return PrefixNode(None, tokens)  # no look-up reaches its parent
         node = parent.children.get(tokens)
         if node is None:
             node = parent.children[tokens] = PrefixNode(parent, tokens)
@@ -82,23 +82,23 @@ class PrefixIndex:
         return node
 
     def place(self, node: PrefixNode, block: int) -> None:
-        """Note that the node's content lies, or will lie before it is needed, in `block`."""
+        """Note that `block` holds the node's content, or will hold it before a step needs it."""
         node.block = block
         self.by_block[block] = node
 
     def take_block(self, block: int) -> PrefixNode:
-        """The node of a cached block, which holds something else from now on."""
+        """Detach a cached block from its node, and return the node."""
         node = self.by_block.pop(block)
         node.block = 0
         return node
 
     def displace(self, block: int) -> None:
-        """Note that the device takes a cached block for something else: its content is lost."""
+        """Note that the device overwrites a cached block: its content is lost."""
         self.lose(self.take_block(block))
 
     def lose(self, node: PrefixNode) -> list[PrefixNode]:
-        """Take a node that is nowhere any more out of the tree, with all below it, which nobody
-        would find: the nodes lost."""
+        """Remove a node that is stored nowhere from the tree, with all nodes below it, which no
+        look-up would reach. Returns the removed nodes."""
         if node.parent is not None:
             del node.parent.children[node.tokens]
         gone = [node]

@@ -7,8 +7,8 @@ from minivllm.cache.prefix import PrefixNode
 
 
 class CachedSequence:
-    """Where the keys and values of one sequence lie. The cache alone changes it; its owner hands it
-    in."""
+    """Where the keys and values of one sequence are stored. Only the cache changes it; a request
+    owns it."""
 
     __slots__ = (
         "block_scores",
@@ -23,9 +23,9 @@ class CachedSequence:
     def __init__(self) -> None:
         self.block_table = BlockTable()
         self.num_evicted = 0  # computed tokens that the cache no longer holds
-        self.prefix_nodes: list[PrefixNode] = []  # of its full blocks, where prefixes are cached
-        # attention that each block got, where eviction goes by it
+        self.prefix_nodes: list[PrefixNode] = []  # of full blocks, where prefixes are cached
+        # Attention scores of each block, where eviction needs them.
         self.block_scores: list[float] = []
-        self.host_slots: list[int] = []  # of its blocks in host memory, while it is swapped out
-        self.was_looked_ahead = False  # its blocks on disk are being read, or were, before its turn
-        self.disk_ticket: int | None = None  # to wait for the disk with; None until it is its turn
+        self.host_slots: list[int] = []  # of the blocks of a sequence that is swapped out
+        self.was_looked_ahead = False  # whether its blocks were read from disk ahead
+        self.disk_ticket: int | None = None  # None until its blocks are requested

@@ -1,5 +1,5 @@
-"""What the cache is made for and how its memory is cut up: layers, layout, policies, transfers,
-counters."""
+"""Specifications of a cache: attention of each layer, layout of the memory, transfers, counters,
+and the protocol of policies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class AttentionSpec:
     soft_cap: float | None = None  # scores become soft_cap * tanh(scores / soft_cap)
 
 
-SCALE_BYTES = 4  # of the scale of a compressed head of a token, in float32
+SCALE_BYTES = 4  # scale of a compressed head of a token, float32
 
 
 def token_bytes(kv_heads: int, head_dim: int, dtype_bytes: int, kv_dtype: str) -> int:
     """Bytes that one token's keys and values take in one layer, with their scales.
 
     Args:
-        kv_heads: heads of the keys; the values have as many.
-        head_dim: numbers in each.
+        kv_heads: number of key heads, which is that of value heads.
+        head_dim: numbers of a head.
         dtype_bytes: bytes of a number in the model's dtype.
         kv_dtype: as in CachePolicy.
     """
@@ -62,26 +62,27 @@ class CacheLayout:
     block_size: int  # tokens a block
     num_blocks: int  # blocks, the reserved block 0 included
     prefix_caching: bool = False
-    retains_kv: bool = True  # False: nothing outlives the step, every step computes whole sequences
-    host_slots: int = 0  # blocks that fit into host memory, for requests that are swapped out
-    # further ones, for cold blocks of the prefix cache; they are numbered after those
+    retains_kv: bool = True  # False: every step computes whole sequences
+    host_slots: int = 0  # blocks in host memory, for requests that are swapped out
+    # Blocks in host memory for cold blocks of the prefix cache, numbered after `host_slots`.
     offload_slots: int = 0
-    disk_records: int = 0  # blocks that fit on disk, for colder ones
-    # where that file lies; None is the system's folder for temporary files
+    disk_records: int = 0  # blocks on disk, for colder blocks
+    # Folder of the disk tier's file; None is the system's folder for temporary files.
     offload_dir: str | None = None
-    eviction: Eviction | None = None  # what a request drops that has filled its budget
+    eviction: Eviction | None = None  # what a request drops when its budget is full
 
     @property
     def most_reusable_blocks(self) -> int:
-        """Blocks of the prefix cache that a request may begin with. Once a request evicts, its
-        further blocks follow others than the ones before them in the prompt."""
+        """Blocks of the prefix cache that a request may begin with. With eviction, fewer than the
+        budget: the blocks after them do not follow all tokens of the prompt."""
         most = self.num_blocks if self.eviction is None else self.eviction.budget - 1
         return most if self.prefix_caching else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Blocks to move before a step computes, in this order: each list holds (from, to)."""
+    """Blocks to move before a step computes, in the order of the fields. Each pair is (from,
+    to)."""
 
     spills: tuple[tuple[int, int], ...] = ()  # host slot to disk record, written in the background
     saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
@@ -128,22 +129,21 @@ class CacheCounters:
     blocks_shared: int = 0  # by forked requests
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
-    blocks_offloaded: int = 0  # cold ones, to host memory
+    blocks_offloaded: int = 0  # cold blocks, to host memory
     blocks_restored: int = 0
     blocks_to_disk: int = 0
     blocks_from_disk: int = 0
     disk_errors: int = 0  # records that could not be written or read
     blocks_evicted: int = 0
     tokens_evicted: int = 0
-    queries_observed: int = 0  # whose attention said what to evict
+    queries_observed: int = 0  # whose attention scores were summed
 
 
 class CachePolicy(Protocol):
-    """A `cache` option: decides the layout. Everything else is the same for all of them."""
+    """A `cache` option: decides the layout. All other code is the same for all options."""
 
     name: str
     kv_dtype: str  # how keys and values are stored: "auto" (in the model's dtype), "int8" or "fp8"
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
-        """Cut the memory available into blocks. Raises BadInput if it holds not even one
-        request."""
+        """Cut the free memory into blocks. Raises BadInput if it holds not even one request."""

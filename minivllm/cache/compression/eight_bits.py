@@ -10,7 +10,7 @@ from torch import Tensor
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 
-# What is stored, and the largest magnitude that a head's vector is scaled to.
+# The stored dtype, and the largest magnitude of a scaled head.
 KV_DTYPES: dict[str, tuple[torch.dtype, float]] = {
     "int8": (torch.int8, 127.0),
     "fp8": (torch.float8_e4m3fn, 448.0),
@@ -19,13 +19,14 @@ SCALE_DTYPE = torch.float32
 
 
 def compress(x: Tensor, kv_dtype: str) -> tuple[Tensor, Tensor]:
-    """Scale each vector so that its largest element becomes the largest number there is, and round.
+    """Scale each vector so that its largest element becomes the largest number of the stored dtype,
+    and round.
 
-    The scale belongs to one head of one token, so that what is stored depends on nothing else: no
-    calibration, and the same in any batch (as in KIVI, Liu et al. 2024, values are scaled by token,
-    but here keys are too). With m the vector's largest magnitude, an element x comes back within m
-    / 254 of itself from int8, and from fp8 (e4m3: 3 bits of mantissa) within |x| / 16, or m / 448 /
-    1024 where that is more.
+    Each head of each token has its own scale, so the stored values depend on nothing else: there is
+    no calibration, and a batch changes nothing (KIVI, Liu et al. 2024, scales values by token; here
+    keys are scaled by token too). With m the vector's largest magnitude, the error of an element x
+    is at most m / 254 for int8, and for fp8 (e4m3: 3 bits of mantissa) at most |x| / 16, or m / 448
+    / 1024 where that is more.
 
     Args:
         x: [..., head_dim].
@@ -44,7 +45,8 @@ def compress(x: Tensor, kv_dtype: str) -> tuple[Tensor, Tensor]:
 
 
 def expand(bits: Tensor, scale: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
-    """The inverse, rounded to `dtype`. bits: int8 [..., head_dim]; scale: [...]."""
+    """Keys or values from their stored bits, rounded to `dtype`: the inverse of `compress`. bits:
+    int8 [..., head_dim]; scale: [...]."""
     return bits.view(KV_DTYPES[kv_dtype][0]).to(SCALE_DTYPE).mul_(scale[..., None]).to(dtype)
 
 

@@ -15,7 +15,7 @@ class Evictor:
 
     Args:
         policy: chooses the blocks.
-        pool: takes the blocks back.
+        pool: gets the dropped blocks.
         counters: count the blocks and tokens evicted, and the queries observed.
     """
 

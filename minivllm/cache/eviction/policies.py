@@ -1,10 +1,10 @@
-"""Selective eviction: which blocks a request gives up once it holds as many as it may. Pure Python.
+"""Selective eviction: which blocks a request drops when it holds as many as its budget allows. Pure
+Python.
 
-A request that has filled its budget drops whole blocks, the same in all layers and heads, and goes
-on. A step never computes beyond a full budget, so a request drops blocks at the same positions
-however its tokens are cut into steps: what a token attends to depends on the tokens before it
-alone. Tokens keep their true positions.
-"""
+A request that has filled its budget drops whole blocks, the same in all layers and heads, and
+continues. A step never computes beyond a full budget, so a request drops blocks at the same
+positions whatever the chunks of its tokens: what a token attends to depends on the tokens before it
+alone. Tokens keep their true positions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from minivllm.errors import BadInput
 
 @dataclass(frozen=True)
 class Eviction:
-    """A `cache.eviction` choice: which blocks go when a request's budget is full. The first and the
-    newest stay.
+    """A `cache.eviction` choice: which blocks a request drops when its budget is full. The first
+    and the newest blocks stay.
 
     Args:
         block_size: tokens a block.
@@ -33,9 +33,9 @@ class Eviction:
     window: int
 
     name: ClassVar[str]
-    # Whether it goes by attention, which not every attention backend can return.
+    # Whether the policy needs attention scores, which not every attention backend returns.
     scored: ClassVar[bool] = False
-    # whether the attention that a block got counts on after an eviction
+    # Whether the scores of a block are kept after an eviction.
     remembers: ClassVar[bool] = False
 
     @property
@@ -44,16 +44,16 @@ class Eviction:
         return self.budget * self.block_size
 
     def drop(self, scores: Sequence[float]) -> list[int]:
-        """Which of a request's `budget` full blocks go: at least one, in ascending order. Here: all
-        that may.
+        """Which of a request's `budget` full blocks are dropped: at least one, in ascending order.
+        This class drops all between sinks and window.
 
         Args:
-            scores: attention that each block got from the queries `observed`.
+            scores: attention that each block got from the observed queries.
         """
         return list(range(self.sinks, self.budget - self.window))
 
     def observed(self, held: int, count: int) -> int:
-        """How many of a step's last queries say by their attention what matters. Here: none.
+        """How many of a step's last queries add to the attention scores. This class needs none.
 
         Args:
             held: tokens that the request holds before the step.
@@ -64,9 +64,9 @@ class Eviction:
     def check(self, windows: Iterable[int | None]) -> None:
         """Raises BadInput if a layer with such a sliding window would see wrong tokens.
 
-        Masks count tokens in the cache. That is right as long as all that a layer may see was kept
-        in a row: what was kept before that row is out of the layer's sight by either count.
-        """
+        Masks count tokens in the cache. The count is right as long as the cache holds all tokens of
+        a layer's window without a gap: tokens before the gap are outside the window by either
+        count."""
         kept = self.window * self.block_size
         largest = max((window for window in windows if window is not None), default=0)
         if largest > kept:
@@ -80,46 +80,44 @@ class Eviction:
 class Streaming(Eviction):
     """Attention sinks and a window (StreamingLLM, Xiao et al. 2024).
 
-    The window is a least length: all between sinks and window goes at once, and then the request
-    grows again. Unlike in the paper, whose positions are those within the cache, tokens keep their
-    positions.
-    """
+    The window is a least length: all blocks between sinks and window are dropped at once, and then
+    the request grows again. Unlike in the paper, whose positions are those within the cache, tokens
+    keep their positions."""
 
     name = "streaming"
 
 
 class HeavyHitters(Eviction):
-    """Heavy hitters (H2O, Zhang et al. 2023): of the blocks between sinks and window, the half that
-    got most attention stays. Mass is summed over all layers, heads and queries since a block was
-    computed."""
+    """Heavy hitters (H2O, Zhang et al. 2023): of the blocks between sinks and window, the half with
+    the highest attention scores stays. Scores are summed over all layers, heads and queries since a
+    block was computed."""
 
     name = "h2o"
     scored = True
     remembers = True
 
     def drop(self, scores: Sequence[float]) -> list[int]:
-        """See Eviction. Of equals the older goes."""
+        """See Eviction. Of blocks with equal scores the older one is dropped."""
         between = sorted(super().drop(scores), key=lambda index: scores[index])
         return sorted(between[: len(between) - len(between) // 2])
 
     def observed(self, held: int, count: int) -> int:
-        """All."""
+        """All queries of the step."""
         return count
 
 
 class SnapKV(HeavyHitters):
-    """The newest queries choose (SnapKV, Li et al. 2024): as H2O, by the attention of the window's
-    queries alone.
+    """The newest queries choose (SnapKV, Li et al. 2024): H2O with the attention scores of the
+    window's queries alone.
 
-    The paper does so once, at the end of the prompt; here it happens whenever the budget is full,
-    in a prompt that exceeds it as in the output.
-    """
+    The paper evicts once, at the end of the prompt. This class evicts whenever the budget is full,
+    in a long prompt and in the output."""
 
     name = "snapkv"
     remembers = False
 
     def observed(self, held: int, count: int) -> int:
-        """Those that will be in the window when the budget is full."""
+        """The queries that will be in the window when the budget is full."""
         first = (self.budget - self.window) * self.block_size
         return max(0, min(count, held + count - first))
 
@@ -135,8 +133,8 @@ def make_eviction(
     Args:
         name: "none", "streaming", "h2o" or "snapkv".
         block_size: tokens a block.
-        budget, sinks, window: in tokens; the first is rounded down to whole blocks, the others up.
-            No window is half of the budget.
+        budget, sinks, window: in tokens. The budget is rounded down to whole blocks, sinks and
+            window up. A window of None is half of the budget.
         prefix_caching: whether prefixes are cached.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The disk tier's file: block-sized records, a checksum for each, written and read by a thread of
+"""The disk tier's file: records of one block each with a checksum, written and read by a thread of
 its own."""
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from io import FileIO
 from minivllm.cache.tiers.offload import Finished
 from minivllm.errors import BadInput
 
-MOST_BACKLOG = 1 << 26  # bytes that may wait to be written; a disk that is slower keeps less
+MOST_BACKLOG = 1 << 26  # bytes that may wait to be written; beyond, blocks are lost
 
 
 def scratch_file(folder: str | None) -> FileIO:
-    """A new file without a name, so that whatever ends the process (even SIGKILL) leaves nothing
-    behind.
+    """A new file without a name: nothing is left behind however the process ends (even by SIGKILL).
 
-    Where the system cannot do that (Windows), it is removed when it is closed.
+    Where the system cannot do that (Windows), closing the file removes it.
 
     Raises:
         BadInput: no file can be made in `folder` (None: the system's folder for temporary files).
@@ -37,8 +36,8 @@ def scratch_file(folder: str | None) -> FileIO:
 
 
 class DiskFile:
-    """A file of records of equal size. Jobs are done in order, in the background; `poll` tells how
-    they ended.
+    """A file of records of equal size. A thread does the jobs in order; `poll` returns their
+    results.
 
     Args:
         folder: where the file lies; see `scratch_file`.
@@ -53,7 +52,7 @@ class DiskFile:
             queue.SimpleQueue()
         )
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        # writes asked for, and done; each counter kept by one thread alone
+        # Writes requested, and written. Each counter has one thread that changes it.
         self._asked = self._written = 0
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kv-offload", daemon=True)
@@ -70,8 +69,8 @@ class DiskFile:
         self._jobs.put((record, None, content))
 
     def read(self, record: int, slot: int, target: memoryview) -> None:
-        """Fill `target`, the memory of host slot `slot`; nobody may touch it before `poll`
-        tells."""
+        """Fill `target`, the memory of host slot `slot`. No other code may touch it before `poll`
+        returns the job."""
         self._jobs.put((record, slot, target))
 
     def poll(self) -> list[Finished]:
@@ -79,7 +78,7 @@ class DiskFile:
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def close(self) -> None:
-        """Drop what waits, and remove the file."""
+        """Drop the waiting jobs, and remove the file."""
         self._closing = True
         self._jobs.put(None)
         self._thread.join()

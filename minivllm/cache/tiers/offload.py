@@ -1,5 +1,5 @@
-"""The tiers below the device: where cold blocks of the prefix cache lie, in host memory and on
-disk. Pure Python."""
+"""The tiers below the device: cold blocks of the prefix cache in host memory and on disk. Pure
+Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minivllm.cache.spec import CacheCounters, CacheLayout, PendingTransfers
 
 
 class Finished(NamedTuple):
-    """One job that the disk has ended: a write, or a read into a host slot."""
+    """One finished job of the disk: a write, or a read into a host slot."""
 
     record: int
     slot: int | None  # None: a write
@@ -22,32 +22,32 @@ class Finished(NamedTuple):
 
 
 class Disk(Protocol):
-    """What the tiers ask of a disk. Its jobs come with Transfers, and end in the order in which
-    they came."""
+    """What the tiers need of a disk. Jobs come with Transfers, and end in the order in which they
+    came."""
 
     @property
     def backlogged(self) -> bool:
-        """Whether so much is waiting to be written that no more should come."""
+        """Whether too many writes are waiting to add another."""
 
     def poll(self) -> list[Finished]:
-        """The jobs that ended since the last call, failed ones included."""
+        """The jobs that ended since the last call, failed jobs included."""
 
 
 class OffloadTiers:
-    """Keeps blocks that the device had to give up, the least recently used going down and out
-    first.
+    """Keeps blocks that the device has overwritten. The least recently used block goes down a tier,
+    and out, first.
 
-    A block's content never changes, so a tier keeps its copy when the one above takes it back: what
-    leaves the device again costs nothing. Slots that this step's transfers read or write belong to
-    that step (`_busy`): they are given to nobody else before `take`, since all saves are made
-    before any load.
+    A block's content never changes, so a tier keeps its copy when the tier above restores the
+    block: a block that leaves the device again costs nothing. Slots that this step's transfers read
+    or write belong to that step (`_busy`): no other block gets them before `end_step`, since all
+    saves are made before any load.
 
     Args:
         layout: how many blocks host memory and disk hold.
         prefix: the tree whose nodes are kept.
         counters: count what is moved.
         pending: gets the moves between the tiers.
-        disk: does the reading and writing; None (no memory is real) has each job done when the next
+        disk: does the reading and writing; None (no memory is real): every job ends before the next
             step is planned.
     """
 
@@ -62,12 +62,12 @@ class OffloadTiers:
         self.prefix, self.counters, self.pending, self._disk = prefix, counters, pending, disk
         self._has_disk = layout.disk_records > 0
         self._most_ahead = layout.offload_slots // 2
-        # by slot, the least recently used first
+        # Nodes by slot, the least recently used first.
         self.host: OrderedDict[int, PrefixNode] = OrderedDict()
-        # by record, without those being read
+        # Nodes by record, without those being read.
         self.disk: OrderedDict[int, PrefixNode] = OrderedDict()
-        self.reading: dict[int, PrefixNode] = {}  # by the slot that is read into
-        self._ahead: set[int] = set()  # slots that were read into and not used since
+        self.reading: dict[int, PrefixNode] = {}  # by target slot
+        self._ahead: set[int] = set()  # slots that hold unused read-ahead
         self._free_slots: list[int] = []
         self._unused_slots = iter(
             range(layout.host_slots, layout.host_slots + layout.offload_slots)
@@ -80,12 +80,12 @@ class OffloadTiers:
         self._num_reads = self._num_reads_done = 0
 
     def displace(self, block: int) -> None:
-        """Note that the device takes a cached block for something else. Its content is saved to a
-        host slot, unless it is kept already or has to be lost."""
+        """Note that the device overwrites a cached block. Its content is saved to a host slot,
+        unless a tier holds it already or there is no slot."""
         node = self.prefix.take_block(block)
         if node.slot is None:
             slot = self._take_slot()
-            if slot is not None and node.attached:  # making room may have lost one above it
+            if slot is not None and node.attached:  # making room may remove an ancestor
                 self._busy.add(slot)
                 self.host[slot] = node
                 node.slot = slot
@@ -96,9 +96,9 @@ class OffloadTiers:
         self._lose_if_nowhere(node)
 
     def hold(self, nodes: Iterable[PrefixNode]) -> None:
-        """A request uses these nodes, in order from the root: what of them is down here stays for
-        this step."""
-        for node in list(nodes)[::-1]:  # so that a parent outlives its children
+        """Keep what the tiers hold of these nodes for this step: a request uses them. The nodes are
+        in order from the root."""
+        for node in list(nodes)[::-1]:  # a parent outlives its children
             if node.slot is not None:
                 self._ahead.discard(node.slot)
                 self.host.move_to_end(node.slot)
@@ -107,8 +107,7 @@ class OffloadTiers:
                 self.disk.move_to_end(node.record)
 
     def load(self, nodes: Iterable[PrefixNode], blocks: list[int]) -> None:
-        """Bring the nodes that the device has lost back into the last of `blocks`, which become
-        theirs."""
+        """Restore the nodes that are not on the device. Each takes the last of `blocks`."""
         for node in nodes:
             if not node.block:
                 assert node.slot is not None
@@ -117,11 +116,11 @@ class OffloadTiers:
                 self.counters.blocks_restored += 1
 
     def look_ahead(self, sequences: Iterable[tuple[CachedSequence, TokenSequence]]) -> None:
-        """Take note of what was read from disk since the last step, and start to read what these
-        sequences will need, as far as the host has room for it.
+        """Note what was read from disk since the last step, and start to read what these sequences
+        will need, as far as host memory has room.
 
         Args:
-            sequences: that wait, each with its tokens as in the manager's `admit`.
+            sequences: waiting sequences, each with its tokens as in the manager's `admit`.
         """
         self.settle()
         for sequence, token_ids in sequences if self._has_disk else ():
@@ -130,9 +129,9 @@ class OffloadTiers:
                 self.prefetch(token_ids)
 
     def must_wait(self, sequence: CachedSequence, token_ids: TokenSequence) -> bool:
-        """Whether the sequence whose turn it is has to wait for the disk. The first call starts to
-        read what is still missing. What leaves the host after that is computed again, so that no
-        sequence waits twice."""
+        """Whether the next sequence to admit has to wait for the disk. The first call starts to
+        read the missing blocks. Blocks that leave host memory after that are computed again, so
+        that no sequence waits twice."""
         if not self._has_disk:
             return False
         if sequence.disk_ticket is None:
@@ -140,15 +139,15 @@ class OffloadTiers:
         return not self.has_read(sequence.disk_ticket)
 
     def prefetch(self, token_ids: TokenSequence) -> int:
-        """Start reading the blocks of these tokens that are on disk only, as far as there are
-        slots: the ticket to wait with."""
+        """Start to read the blocks of these tokens that are on disk only, as far as there are
+        slots. Returns the ticket for `has_read`."""
         nodes = [*self.prefix.known(token_ids)]
         self.hold(nodes)
         ticket, reads = 0, []
         for node in nodes:
             if node.block or node.slot is not None:
                 continue
-            if node.record is None:  # lost, to make room for those before it
+            if node.record is None:  # removed, to make room for the nodes before it
                 break
             if node.record in self.disk:
                 del self.disk[node.record]
@@ -160,22 +159,22 @@ class OffloadTiers:
                 reads.append((node.record, slot))
                 self._num_reads += 1
             ticket = self._num_reads
-        self.pending.reads += reads[::-1]  # a parent comes last, and outlives its children
+        self.pending.reads += reads[::-1]  # a parent outlives its children
         return ticket
 
     @property
     def may_look_ahead(self) -> bool:
-        """Whether to read for requests that are not the next: half of the host's slots may wait for
-        them."""
+        """Whether to read for requests that are not the next: their blocks may take half of the
+        host slots."""
         return len(self.reading) + len(self._ahead) < self._most_ahead
 
     def has_read(self, ticket: int) -> bool:
-        """Whether everything that `prefetch` gave this ticket for has been read, or has failed."""
+        """Whether all reads up to this ticket have ended, failed reads included."""
         return self._num_reads_done >= ticket
 
     def settle(self) -> None:
-        """Take note of what the disk has done. A block that it lost is computed again by whoever
-        needs it."""
+        """Process the disk's finished jobs. A block that the disk has lost is computed again by the
+        next request that needs it."""
         finished, self._handed = self._handed if self._disk is None else self._disk.poll(), []
         for record, slot, error in finished:
             if error is not None:
@@ -192,7 +191,7 @@ class OffloadTiers:
             self._num_reads_done += 1
             node = self.reading.pop(slot)
             if node.record != record or error is not None or node.slot is not None:
-                # it was lost while it was read, or came back another way
+                # The node was removed while it was read, or is in host memory already.
                 self._free_slots.append(slot)
             else:
                 node.slot = slot
@@ -205,16 +204,16 @@ class OffloadTiers:
                     self._forget_record(self.disk.pop(record))
 
     def end_step(self) -> None:
-        """Let the slots go that the transfers of the planned step use; called before these are
-        taken."""
+        """Release the slots that the planned step's transfers use. To be called before the
+        transfers are taken."""
         self._handed += [Finished(record, slot) for record, slot in self.pending.reads]
         self._busy.clear()
         self._free_slots += self._freed_late
         self._freed_late = []
 
     def lose(self, node: PrefixNode) -> None:
-        """Take a node, and what hangs below it and is found no more, out of the tree and all
-        tiers."""
+        """Remove a node, and the nodes below it, which no look-up would reach, from the tree and
+        from all tiers."""
         for lost in self.prefix.lose(node):
             if lost.slot is not None:
                 del self.host[lost.slot]
@@ -233,25 +232,26 @@ class OffloadTiers:
             self.lose(node)
 
     def _forget_record(self, node: PrefixNode | None) -> None:
-        """What `node` has on disk is no good."""
+        """Free the record of `node`, which is unreadable."""
         if node is not None and node.record is not None:
             self._free_records.append(node.record)
             node.record = None
             self._lose_if_nowhere(node)
 
     def _take_slot(self) -> int | None:
-        """A slot to write to, made free if need be."""
+        """A slot to write to, from the least recently used node if none is free; None if all are
+        busy."""
         slot = self._free_slots.pop() if self._free_slots else next(self._unused_slots, None)
         if slot is None and self.host:
             slot = next(iter(self.host))
-            if slot in self._busy:  # then all are: what is used moves to the end
+            if slot in self._busy:  # then all slots are: a busy slot moves to the end
                 return None
             self._ahead.discard(slot)
             self._sink(slot, self.host.pop(slot))
         return slot
 
     def _sink(self, slot: int, node: PrefixNode) -> None:
-        """The host gives up a node: to the disk, unless another tier has it."""
+        """Move a node from host memory to disk, unless another tier holds it."""
         node.slot = None
         if (
             not node.block
@@ -269,8 +269,8 @@ class OffloadTiers:
         self._lose_if_nowhere(node)
 
     def _take_record(self) -> int | None:
-        """A record to write to, made free if need be; None if all are being read, or there is no
-        disk."""
+        """A record to write to, from the least recently used node if none is free; None if all are
+        being read, or there is no disk."""
         record = (
             self._free_records.pop() if self._free_records else next(self._unused_records, None)
         )

@@ -12,7 +12,7 @@ class SwapSpace:
 
     Args:
         num_slots: blocks that fit; their numbers begin at 0.
-        pool: takes the blocks back that are swapped out.
+        pool: gets the blocks of requests that are swapped out.
         counters: count the blocks.
         pending: gets the moves between device and host.
     """
@@ -30,8 +30,8 @@ class SwapSpace:
         return len(self._free)
 
     def swap_out(self, sequence: CachedSequence, num_blocks: int) -> bool:
-        """Move the first blocks of a sequence to host memory and take all its blocks back; False,
-        and nothing changed, if host memory is full."""
+        """Move the first blocks of a sequence to host memory, and free all its blocks. False, and
+        nothing changed, if host memory is full."""
         if sequence.host_slots:  # The sequence had not come back yet.
             return True
         if not 0 < num_blocks <= len(self._free):
@@ -45,10 +45,10 @@ class SwapSpace:
         return True
 
     def swap_in(self, sequence: CachedSequence, blocks: list[int]) -> None:
-        """Move the sequence's content back, into the first of `blocks`."""
+        """Move the sequence's content to the device, into the first of `blocks`."""
         self.pending.loads += zip(sequence.host_slots, blocks, strict=False)
         self.counters.blocks_swapped_in += len(sequence.host_slots)
-        # Not free yet: what is saved in this step must not go where this step still reads.
+        # Not free yet: this step reads these slots after its saves.
         self._free_after_step += sequence.host_slots
         sequence.host_slots = []
 

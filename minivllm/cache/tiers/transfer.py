@@ -1,4 +1,4 @@
-"""Blocks on their way between the device, host memory and disk."""
+"""Moves of blocks between the device, host memory and disk."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from minivllm.cache.kv import zeros
 from minivllm.cache.spec import CacheLayout, Transfers
 from minivllm.cache.tiers.disk import DiskFile
 
-STAGING_BYTES = 1 << 26  # most memory that blocks take on their way to the host and back
+STAGING_BYTES = 1 << 26  # most memory that one copy takes between host and device
 
 
 class BlockTransfers:
-    """Moves blocks between the tiers, and owns those below the device.
+    """Moves blocks between the tiers, and owns the memory of the tiers below the device.
 
     Args:
-        blocks: every tensor [num_blocks, ...] that lies in blocks on the device.
+        blocks: every tensor [num_blocks, ...] on the device that is stored by block.
         layout: slots in host memory and records on disk.
     """
 
@@ -36,17 +36,16 @@ class BlockTransfers:
         else:
             self.host = zeros(rows, torch.uint8, torch.device("cpu"))
         self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
-        if self.disk is not None:  # also where the engine is refused, or dropped without close()
+        if self.disk is not None:  # for an engine without close()
             weakref.finalize(self, self.disk.close)
-        self._moves: deque[Callable[[], None]] = deque()  # what a call still has to do
+        self._moves: deque[Callable[[], None]] = deque()  # that are not done yet
 
     def run(self, moves: Transfers) -> None:
-        """Move blocks between device, host and disk and within the device, in the order that
-        Transfers names.
+        """Move blocks between device, host and disk and within the device, in the order of the
+        fields of Transfers.
 
-        What a call could not do (memory ran out, somebody interrupted it) the next one does first:
-        the pool counts on it.
-        """
+        If a call fails (out of memory, an interrupt), the next call makes its remaining moves
+        first: the pool relies on them."""
         if not moves and not self._moves:
             return
         self._moves += [partial(self._spill, *pair) for pair in moves.spills]
@@ -87,6 +86,6 @@ class BlockTransfers:
             part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
 
     def close(self) -> None:
-        """Remove what lies on disk."""
+        """Remove the file on disk."""
         if self.disk is not None:
             self.disk.close()
