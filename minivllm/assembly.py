@@ -16,9 +16,11 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.extension import Extensions
 from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.errors import BadInput
+from minivllm.extras.adjust_logits import adjust_logits
 from minivllm.extras.bad_words import BadWords
 from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.capture import keep_graphs
+from minivllm.extras.logprobs import top_logprobs
 from minivllm.extras.prompt_logprobs import take_prompt_logprobs
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
@@ -185,7 +187,13 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
         seed=config.measure.seed,
         batch_invariant=alike,
         overlap=runtime.overlap,
-        extensions=Extensions(BeamDecoding(), BadWords, take_prompt_logprobs),
+        extensions=Extensions(
+            joint=BeamDecoding(one_by_one=alike),
+            bad_words=BadWords,
+            adjust_logits=partial(adjust_logits, vocab_size=loaded.config.vocab_size),
+            logprobs=top_logprobs,
+            prompt_logprobs=take_prompt_logprobs,
+        ),
     )
     apply_passes(after, loaded, replace(context, engine=engine))
     keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))

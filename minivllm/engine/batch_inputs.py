@@ -1,11 +1,15 @@
-"""What goes to the device and comes back in a step, in one copy each and without a wait (one int32
-buffer a step, as in transformers' continuous batching)."""
+"""What one step sends to a device, as a value, and the tensors that the device cuts from it.
+
+All integers of a step are one int32 buffer (as in transformers' continuous batching), and what
+draws need is a second one: one copy each, and nothing waits.
+"""
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -56,13 +60,61 @@ class StepShape(NamedTuple):
         }
 
 
+class LogitsAdjustment(Protocol):
+    """What changes logits before tokens are chosen from them: biases, penalties, masks."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it is counted for."""
+
+    def apply(self, logits: Tensor) -> None:
+        """Change float32 logits [S, vocab] in place."""
+
+
+class Draw(NamedTuple):
+    """Rows that are drawn in one call."""
+
+    columns: NDArray[np.int32]  # see `pack_columns`
+    # The largest top-k, as many tokens as the draw has to look at: infinitely many where a filter
+    # names no number; None where no row has a filter.
+    top_k_bound: int | None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows draw."""
+        return len(self.columns) // 8
+
+
+class Sampling(NamedTuple):
+    """How S tokens are chosen from the logits of a step."""
+
+    rows: tuple[int, ...] | None = None  # of the logits, one for each token; None: all, in order
+    draws: tuple[Draw, ...] = ()  # all other rows are greedy
+    adjustment: LogitsAdjustment | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the model's own argmax."""
+        return not self.draws and self.adjustment is None
+
+
+class PackedStep(NamedTuple):
+    """What one step sends to a device: an executor needs nothing else."""
+
+    ints: bytes  # int32, as memory holds them
+    shape: StepShape
+    query_lens: tuple[int, ...]  # tokens of each request in this step
+    rotated_lens: tuple[int, ...]  # the length of each request that some rotary scalings go by
+    sampling: Sampling | None = None  # None: no token is chosen
+    # Whether placeholders among the token ids stand for tokens of the step before.
+    has_placeholders: bool = False
+    needs_logits: bool = True  # somebody reads the logits, not the tokens alone
+
+
 def pack(
-    scheduled: Sequence[ScheduledRequest],
-    block_size: int,
-    all_logits: bool = False,
-    pad_to: tuple[int, int] = (0, 0),
-) -> tuple[bytearray, StepShape]:
-    """The integers of one step, as memory holds them, and how to cut them.
+    scheduled: Sequence[ScheduledRequest], block_size: int, all_logits: bool = False
+) -> PackedStep:
+    """The integers of one step and how to cut them.
 
     Those that index are int64, as `index_copy_` and the C++ kernels insist, and come first; the
     others are int32. They go through `array`, whose few instructions are sooner back in a
@@ -72,8 +124,6 @@ def pack(
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
         all_logits: logits of every token, not only of each request's last known one.
-        pad_to: requests and blocks to make room for, which are enough; (0, 0): what these need, or
-            a little more. Requests that are missing have one token, in the reserved block 0.
     """
     size = block_size
     token_ids: list[int] = []
@@ -82,7 +132,8 @@ def pack(
     starts = [0]
     logit_rows: list[int] = []
     seq_lens = [part.seq_len for part in scheduled]
-    width = pad_to[1] or -(-(-(-max(seq_lens) // ROOM) * ROOM) // size)
+    width = -(-(-(-max(seq_lens) // ROOM) * ROOM) // size)
+    tables: list[array[int] | bytes] = []
     for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.cache.block_table.blocks
@@ -103,24 +154,16 @@ def pack(
         elif part.samples:
             logit_rows.append(len(token_ids) - 1)
         starts.append(len(token_ids))
-    if (missing := pad_to[0] - len(scheduled)) > 0:
-        nothing = [0] * missing
-        token_ids, positions, slots = token_ids + nothing, positions + nothing, slots + nothing
-        logit_rows += range(starts[-1], starts[-1] + missing)
-        starts += range(starts[-1] + 1, starts[-1] + 1 + missing)
-        seq_lens += [1] * missing
-    pieces: list[array[int] | bytes] = [
-        array("q", token_ids + positions + slots + logit_rows),
-        array("i", starts + seq_lens),
-    ]
-    for part in scheduled:
-        own = part.request.cache.block_table.blocks[:width]
-        pieces.append(array("i", own))
+        own = blocks[:width]
+        tables.append(array("i", own))
         if len(own) < width:
-            pieces.append(bytes(INT_BYTES * (width - len(own))))
-    pieces.append(bytes(INT_BYTES * width * max(missing, 0)))
-    return bytearray().join(pieces), StepShape(
-        len(token_ids), tuple(seq_lens), width, len(logit_rows)
+            tables.append(bytes(INT_BYTES * (width - len(own))))
+    indices = array("q", token_ids + positions + slots + logit_rows)
+    return PackedStep(
+        b"".join([indices, array("i", starts + seq_lens), *tables]),
+        StepShape(len(token_ids), tuple(seq_lens), width, len(logit_rows)),
+        tuple([part.num_tokens for part in scheduled]),
+        tuple([part.request.num_rotated_tokens for part in scheduled]),
     )
 
 
@@ -137,16 +180,17 @@ class StepInputs:
         self._ints = torch.empty(0, dtype=torch.int32)
         self._tensors: dict[str, Any] = {}
 
-    def put(self, ints: bytearray, shape: StepShape) -> dict[str, Any]:
+    def put(self, ints: bytes, shape: StepShape) -> dict[str, Any]:
         """The tensors of a StepBatch, by name. Those of the step before hold nothing any more."""
         if shape.cut != self._cut:
-            self._host, self._ints = memoryview(ints), upload(ints, self.device)
+            host = bytearray(ints)  # on a CPU the memory of the tensors
+            self._host, self._ints = memoryview(host), upload(host, self.device)
             self._cut, self._tensors = shape.cut, shape.unpack(self._ints)
         elif self._on_host:
-            self._host[:] = ints  # is the memory of the tensors
+            self._host[:] = ints
         else:
             with torch.inference_mode():  # which they may have been made in, whoever calls now
-                upload(ints, self.device, into=self._ints)
+                upload(bytearray(ints), self.device, into=self._ints)
         return self._tensors
 
 
@@ -163,7 +207,7 @@ class SamplingColumns(NamedTuple):
 
     @classmethod
     def unpack(cls, ints: Tensor) -> SamplingColumns:
-        """Views of what `pack_sampling` made: int32 [8 R]."""
+        """Views of what `pack_columns` made: int32 [8 R]."""
         count = len(ints) // 8
         seeds, counts, reals = ints.split((2 * count, 3 * count, 3 * count))
         return cls(
@@ -171,29 +215,35 @@ class SamplingColumns(NamedTuple):
         )
 
 
-def pack_sampling(
-    requests: Sequence[Request], rows: Sequence[int], pad_to: int = 0
-) -> NDArray[np.int32]:
-    """The columns of requests, the bits of every number as int32 [8 R].
+def pack_columns(requests: Sequence[Request], rows: Sequence[int]) -> NDArray[np.int32]:
+    """The columns of R requests that draw, the bits of every number as int32 [8 R].
 
     Args:
         requests: who draws.
         rows: of the logits, one for each.
-        pad_to: least R. What is missing is greedy: its temperature is 0.
     """
     params = [request.params for request in requests]
-    count, size = len(requests), max(len(requests), pad_to)
-    seeds, counts, reals = (
-        np.zeros(size, np.int64),
-        np.zeros((3, size), np.int32),
-        np.zeros((3, size), np.float32),
-    )
-    seeds[:count] = [request.seed for request in requests]
-    top_k = [min(p.top_k, _MOST) for p in params]
-    counts[:, :count] = rows, [r.num_tokens for r in requests], top_k
-    reals[:, :count] = (
-        [p.temperature for p in params],
-        [p.top_p for p in params],
-        [p.min_p for p in params],
-    )
-    return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.view(np.int32).ravel()))
+    seeds = np.array([request.seed for request in requests], np.int64)
+    lengths, top_k = [r.num_tokens for r in requests], [min(p.top_k, _MOST) for p in params]
+    counts = np.array((rows, lengths, top_k), np.int32)
+    reals = np.array([(p.temperature, p.top_p, p.min_p) for p in params], np.float32).T
+    return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.ravel().view(np.int32)))
+
+
+def pack_draws(requests: Sequence[Request], one_by_one: bool = False) -> tuple[Draw, ...]:
+    """What draws need of S requests, those with filters apart from those without: a row is drawn in
+    the same way whoever is beside it, and a row without filters is not sorted.
+
+    Args:
+        requests: row i of the logits belongs to requests[i]; greedy ones have no part.
+        one_by_one: a draw for each request, so that no shape depends on the others.
+    """
+    drawn = [i for i, request in enumerate(requests) if not request.params.greedy]
+    alike = [[i for i in drawn if requests[i].params.filters is kind] for kind in (False, True)]
+    draws = []
+    for rows in [[row] for row in drawn] if one_by_one else filter(None, alike):
+        members = [requests[row] for row in rows]
+        filtered = members[0].params.filters
+        bound = max(r.params.top_k or sys.maxsize for r in members) if filtered else None
+        draws.append(Draw(pack_columns(members, rows), bound))
+    return tuple(draws)

@@ -19,13 +19,13 @@ from minivllm.cache.spec import AttentionSpec, CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus, StepTimed
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.input_processor import InputProcessor
-from minivllm.engine.launcher import InFlightStep, Launcher
+from minivllm.engine.launcher import InFlightStep, Launcher, SampledToken
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
-from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import TORCH, SampledToken, SamplerOps
+from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
 from minivllm.engine.tokenizer import Detokenizer
@@ -125,8 +125,8 @@ class Engine:
             extensions,
         )
         backend = attention(specs, self.kv)
-        self.runner = Runner(loaded.model, backend, layout.block_size, device, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, kernels, batch_invariant, extensions)
+        self.runner = ModelRunner(loaded.model, backend, device, kernels, layout.eviction)
+        self.launcher = Launcher(self.runner, self.cache, batch_invariant, extensions)
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
         self._pending_timing: tuple[StepTimed, Download] | None = (
@@ -207,7 +207,7 @@ class Engine:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
         mark, ended, timed = (
-            self.launcher.mark,
+            self.runner.mark,
             self._last_step_end,
             self.events.has_subscribers(StepTimed),
         )
@@ -226,9 +226,7 @@ class Engine:
         # not sooner: where the launch raises, its tokens are still to be read
         self._in_flight = None
         earlier = [] if previous is None else self.launcher.read(previous)
-        deferred = (
-            launched is not None and self.overlap.enabled and self.launcher.may_wait(launched)
-        )
+        deferred = launched is not None and self.overlap.enabled and launched.deferrable
         sampled = [] if launched is None or deferred else self.launcher.read(launched)
         self._emit_pending_timing()
         read = mark("sample" if deferred and previous is None else "emit")
@@ -272,8 +270,8 @@ class Engine:
     def _launch(self, plan: StepPlan, previous: InFlightStep | None, timed: bool) -> InFlightStep:
         """Let the device compute a step, whose tokens may follow those of the previous one, which
         are not read yet."""
-        pending = None if previous is None or previous.sampled is None else previous.sampled.tokens
-        launched = self.launcher.launch(plan, pending)
+        follows = previous is not None and previous.sampled is not None
+        launched = self.launcher.launch(plan, follows)
         if timed:
             count = self.loaded.model.experts_run
             launched.experts = Download(count[None]) if isinstance(count, Tensor) else count
@@ -323,7 +321,7 @@ class Engine:
         assert joint is not None
         outputs: list[TokenOutput] = []
         for request, token_ids, reason in joint.advance(
-            launched.joint, launched.choices, self.scheduler
+            list(launched.joint), launched.choices, self.scheduler
         ):
             if request.error is not None:
                 outputs.append(self._fail(request))

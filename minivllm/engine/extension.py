@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from minivllm.engine.batch_inputs import LogitsAdjustment
 from minivllm.engine.options import TokenMask
 from minivllm.engine.request import Group, Request
-from minivllm.engine.sampler import SamplerCounters
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
 from minivllm.models.load.tokenizer import Tokenizer
@@ -23,13 +23,7 @@ class JointDecoding(Protocol):
     def group(self, members: Sequence[Request]) -> Group:
         """A joint group of these requests; the first one is the one that was asked for."""
 
-    def choose(
-        self,
-        logits: Tensor,
-        members: Sequence[Request],
-        counters: SamplerCounters,
-        one_by_one: bool,
-    ) -> Any:
+    def choose(self, logits: Tensor, members: Sequence[Request]) -> Any:
         """What a step's logits say: [R, vocab], row i belongs to members[i], of any number of
         groups."""
 
@@ -52,8 +46,15 @@ class Extensions(NamedTuple):
     joint: JointDecoding | None = None
     # (words, tokenizer, vocab_size, the request's own mask): a mask that forbids the words
     bad_words: Callable[[Sequence[str], Tokenizer, int, TokenMask | None], TokenMask] | None = None
-    # Keeps the log-probabilities that prompts ask for of a step's logits; the rows to sample from
-    prompt_logprobs: Callable[[StepPlan, Tensor], Tensor] | None = None
+    # What changes the logits of requests that ask for it: row i belongs to requests[i].
+    adjust_logits: Callable[[Sequence[Request]], LogitsAdjustment] | None = None
+    # Of rows of logits, for tokens and counts, see `top_logprobs`.
+    logprobs: (
+        Callable[[Tensor, Sequence[int], Sequence[int | None]], Sequence[dict[int, float] | None]]
+        | None
+    ) = None
+    # Keeps the log-probabilities that prompts ask for of a step's logits.
+    prompt_logprobs: Callable[[StepPlan, Tensor], None] | None = None
 
 
 CORE = Extensions()  # none

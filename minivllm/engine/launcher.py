@@ -3,21 +3,27 @@ yet."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
 from minivllm.cache.manager import CacheManager
+from minivllm.engine.batch_inputs import PackedStep, Sampling, pack, pack_draws
+from minivllm.engine.executor import Executor, ModelRunner, StepResult
 from minivllm.engine.extension import CORE, Extensions
 from minivllm.engine.request import Request
-from minivllm.engine.runner import Runner
-from minivllm.engine.sampler import SampledToken, SampledTokens, SamplerCounters, SamplerOps, sample
+from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.kernels.transfer import Download
+
+
+class SampledToken(NamedTuple):
+    """The chosen token of one request, with log-probabilities if it asked for them."""
+
+    token_id: int  # below 0: there is none, its logits are not finite
+    logprobs: dict[int, float] | None = None  # token id -> natural log of the model's probability
 
 
 @dataclass(eq=False, slots=True)
@@ -25,161 +31,139 @@ class InFlightStep:
     """A step that the device was given."""
 
     plan: StepPlan
-    seq_lens: list[int]  # of the requests, see ScheduledRequest
-    prepared_s: float  # on the clock of time.perf_counter
-    computed_s: float
-    sampling: list[Request] = field(default_factory=list)  # each gets one of the sampled
+    sampling: list[Request]  # each gets one of the sampled tokens
+    prepared_s: float = 0.0  # see StepResult
+    computed_s: float = 0.0
     # parent, and child that starts here
     forks: list[tuple[Request, Request]] = field(default_factory=list)
-    sampled: SampledTokens | None = None
-    joint: list[Request] = field(default_factory=list)  # members of joint groups
+    joint: dict[Request, int] = field(default_factory=dict)  # members of joint groups, their logits
     choices: Any = None  # of these, see JointDecoding
+    sampled: SampledTokens | None = None
+    logits: Tensor | None = None  # [S, vocab], if a request wants log-probabilities
+    # Whether the next step can be launched before the host knows the tokens of this one.
+    deferrable: bool = False
+    seq_lens: tuple[int, ...] = ()  # of the requests, see ScheduledRequest
     experts: int | Download = 0  # that it computed, if somebody asks
 
-
-class StepGraphs(Protocol):
-    """Steps that were recorded, to be replayed as a whole; see extras/graphs.py."""
-
-    counters: dict[str, int]
-    capture_s: float  # what recording has taken
-
-    @property
-    def num_bytes(self) -> int:
-        """Device memory of all recordings."""
-
-    def choose(self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> Any:
-        """The key of the recording that a step can be replayed with, or None."""
-
-    def fill(self, key: Any, scheduled: Sequence[ScheduledRequest], pending: Tensor | None) -> None:
-        """Put the step into the recording's input."""
-
-    def replay(self, key: Any, count: int, counters: SamplerCounters) -> Tensor | SampledTokens:
-        """Compute it: the tokens of its `count` requests, or their logits."""
-
-
-def phase_begins(phase: str) -> float:
-    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own
-    in place of this."""
-    return time.perf_counter()
+    def separate(self) -> list[int]:
+        """Take members of joint groups from those that sample, and let each member of a group that
+        starts now sample from its leader's logits; the row of the logits for each that samples."""
+        row, rows = -1, {}
+        for part in self.plan.scheduled:
+            asks = part.request.params.prompt_logprobs is not None  # for logits of all its tokens
+            row += part.num_tokens if asks else part.samples
+            if part.samples:
+                rows[part.request] = row
+        self.joint = {request: row for request, row in rows.items() if request.is_joint}
+        own = [request for request in rows if not request.is_joint]
+        self.forks = [(request, member) for request in own for member in request.unstarted]
+        self.sampling = own + [member for _, member in self.forks]
+        return [rows[request] for request in (*own, *(parent for parent, _ in self.forks))]
 
 
 class Launcher:
-    """Puts runner and sampler together.
+    """Packs steps for an executor and keeps what its results say.
 
     Args:
-        runner: makes tensors and logits.
+        runner: computes steps.
         cache: is told where attention went, if it asks.
-        kernels: to choose tokens with.
         one_by_one: sample each request by itself.
-        extensions: choose for members of joint groups, and keep log-probabilities of prompts.
+        extensions: for requests that need more than the core does.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         cache: CacheManager,
-        kernels: SamplerOps,
         one_by_one: bool = False,
         extensions: Extensions = CORE,
     ) -> None:
-        self.runner = runner
+        self.executor: Executor = runner
         self.cache = cache
-        self.kernels, self.one_by_one, self.extensions = kernels, one_by_one, extensions
+        self.one_by_one, self.extensions = one_by_one, extensions
         self.counters = SamplerCounters()
-        self.mark: Callable[[str], float] = phase_begins
-        # of steps that only decode, where they can be recorded
-        self.graphs: StepGraphs | None = None
+        self._fused_draws = runner.ops.fused
 
-    def launch(self, plan: StepPlan, pending: Tensor | None = None) -> InFlightStep:
+    def launch(self, plan: StepPlan, follows: bool = False) -> InFlightStep:
         """Compute and sample a step.
 
         Args:
             plan: the step; it schedules something.
-            pending: int64 [R], the tokens of the step before, which a request names by
-                `placeholder` until the host knows them.
+            follows: tokens of the step before may not be known yet; a request names its own by
+                `placeholder`.
         """
-        key = None if self.graphs is None else self.graphs.choose(plan.scheduled, pending)
-        seq_lens = [part.seq_len for part in plan.scheduled]
-        result: Tensor | SampledTokens
-        if self.graphs is not None and key is not None:
-            self.graphs.fill(key, plan.scheduled, pending)
-            prepared = self.mark("forward")
-            result = self.graphs.replay(key, len(plan.scheduled), self.counters)
-        else:
-            batch = self.runner.prepare(plan.scheduled, pending=pending)
-            prepared = self.mark("forward")
-            result = self.forward(plan.scheduled, batch)
-        in_flight = InFlightStep(plan, seq_lens, prepared, self.mark("sample"))
-        sampling = [part.request for part in plan.scheduled if part.samples]
-        if isinstance(result, SampledTokens):
-            in_flight.sampling, in_flight.sampled = sampling, result
-            return in_flight
-        logits = result
-        if len(logits) != len(sampling):
-            assert self.extensions.prompt_logprobs is not None, "this engine has none of prompts"
-            logits = self.extensions.prompt_logprobs(plan, logits)
-        if any(request.group is not None for request in sampling):
-            logits, sampling = self._of_groups(in_flight, logits, sampling)
-        in_flight.sampling = sampling
-        if sampling:
-            in_flight.sampled = sample(
-                logits, sampling, self.counters, self.one_by_one, self.kernels
-            )
-        return in_flight
-
-    def _of_groups(
-        self, in_flight: InFlightStep, logits: Tensor, sampling: list[Request]
-    ) -> tuple[Tensor, list[Request]]:
-        """Let joint members choose from their rows; the rows and requests that are left to sample,
-        where each member that starts now has a copy of its leader's row."""
-        joint = [row for row, request in enumerate(sampling) if request.is_joint]
-        if joint:
-            assert self.extensions.joint is not None
-            in_flight.joint = [sampling[row] for row in joint]
-            in_flight.choices = self.extensions.joint.choose(
-                logits[joint], in_flight.joint, self.counters, self.one_by_one
-            )
-            rows = [row for row, request in enumerate(sampling) if not request.is_joint]
-            logits, sampling = logits[rows], [sampling[row] for row in rows]
-        in_flight.forks = [
-            (request, member) for request in sampling for member in request.unstarted
-        ]
-        if in_flight.forks:
-            rows = [sampling.index(request) for request, _ in in_flight.forks]
-            logits = logits[[*range(len(sampling)), *rows]]
-            sampling = sampling + [member for _, member in in_flight.forks]
-        return logits, sampling
-
-    def may_wait(self, in_flight: InFlightStep) -> bool:
-        """Whether the next step can be planned and launched before the tokens of this one are
-        known.
-
-        Not where the host has to find out something first: penalties go by the tokens themselves,
-        and stop tokens that may not come yet are masked row by row, each of which is a wait.
-        """
-        return (
-            self.runner.eviction is None
-            and not in_flight.joint
-            and not any(
-                r.params.adjusts_logits
-                or r.params.logprobs is not None
-                or (r.group is not None and r.unstarted)
-                or (r.stop_ids and not r.may_stop)
-                for r in in_flight.sampling
-            )
+        packed = pack(plan.scheduled, self.cache.block_size)
+        step = InFlightStep(plan, [part.request for part in plan.scheduled if part.samples])
+        step.seq_lens = packed.shape.seq_lens
+        of_prompts = packed.shape.logit_rows != len(step.sampling)
+        rows = None
+        if of_prompts or any(request.group is not None for request in step.sampling):
+            rows = step.separate()
+        sampling = self._pack_sampling(step, rows) if step.sampling else None
+        wants_logprobs = any(r.params.logprobs is not None for r in step.sampling)
+        packed = packed._replace(
+            sampling=sampling,
+            has_placeholders=follows,
+            needs_logits=of_prompts or wants_logprobs or bool(step.joint),
         )
+        result = self.run(plan.scheduled, packed)
+        step.prepared_s, step.computed_s = result.prepared_s, result.computed_s
+        if of_prompts:
+            assert self.extensions.prompt_logprobs is not None and result.logits is not None
+            self.extensions.prompt_logprobs(plan, result.logits)
+        if step.joint:
+            assert self.extensions.joint is not None and result.logits is not None
+            self.counters.rows_adjusted += sum(r.params.adjusts_logits for r in step.joint)
+            logits = result.logits[list(step.joint.values())]
+            step.choices = self.extensions.joint.choose(logits, list(step.joint))
+        if result.tokens is not None:
+            step.sampled = SampledTokens(result.tokens, result.argmax)
+        if wants_logprobs and result.logits is not None:
+            step.logits = result.logits if rows is None else result.logits[rows]
+        # Penalties and masks go by the tokens themselves, and so does what groups do next.
+        step.deferrable = not (
+            step.joint
+            or step.forks
+            or wants_logprobs
+            or result.attention_scores is not None
+            or (sampling is not None and sampling.adjustment is not None)
+        )
+        return step
 
-    def read(self, in_flight: InFlightStep) -> list[SampledToken]:
-        """Wait for the tokens of a step, one for each of `in_flight.sampling`."""
-        return [] if in_flight.sampled is None else in_flight.sampled.read(self.counters)
+    def _pack_sampling(self, step: InFlightStep, rows: list[int] | None) -> Sampling:
+        requests, adjustment = step.sampling, None
+        if any(request.adjusts_logits for request in requests):
+            assert self.extensions.adjust_logits is not None, "this engine adjusts no logits"
+            adjustment = self.extensions.adjust_logits(requests)
+        sampling = Sampling(
+            None if rows is None else tuple(rows),
+            pack_draws(requests, self.one_by_one),
+            adjustment,
+        )
+        self.counters.note(sampling, self._fused_draws)
+        return sampling
 
-    def forward(self, scheduled: Sequence[ScheduledRequest], batch: StepBatch) -> Tensor:
-        """Logits of a step [L, vocab]; the cache learns where attention went, if it asked."""
-        logits = self.runner.forward(batch)
-        if batch.attention_scores is not None:
+    def run(self, scheduled: Sequence[ScheduledRequest], packed: PackedStep) -> StepResult:
+        """Compute a packed step; the cache learns where attention went, if it asked."""
+        result = self.executor.run(packed)
+        if result.attention_scores is not None:
             steps = (
                 (p.request.cache, p.request.num_cached_tokens, p.num_tokens) for p in scheduled
             )
             assert self.cache.evictor is not None
-            self.cache.evictor.observe(steps, batch.attention_scores.tolist())
-        return logits
+            self.cache.evictor.observe(steps, result.attention_scores.tolist())
+        return result
+
+    def read(self, step: InFlightStep) -> list[SampledToken]:
+        """Wait for the tokens of a step, one for each of `step.sampling`."""
+        if step.sampled is None:
+            return []
+        token_ids = step.sampled.read(self.counters)
+        if step.logits is None:
+            return [SampledToken(token_id) for token_id in token_ids]
+        assert self.extensions.logprobs is not None, "this engine has no log-probabilities"
+        counts = [request.params.logprobs for request in step.sampling]
+        logprobs = self.extensions.logprobs(
+            step.logits, [max(token_id, 0) for token_id in token_ids], counts
+        )
+        return [SampledToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]

@@ -161,6 +161,12 @@ class Request:
         """Whether the next token may end the output."""
         return self.num_output_tokens >= self.params.min_tokens
 
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether a bias, a penalty or a mask changes the logits of its next token, or tokens that
+        may not end the output yet are left out."""
+        return self.params.adjusts_logits or bool(self.stop_ids and not self.may_stop)
+
     def ends(self, token_id: int) -> str | None:
         """Why `token_id` would be the last one, if it came next: "stop", "length", or None."""
         if self.may_stop and token_id in self.stop_ids:

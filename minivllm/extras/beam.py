@@ -11,9 +11,9 @@ from torch import Tensor
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.request import Group, Request
-from minivllm.engine.sampler import SamplerCounters, adjust
 from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput, NonFiniteLogits
+from minivllm.extras.adjust_logits import adjust_logits
 
 # (natural log of the probability, token id), the best first
 Continuations = Sequence[tuple[float, int]]
@@ -163,24 +163,23 @@ class BeamSearch(Group):
 
 
 class BeamDecoding:
-    """Beam search for the engine; see `JointDecoding`."""
+    """Beam search for the engine; see `JointDecoding`.
 
-    def __init__(self) -> None:
+    Args:
+        one_by_one: choose for each beam by itself, so that no shape depends on the others.
+    """
+
+    def __init__(self, one_by_one: bool = False) -> None:
+        self.one_by_one = one_by_one
         self.counters = {"beam_rounds": 0}
 
     def group(self, members: Sequence[Request]) -> BeamSearch:
         """A search whose beams are `members`."""
         return BeamSearch(members)
 
-    def choose(
-        self,
-        logits: Tensor,
-        members: Sequence[Request],
-        counters: SamplerCounters,
-        one_by_one: bool,
-    ) -> Sequence[Continuations]:
+    def choose(self, logits: Tensor, members: Sequence[Request]) -> Sequence[Continuations]:
         """The likeliest continuations of each beam; see `best_continuations`."""
-        return best_continuations(logits, members, counters, one_by_one)
+        return best_continuations(logits, members, self.one_by_one)
 
     def advance(
         self, members: Sequence[Request], choices: Sequence[Continuations], scheduler: Scheduler
@@ -211,7 +210,7 @@ class BeamDecoding:
 
 @torch.inference_mode()
 def best_continuations(
-    logits: Tensor, beams: Sequence[Request], counters: SamplerCounters, one_by_one: bool = False
+    logits: Tensor, beams: Sequence[Request], one_by_one: bool = False
 ) -> list[list[tuple[float, int]]]:
     """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best
     first.
@@ -222,16 +221,15 @@ def best_continuations(
 
     Args:
         logits: [R, vocab], any float dtype; row i belongs to beams[i].
-        counters: are told what was done.
         one_by_one: for each beam by itself, so that no shape depends on the others.
     """
     if one_by_one and len(beams) > 1:
         return [
-            best_continuations(row[None], [beam], counters)[0]
+            best_continuations(row[None], [beam])[0]
             for row, beam in zip(logits, beams, strict=True)
         ]
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    counters.rows_adjusted += adjust(logprobs, beams)
+    adjust_logits(beams, logprobs.shape[1]).apply(logprobs)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
     found = [

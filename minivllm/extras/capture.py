@@ -12,7 +12,7 @@ from minivllm.cache.spec import CacheLayout
 from minivllm.engine.engine import Engine
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.extras.graphs import Capture, GraphKeeper, why_failed
+from minivllm.extras.graphs import Capture, GraphExecutor, why_failed
 from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 
@@ -114,16 +114,18 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
 def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
     """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is
     returned."""
-    keeper = GraphKeeper(
-        engine.launcher,
+    graphs = GraphExecutor(
+        engine.runner,
+        engine.launcher.one_by_one,
+        engine.cache.block_size,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,
         engine.loaded.warnings,
     )
     try:
-        keeper.capture_all(params)
+        graphs.capture_all(params)
     except RuntimeError as error:
         return why_failed(error)
-    engine.launcher.graphs = keeper
+    engine.launcher.executor = graphs
     return None

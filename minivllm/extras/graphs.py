@@ -8,20 +8,19 @@ buffer, filled in one copy, and its key holds every integer that was baked in.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
-from minivllm.engine.batch_inputs import INT_BYTES, SamplingColumns, pack, pack_sampling
-from minivllm.engine.launcher import Launcher
+from minivllm.engine.batch_inputs import Draw, PackedStep, SamplingColumns, StepShape
+from minivllm.engine.executor import ModelRunner, StepResult, fill_in
 from minivllm.engine.options import SamplingParams
-from minivllm.engine.runner import fill_in
-from minivllm.engine.sampler import SampledTokens, SamplerCounters
-from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import first_line
 from minivllm.kernels.transfer import upload
 
@@ -63,14 +62,44 @@ def why_failed(error: RuntimeError) -> str:
     return f"recording failed: {first_line(error)}"
 
 
-class GraphKeeper:
-    """Records graphs and chooses among them.
+def padded_step(packed: PackedStep, size: int, blocks: int) -> NDArray[np.int32]:
+    """The integers of a step that only decodes, int32 [n], with room for `size` requests of
+    `blocks` blocks. Requests that are missing have one token, in the reserved block 0."""
+    count, ints = len(packed.query_lens), np.frombuffer(packed.ints, np.int32)
+    own_indices, _, own_lens, own_table = np.split(ints, (8 * count, 9 * count + 1, 10 * count + 1))
+    starts = np.arange(size + 1, dtype=np.int32)
+    indices = np.zeros((4, size), np.int64)  # token ids, positions, slots, rows of the logits
+    indices[:, :count] = own_indices.view(np.int64).reshape(4, count)
+    indices[3] = starts[:-1]
+    lens = np.ones(size, np.int32)
+    lens[:count] = own_lens
+    table = np.zeros((size, blocks), np.int32)
+    own_table = own_table.reshape(count, packed.shape.blocks)[:, :blocks]
+    table[:count, : own_table.shape[1]] = own_table
+    return np.concatenate((indices.view(np.int32).ravel(), starts, lens, table.ravel()))
+
+
+def padded_columns(draw: Draw, size: int) -> NDArray[np.int32]:
+    """The columns of a step's draw for all of `size` rows, int32 [8 size]. Rows that are missing
+    are greedy: their temperature is 0."""
+    count = draw.num_rows
+    own_seeds = draw.columns[: 2 * count].view(np.int64)
+    own = draw.columns[2 * count :].reshape(6, count)
+    seeds, others, rows = np.zeros(size, np.int64), np.zeros((6, size), np.int32), own[0]
+    seeds[rows], others[:, rows] = own_seeds, own
+    return np.concatenate((seeds.view(np.int32), others.ravel()))
+
+
+class GraphExecutor:
+    """The executor that replays graphs, and hands on what none fits.
 
     A step that only decodes takes the smallest graph that it fits; what is missing is padding:
     requests of one token in the reserved block 0.
 
     Args:
-        launcher: whose steps are recorded.
+        runner: whose steps are recorded, and who computes the others.
+        one_by_one: whether each request is sampled by itself.
+        block_size: tokens a cache block.
         largest: most requests of a step; those of more than `MOST_ROWS` are not recorded.
         max_model_len: most tokens of a request.
         capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for
@@ -80,24 +109,20 @@ class GraphKeeper:
 
     def __init__(
         self,
-        launcher: Launcher,
+        runner: ModelRunner,
+        one_by_one: bool,
+        block_size: int,
         largest: int,
         max_model_len: int,
         capture: Capture,
         warnings: list[str],
     ) -> None:
-        # Not the launcher itself, which holds this: both would outlive the engine until garbage is
-        # collected.
-        runner = self.runner = launcher.runner
-        self.kernels, self.one_by_one = launcher.kernels, launcher.one_by_one
+        self.runner, self.one_by_one, self.block_size = runner, one_by_one, block_size
         self.capture, self.warnings = capture, warnings
         largest = min(largest, MOST_ROWS)
         sizes = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_ROWS, 16))
         self.sizes = sorted({size for size in sizes if size < largest} | {largest})
-        longest, width = (
-            -(-max_model_len // runner.block_size),
-            -(-LEAST_TOKENS // runner.block_size),
-        )
+        longest, width = -(-max_model_len // block_size), -(-LEAST_TOKENS // block_size)
         self.widths = [longest]
         while width < longest:
             self.widths.insert(-1, width)
@@ -107,7 +132,6 @@ class GraphKeeper:
         self.failed: set[str] = set()  # kinds of which no more are recorded
         self.counters = {"graph_replays": 0, "graph_captures": 0}
         self.capture_s = 0.0
-        self._num_drawn = 0  # rows of the step that was filled in
         # of the replayed step, if it ends with them
         self._logits = torch.empty(0, device=runner.device)
 
@@ -115,6 +139,22 @@ class GraphKeeper:
     def num_bytes(self) -> int:
         """Device memory of all graphs."""
         return int(getattr(self.capture, "num_bytes", 0)) + self._logits.nbytes
+
+    def run(self, packed: PackedStep) -> StepResult:
+        """See Executor. Results of a replay are overwritten by the next one."""
+        key = self.choose(packed)
+        if key is None:
+            return self.runner.run(packed)
+        graph = self.graphs[key]
+        self.fill(key, packed)
+        prepared_s = self.runner.mark("forward")
+        graph.replay()
+        self.counters["graph_replays"] += 1
+        first, *others = (tensor[: len(packed.query_lens)] for tensor in graph.outputs)
+        if key.kind == "logits":
+            return self.runner.sample(packed, first, prepared_s)
+        self.runner.tokens = first
+        return StepResult(prepared_s, self.runner.mark("sample"), first, *others)
 
     def capture_all(self, params: SamplingParams) -> None:
         """Record what requests with these parameters need and what greedy ones do, the largest
@@ -124,7 +164,9 @@ class GraphKeeper:
         Raises:
             RuntimeError: one cannot be recorded.
         """
-        kinds = [self._kind([params], params.beam_width > 1)]
+        outside = params.beam_width > 1 or params.adjusts_logits or params.logprobs is not None
+        outside |= not params.greedy and (params.filters or self.one_by_one)
+        kinds = ["logits" if outside else "greedy" if params.greedy else "drawn"]
         kinds += ["logits"] if params.min_tokens else []  # until they may end
         for kind in dict.fromkeys([*kinds, "greedy"]):
             for blocks in reversed(self.widths):
@@ -132,29 +174,19 @@ class GraphKeeper:
                     if len(self.graphs) < MOST_GRAPHS:
                         self._add(GraphKey(size, blocks, kind))
 
-    def choose(
-        self, scheduled: Sequence[ScheduledRequest], pending: Tensor | None
-    ) -> GraphKey | None:
+    def choose(self, packed: PackedStep) -> GraphKey | None:
         """The graph for a step, recorded now if it is missing; None where there can be none: it
         computes prompts, or too many requests, or recording has failed or come to `MOST_GRAPHS`."""
-        most = self.sizes[-1]
-        if len(scheduled) > most or (pending is not None and len(pending) > most):
+        count, most, shape = len(packed.query_lens), self.sizes[-1], packed.shape
+        if not count == shape.tokens == shape.logit_rows <= most:
             return None
-        longest = 0
-        for part in scheduled:
-            if part.num_tokens != 1 or not part.samples:
-                return None
-            if part.request.group is not None and part.request.unstarted:
-                return None
-            longest = max(longest, part.seq_len)
-        blocks = -(-longest // self.runner.block_size)
-        requests = [part.request for part in scheduled]
+        if packed.has_placeholders and len(self.runner.tokens) > most:
+            return None
+        blocks = -(-max(shape.seq_lens) // self.block_size)
         key = GraphKey(
-            next(size for size in self.sizes if size >= len(scheduled)),
+            next(size for size in self.sizes if size >= count),
             next(width for width in self.widths if width >= blocks),
-            self._kind(
-                [r.params for r in requests], any(r.is_joint or not r.may_stop for r in requests)
-            ),
+            self._kind(packed),
         )
         if (
             key not in self.graphs
@@ -170,54 +202,27 @@ class GraphKeeper:
                 )
         return key if key in self.graphs else None
 
-    def _kind(self, params: Sequence[SamplingParams], outside: bool) -> str:
-        """Of a step with such requests; `outside`: one of them is a beam or may not end yet."""
-        if outside or any(p.adjusts_logits or p.logprobs is not None for p in params):
+    def _kind(self, packed: PackedStep) -> str:
+        sampling = packed.sampling
+        if packed.needs_logits or sampling is None or sampling.rows is not None:
             return "logits"
-        if all(p.greedy for p in params):
+        if sampling.is_greedy:
             return "greedy"
-        filtered = any(not p.greedy and p.filters for p in params)
-        return "logits" if filtered or self.one_by_one else "drawn"
+        filtered = any(draw.top_k_bound is not None for draw in sampling.draws)
+        outside = filtered or self.one_by_one or sampling.adjustment is not None
+        return "logits" if outside else "drawn"
 
     @torch.inference_mode()
-    def fill(
-        self, key: GraphKey, scheduled: Sequence[ScheduledRequest], pending: Tensor | None
-    ) -> None:
-        """Put a step into the input of its graph.
-
-        Args:
-            key: from `choose`.
-            scheduled: the step.
-            pending: int64 [R], the tokens of the step before, where placeholders stand for them.
-        """
-        graph = self.graphs[key]
-        self._num_drawn = 0
-        ints, _ = pack(scheduled, self.runner.block_size, pad_to=(key.requests, key.blocks))
-        if key.kind == "drawn":
-            requests = [part.request for part in scheduled]
-            self._num_drawn = sum(not request.params.greedy for request in requests)
-            ints = bytearray(pack_sampling(requests, range(len(requests)), key.requests)) + ints
-        upload(ints, self.runner.device, into=graph.ints)
-        if pending is not None:
-            self.pending[: len(pending)].copy_(pending)
-
-    def replay(
-        self, key: GraphKey, count: int, counters: SamplerCounters
-    ) -> Tensor | SampledTokens:
-        """Compute the step that was filled in: the tokens of its `count` requests, or their logits
-        [count, vocab].
-
-        They are overwritten by the next replay.
-        """
-        graph = self.graphs[key]
-        graph.replay()
-        self.counters["graph_replays"] += 1
-        counters.tokens_drawn += self._num_drawn
-        counters.drawn_fused += self._num_drawn * self.kernels.fused
-        first, *others = (tensor[:count] for tensor in graph.outputs)
-        return (
-            first if key.kind == "logits" else SampledTokens(first, others[0] if others else None)
-        )
+    def fill(self, key: GraphKey, packed: PackedStep) -> None:
+        """Put a step into the input of its graph."""
+        ints = padded_step(packed, key.requests, key.blocks)
+        if key.kind == "drawn" and packed.sampling is not None:
+            columns = padded_columns(packed.sampling.draws[0], key.requests)
+            ints = np.concatenate((columns, ints))
+        upload(ints, self.runner.device, into=self.graphs[key].ints)
+        if packed.has_placeholders:
+            tokens = self.runner.tokens
+            self.pending[: len(tokens)].copy_(tokens)
 
     def _keep(self, logits: Tensor) -> Tensor:
         """Logits [size, vocab] in one place for all graphs, whose pool would keep those of each
@@ -234,32 +239,36 @@ class GraphKeeper:
 
     @torch.inference_mode()
     def _record(self, key: GraphKey) -> Graph:
-        device, size = self.runner.device, key.requests
-        padding, shape = pack([], self.runner.block_size, pad_to=(size, key.blocks))
+        runner, size, ones = self.runner, key.requests, (1,) * key.requests
+        nobody = PackedStep(bytes(4), StepShape(0, (), 0, 0), (), ())
+        padding = padded_step(nobody, size, key.blocks)
         extra = COLUMNS * size if key.kind == "drawn" else 0
-        ints = upload(bytearray(INT_BYTES * extra) + padding, device).clone()
+        padding = np.concatenate((np.zeros(extra, np.int32), padding))
+        ints = upload(padding, runner.device).clone()
+        shape = StepShape(size, ones, key.blocks, size)
         # Attention is laid out for the longest requests that the graph takes; shorter ones leave
         # part of it idle.
-        lengths = (key.blocks * self.runner.block_size,) * size
-        ones = (1,) * size
-        tensors = shape.unpack(ints[extra:])
+        lengths = (key.blocks * self.block_size,) * size
         first = StepBatch(
-            **tensors, query_lens_host=ones, seq_lens_host=lengths, rotated_lens_host=ones
+            **shape.unpack(ints[extra:]),
+            query_lens_host=ones,
+            seq_lens_host=lengths,
+            rotated_lens_host=ones,
         )
-        layout = self.runner.attention.prepare(first)
+        layout = runner.attention.prepare(first)
 
         def step() -> tuple[Tensor, ...]:
             tensors = shape.unpack(ints[extra:])
             token_ids = fill_in(tensors["token_ids"], self.pending)
             batch = first._replace(**{**tensors, "token_ids": token_ids}, attention=layout)
-            logits = self.runner.forward(batch)
+            logits = runner.forward(batch)
             if key.kind == "logits":
                 return (self._keep(logits),)
-            argmax = self.kernels.argmax(logits)
+            argmax = runner.ops.argmax(logits)
             if key.kind == "greedy":
                 return (argmax,)
             columns = SamplingColumns.unpack(ints[:extra])
-            drawn = self.kernels.draw(logits, columns, None)
+            drawn = runner.ops.draw(logits, columns, None)
             return torch.where(columns.temperatures > 0, drawn, argmax), argmax
 
         outputs, replay = self.capture(step)

@@ -6,25 +6,26 @@ import math
 
 from torch import Tensor
 
-from minivllm.engine.logprobs import top_logprobs
 from minivllm.engine.step import StepPlan
 from minivllm.errors import NonFiniteLogits
+from minivllm.extras.logprobs import top_logprobs
 
 LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 
 
-def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
-    """Keep the prompt log-probabilities that requests asked for; the rows to sample from. [R,
-    vocab]"""
-    rows: list[int] = []
+def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> None:
+    """Keep the prompt log-probabilities that requests asked for.
+
+    Args:
+        plan: the step.
+        logits: [L, vocab], of every token of such requests, and of the last known one of others.
+    """
     row = 0
     for part in plan.scheduled:
         request = part.request
         count = request.params.prompt_logprobs
         if count is None:
-            if part.samples:
-                rows.append(row)
-                row += 1
+            row += part.samples
             continue
         known = request.prompt_logprobs
         assert known is not None
@@ -41,6 +42,3 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> Tensor:
                 if request.error is None and math.isnan(next(iter(entry.values()))):
                     request.error = NonFiniteLogits.of(request.request_id, position)
         row += part.num_tokens
-        if part.samples:
-            rows.append(row - 1)
-    return logits[rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minivllm.engine.batch_inputs import pack
 from minivllm.engine.engine import Engine
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
@@ -53,8 +54,10 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
             cache.grow(request.cache, start, start + count)
             engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
             parts = [ScheduledRequest(request, start, count)]
-            batch = engine.runner.prepare(parts, all_logits=True)
-            pieces.append(refuse_non_finite(engine.launcher.forward(parts, batch).float(), start))
+            packed = pack(parts, cache.block_size, all_logits=True)
+            logits = engine.launcher.run(parts, packed).logits
+            assert logits is not None
+            pieces.append(require_finite(logits.to(torch.float32, copy=True), start))
             request.num_computed_tokens = computed = start + count
             if cache.evictor is not None:
                 cache.evictor.evict(request.cache, computed, request.max_num_tokens)
@@ -63,7 +66,7 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
         cache.free(request.cache)
 
 
-def refuse_non_finite(logits: Tensor, start: int) -> Tensor:
+def require_finite(logits: Tensor, start: int) -> Tensor:
     """The logits [T, vocab] of a sequence's tokens from `start` on.
 
     Raises:

@@ -23,9 +23,10 @@ from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
+from minivllm.engine.batch_inputs import pack
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu import library
@@ -76,7 +77,7 @@ def run_in_pieces(
         part[1:] = poison if part.is_floating_point() else -1
     manager = CacheManager(layout)
     backend = make(specs, kv)
-    runner = Runner(nn.Identity(), backend, layout.block_size, device)
+    runner = ModelRunner(nn.Identity(), backend, device)
     heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
     requests, data, outputs = [], [], []
     for index, length in enumerate(lengths):
@@ -98,7 +99,7 @@ def run_in_pieces(
         if not parts:
             continue
         rng.shuffle(parts)
-        batch = runner.prepare(parts)
+        batch = runner.prepare(pack(parts, layout.block_size))
         q, k, v = (
             torch.cat([data[int(p.request.request_id)][i][p.start : p.end] for p in parts]).to(
                 device
@@ -233,10 +234,10 @@ def test_padding_block_is_never_written() -> None:
     spec, layout = SPECS["grouped"], LAYOUTS["paged"]
     kv = KVCache([spec], layout, torch.float32, CPU)
     manager = CacheManager(layout)
-    runner = Runner(nn.Identity(), SDPABackend([spec], kv), 4, CPU)
+    runner = ModelRunner(nn.Identity(), SDPABackend([spec], kv), CPU)
     request = Request("a", [1] * 9, SamplingParams(), max_num_tokens=10, seed=0)
     manager.grow(request.cache, 0, 9)
-    batch = runner.prepare([ScheduledRequest(request, 0, 9)])
+    batch = runner.prepare(pack([ScheduledRequest(request, 0, 9)], 4))
     assert int(batch.slot_mapping.min()) >= layout.block_size
     assert len(set(batch.slot_mapping.tolist())) == 9
 

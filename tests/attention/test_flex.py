@@ -21,8 +21,9 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import compose
+from minivllm.engine.batch_inputs import pack
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.request import Request
-from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from tests.attention.test_backends import CPU, SPECS, run_in_pieces
@@ -48,7 +49,8 @@ def batch_of(backend: FlexBackend, query_lens: list[int], seq_lens: list[int]) -
         ScheduledRequest(request, length - count, count)
         for request, length, count in zip(requests, seq_lens, query_lens, strict=True)
     ]
-    return Runner(nn.Identity(), backend, layout.block_size, CPU).prepare(parts)
+    packed = pack(parts, layout.block_size)
+    return ModelRunner(nn.Identity(), backend, CPU).prepare(packed)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 512])

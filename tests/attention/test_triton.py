@@ -26,8 +26,9 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import compose
+from minivllm.engine.batch_inputs import pack
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.request import Request
-from minivllm.engine.runner import Runner
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels import common
@@ -78,7 +79,7 @@ def in_cuts(
         part[1:] = torch.nan if part.is_floating_point() else -1
     manager = CacheManager(kv.layout)
     device = kv.parts[0][0].device
-    runner = Runner(nn.Identity(), attention, kv.layout.block_size, device)
+    runner = ModelRunner(nn.Identity(), attention, device)
     total = beside * len(cuts) or len(qkv[0])
     request, other = (
         Request(name, [0] * count, SamplingParams(), max_num_tokens=count + 1, seed=0)
@@ -97,7 +98,7 @@ def in_cuts(
             q, k, v = (
                 torch.cat((torch.randn_like(x[:1]).expand(beside, -1, -1), x)) for x in (q, k, v)
             )
-        batch = runner.prepare(parts)
+        batch = runner.prepare(pack(parts, kv.layout.block_size))
         outs.append(
             attention.forward(0, q.to(device), k.to(device), v.to(device), batch).cpu()[beside:]
         )

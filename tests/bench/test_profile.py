@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its __all__
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
@@ -24,9 +23,11 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.session import Session
 from minivllm.bench.targets.ranges import phase_ranges
 from minivllm.config.compose import compose
-from minivllm.engine.launcher import phase_begins
+from minivllm.engine.executor import phase_begins
 from minivllm.errors import BadInput
+from minivllm.extras.graphs import GraphKey
 from tests.bench.faulty import FaultyEngine
+from tests.extras.test_graphs import keep
 
 PHASES = ["schedule", "prepare", "forward", "sample", "emit"]
 SMALL = [
@@ -148,18 +149,18 @@ def test_a_trace_is_whole_or_absent(
     with pytest.raises(OSError, match=words):
         session.profile(measurement)
     assert list(measurement.path.iterdir()) == []
-    assert session.engine.engine.launcher.mark is phase_begins  # type: ignore[attr-defined]  # no range is left open
+    assert session.engine.engine.runner.mark is phase_begins  # type: ignore[attr-defined]  # no range is left open
     session.close()
 
 
 def test_the_engine_is_as_it_was() -> None:
     with LLM("tiny", quant="fp32", device="cpu") as llm:
-        objects = (llm.engine, llm.engine.launcher)
+        objects = (llm.engine, llm.engine.launcher, llm.engine.runner)
         before = [dict(vars(one)) for one in objects]
         with phase_ranges(llm.engine):
-            assert llm.engine.launcher.mark is not phase_begins
+            assert llm.engine.runner.mark is not phase_begins
         assert [dict(vars(one)) for one in objects] == before
-        assert llm.engine.launcher.mark is phase_begins
+        assert llm.engine.runner.mark is phase_begins
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
@@ -214,26 +215,15 @@ def test_overlapping_steps_have_their_phases_too() -> None:
     assert names[:9] == [*PHASES[:4], *PHASES] and names[-3:] == ["schedule", "sample", "emit"]
 
 
-def test_a_replayed_graph_is_the_forward_phase() -> None:
-    class Graphs:
-        """Replays what was computed afresh for the same request."""
-
-        logits = torch.zeros(1, 1)
-
-        def choose(self, scheduled: Any, pending: Any) -> str:
-            return "key"
-
-        def fill(self, key: str, scheduled: Any, pending: Any) -> None:
-            pass
-
-        def replay(self, key: str, count: int, counters: Any) -> torch.Tensor:
-            return self.logits
-
+def test_a_replayed_graph_is_the_forward_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM("tiny", quant="fp32", device="cpu") as llm:
-        graphs: Any = Graphs()
-        graphs.logits = llm.logits([1, 2, 3])[-1:]
-        llm.engine.launcher.graphs = graphs
-        llm.engine.launcher.forward = lambda *_: pytest.fail("a graph is replayed")  # type: ignore[method-assign]
+        logits = llm.logits([1, 2, 3])[-1:]
+        graphs = keep(llm.engine, lambda step: ((logits,), lambda: None))
+        key = GraphKey(1, graphs.widths[0], "logits")
+        graphs.graphs[key] = graphs._record(key)
+        monkeypatch.setattr(graphs, "choose", lambda packed: key)
+        monkeypatch.setattr(graphs, "fill", lambda key, packed: None)
+        monkeypatch.setattr(llm.engine.runner, "forward", lambda *_: pytest.fail("it is replayed"))
         with phase_ranges(llm.engine), torch_profile(activities=[ProfilerActivity.CPU]) as seen:
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1))
     assert [event.name for event in seen.events() if event.is_user_annotation] == PHASES

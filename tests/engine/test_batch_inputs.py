@@ -43,8 +43,8 @@ def test_every_tensor_is_what_the_step_says(
     step: tuple[list[ScheduledRequest], int], every: bool
 ) -> None:
     parts, size = step
-    ints, shape = pack(parts, size, every)
-    tensors = shape.unpack(upload(ints, CPU))
+    ints, shape, query_lens, rotated_lens, *_ = pack(parts, size, every)
+    tensors = shape.unpack(upload(bytearray(ints), CPU))
     rows = [(part.request, at) for part in parts for at in range(part.start, part.end)]
     assert tensors["token_ids"].tolist() == [request.token_ids[at] for request, at in rows]
     assert tensors["positions"].tolist() == [at for _, at in rows]
@@ -59,6 +59,8 @@ def test_every_tensor_is_what_the_step_says(
     assert tensors["logit_rows"].tolist() == wanted
     counts = [part.num_tokens for part in parts]
     assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
+    assert list(query_lens) == counts
+    assert list(rotated_lens) == [part.request.num_rotated_tokens for part in parts]
     lengths = [part.end - part.request.cache.num_evicted for part in parts]
     assert tensors["seq_lens"].tolist() == list(shape.seq_lens) == lengths
     longest = max(lengths)
@@ -80,7 +82,7 @@ def test_tensors_that_are_written_again_hold_the_new_step(
 ) -> None:
     inputs = StepInputs(CPU)
     for parts, size in drawn + data.draw(st.permutations(drawn + drawn)):
-        ints, shape = pack(parts, size)
+        ints, shape, *_ = pack(parts, size)
         fresh = shape.unpack(upload(bytearray(ints), CPU))
         kept = inputs.put(ints, shape)
         assert kept.keys() == fresh.keys()
@@ -98,9 +100,9 @@ def test_a_step_that_was_made_in_inference_mode_is_written_again_outside(
     monkeypatch.setattr(inputs, "_on_host", False)
     request.cache.block_table.extend([1, 2])
     with torch.inference_mode():
-        inputs.put(*pack([ScheduledRequest(request, 0, 1)], 4))
+        inputs.put(*pack([ScheduledRequest(request, 0, 1)], 4)[:2])
     request.token_ids.append(7)
-    tensors = inputs.put(*pack([ScheduledRequest(request, 1, 1)], 4))
+    tensors = inputs.put(*pack([ScheduledRequest(request, 1, 1)], 4)[:2])
     assert tensors["token_ids"].tolist() == [7] and tensors["positions"].tolist() == [1]
 
 
@@ -113,7 +115,7 @@ def test_requests_that_decode_keep_their_tensors() -> None:
     request.cache.block_table.extend(range(1, 50))
     seen = []
     for position in range(150):
-        ints, shape = pack([ScheduledRequest(request, position, 1)], size)
+        ints, shape, *_ = pack([ScheduledRequest(request, position, 1)], size)
         tensors = inputs.put(ints, shape)
         assert tensors["token_ids"].tolist() == [5 + position] and tensors[
             "positions"

@@ -17,12 +17,13 @@ from minivllm.bench.quality import greedy
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
-from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
+from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import SamplerCounters, SamplerOps
+from minivllm.engine.sampler import SamplerOps
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.beam import best_continuations
 from minivllm.platform.given import FLOAT32
+from tests.engine.sampling import sample
 from tests.engine.traffic import Asked, serve
 from tests.extras.test_graphs import keep, run_again
 from tests.reference import make_checkpoint
@@ -190,18 +191,15 @@ def test_rows_without_a_finite_largest_are_flagged(
     flagged = (kernels.argmax(logits) < 0).tolist()
     assert flagged == [False, True, True, True, False, True, False, False]
     for params in (GREEDY, DRAWN, replace(DRAWN, top_k=4), replace(GREEDY, logit_bias={0: 1.0})):
-        counters = SamplerCounters()
-        picks = sampler.sample(
-            logits, [request(params) for _ in flagged], counters, kernels=kernels
-        )
-        assert [pick.token_id < 0 for pick in picks.read(counters)] == flagged
+        tokens = sample(logits, [request(params) for _ in flagged], ops=kernels)
+        assert [token < 0 for token in tokens] == flagged
 
 
 def test_beams_of_no_number_have_an_error_and_the_others_none() -> None:
     logits = torch.randn(4, 20)
     logits[1, 3], logits[2, 4], logits[3] = torch.nan, torch.inf, -torch.inf
     beams = [request(replace(GREEDY, beam_width=2, allowed_token_ids=(5, 6))) for _ in range(4)]
-    found = best_continuations(logits, beams, SamplerCounters())
+    found = best_continuations(logits, beams)
     assert [isinstance(beam.error, NonFiniteLogits) for beam in beams] == [False, True, True, True]
     assert {token for _, token in found[0]} == {5, 6}
 
@@ -226,10 +224,7 @@ def test_what_is_huge_acts_as_it_says(
     logits = torch.tensor([[9.0, -8.0, 7.0, 1.0, -2.0, 3.0, 0.5, 0.0]])
     params = SamplingParams(**{"temperature": temperature, "top_k": top_k, **what})  # type: ignore[arg-type]
     for kernels in (sampler.TORCH, sampler_ops(None, triton=True)):
-        picks = sampler.sample(
-            logits, [request(params)], counters := SamplerCounters(), kernels=kernels
-        )
-        assert [pick.token_id for pick in picks.read(counters)] == [7]
+        assert sample(logits, [request(params)], ops=kernels) == [7]
 
 
 def test_a_small_temperature_and_a_large_logit_are_drawn_from_alike() -> None:
@@ -237,7 +232,7 @@ def test_a_small_temperature_and_a_large_logit_are_drawn_from_alike() -> None:
     made = [request(replace(DRAWN, temperature=1e-3)) for _ in range(40)]
     for seed, one in enumerate(made):
         one.seed = seed
-    columns = SamplingColumns.unpack(torch.from_numpy(pack_sampling(made, range(40))))
+    columns = SamplingColumns.unpack(torch.from_numpy(pack_columns(made, range(40))))
     assert set(sampler.draw(logits.expand(40, -1), columns).tolist()) == {0, 1}
 
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.engine import sampler
-from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
+from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import (
-    SampledToken,
-    SamplerCounters,
-    adjust,
-    exponential_noise,
-    filter_probs,
-)
+from minivllm.engine.sampler import exponential_noise, filter_probs
 from minivllm.errors import BadInput
+from tests.engine.sampling import sample
 
 
 def request(
@@ -35,18 +27,14 @@ def request(
     return made
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[SampledToken]:
-    return sampler.sample(logits, requests, counters := SamplerCounters()).read(counters)
-
-
 def columns(requests: list[Request]) -> SamplingColumns:
-    return SamplingColumns.unpack(torch.from_numpy(pack_sampling(requests, range(len(requests)))))
+    return SamplingColumns.unpack(torch.from_numpy(pack_columns(requests, range(len(requests)))))
 
 
 def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:
     """Frequencies of each token over `count` seeds."""
     requests = [request(params, seed=seed) for seed in range(count)]
-    picked = torch.tensor([s.token_id for s in sample(logits.expand(count, -1), requests)])
+    picked = torch.tensor(sample(logits.expand(count, -1), requests))
     return torch.bincount(picked, minlength=logits.numel()) / count
 
 
@@ -146,10 +134,7 @@ def test_filters_add_up_whole_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(self, dim)
 
     monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
-    assert (
-        sample(torch.tensor([[2.0, 1.0, 0.0]]), [request(SamplingParams(top_p=0.5))])[0].token_id
-        == 0
-    )
+    assert sample(torch.tensor([[2.0, 1.0, 0.0]]), [request(SamplingParams(top_p=0.5))])[0] == 0
 
 
 def test_a_row_without_top_p_keeps_what_hardly_ever_comes() -> None:
@@ -178,9 +163,9 @@ def test_a_row_without_top_p_keeps_what_hardly_ever_comes() -> None:
 def test_a_token_does_not_depend_on_its_neighbours(params: list[SamplingParams]) -> None:
     logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(0))
     requests = [request(p, [3, 4, 3, 9], prompt=2, seed=i) for i, p in enumerate(params)]
-    together = [s.token_id for s in sample(logits, requests)]
-    alone = [sample(logits[i : i + 1], [r])[0].token_id for i, r in enumerate(requests)]
-    backwards = [s.token_id for s in sample(logits.flip(0), requests[::-1])][::-1]
+    together = [s for s in sample(logits, requests)]
+    alone = [sample(logits[i : i + 1], [r])[0] for i, r in enumerate(requests)]
+    backwards = [s for s in sample(logits.flip(0), requests[::-1])][::-1]
     assert together == alone == backwards
 
 
@@ -193,61 +178,6 @@ def test_parameters_reach_the_device_to_the_bit() -> None:
     assert found.top_k.tolist() == [7] * 3
     reals = torch.tensor([0.3, 0.9, 0.05])[:, None].expand(3, 3)
     assert torch.equal(torch.stack((found.temperatures, found.top_p, found.min_p)), reals)
-
-
-def test_penalties_by_hand() -> None:
-    logits = torch.tensor([[1.0, 1.1, -1.0, 0.0]])
-    greedy = SamplingParams(repetition_penalty=2.0)  # token 1 was seen: 1.1 / 2 falls below 1.0
-    assert sample(logits, [request(greedy, [1])])[0].token_id == 0
-    # only output counts, and token 1 is in the prompt
-    presence = SamplingParams(presence_penalty=0.2)
-    assert sample(logits, [request(presence, [1])])[0].token_id == 1
-    assert sample(logits, [request(presence, [0, 1])])[0].token_id == 0
-    frequency = SamplingParams(frequency_penalty=0.06)  # two occurrences: 1.1 - 0.12 < 1.0
-    assert sample(logits, [request(frequency, [0, 1])])[0].token_id == 1
-    assert sample(logits, [request(frequency, [0, 1, 1])])[0].token_id == 0
-
-
-PENALTIES = [
-    SamplingParams(repetition_penalty=1.7),
-    SamplingParams(repetition_penalty=0.6),
-    SamplingParams(logit_bias={3: -2.5, 7: 1.5}),
-    SamplingParams(allowed_token_ids=(2, 5, 9)),
-    SamplingParams(min_tokens=8),
-    SamplingParams(
-        logit_bias={4: 2.0}, repetition_penalty=1.3, allowed_token_ids=(4, 5, 6), min_tokens=8
-    ),
-]
-
-
-@pytest.mark.parametrize("params", PENALTIES)
-def test_what_changes_logits_is_what_transformers_does(params: SamplingParams) -> None:
-    from transformers.generation import logits_process as theirs
-
-    ids, prompt = [4, 3, 4, 9, 0], 3
-    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1))
-    expected = logits.clone()
-    processors: list[theirs.LogitsProcessor] = []
-    if params.logit_bias:
-        processors.append(
-            theirs.SequenceBiasLogitsProcessor(
-                {(token,): bias for token, bias in params.logit_bias.items()}
-            )
-        )
-    if params.repetition_penalty != 1:
-        processors.append(theirs.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.min_tokens:
-        processors.append(
-            theirs.MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, 5, "cpu")
-        )
-    allowed = params.allowed_token_ids
-    if allowed is not None:
-        processors.append(theirs.PrefixConstrainedLogitsProcessor(lambda *_: list(allowed), 1))
-    for processor in processors:
-        expected = processor(torch.tensor([ids]), expected)
-    assert not torch.equal(expected, logits)
-    adjust(logits, [request(params, ids, prompt)])
-    torch.testing.assert_close(logits, expected)
 
 
 @settings(deadline=None, max_examples=100)
@@ -282,90 +212,10 @@ def test_filters_keep_what_transformers_keeps(
     torch.testing.assert_close(ours / ours.sum(), torch.softmax(expected, -1))
 
 
-def test_a_token_mask_is_asked_before_each_token() -> None:
-    asked: list[tuple[list[int], list[int]]] = []
-
-    def mask(prompt: list[int], output: list[int]) -> list[int] | torch.Tensor | None:
-        asked.append((prompt, output))
-        return [[1, 2], None, torch.arange(4) == 0][len(output)]
-
-    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
-    picks = [
-        sample(logits, [request(SamplingParams(token_mask=mask), [9 % 4, *output])])[0].token_id
-        for output in ([], [2], [2, 3])
-    ]
-    assert picks == [2, 3, 0]
-    assert asked == [([1], []), ([1], [2]), ([1], [2, 3])]
-    counters = SamplerCounters()
-    sampler.sample(logits, [request(SamplingParams(token_mask=mask))], counters).read(counters)
-    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1)
-    sampler.sample(logits, [request(SamplingParams(temperature=0.001))], counters).read(counters)
-    assert counters == SamplerCounters(rows_adjusted=1, tokens_changed=1, tokens_drawn=1)
-
-
-def test_a_mask_that_allows_nothing_is_an_error_of_its_request_alone() -> None:
-    params = SamplingParams(allowed_token_ids=(1, 2), token_mask=lambda prompt, output: [3])
-    wrong = [request(params), request(SamplingParams(token_mask=lambda prompt, output: [8]))]
-    right = request(SamplingParams(allowed_token_ids=(5,)))
-    assert sample(torch.zeros(3, 8), [wrong[0], right, wrong[1]])[1].token_id == 5
-    assert right.error is None
-    assert isinstance(wrong[0].error, BadInput) and "allow no token after 0 generated ones" in str(
-        wrong[0].error
-    )
-    assert isinstance(wrong[1].error, IndexError)
-
-
-@pytest.mark.parametrize(
-    ("mask", "token"),
-    [
-        ([True, False, True, False], 2),
-        (np.array([True, True, False, False]), 1),
-        (np.array([0, 1]), 1),
-        ((2, 0), 2),
-    ],
-)
-def test_masks_are_ids_or_whether_each_may_come(mask: Any, token: int) -> None:
-    made = request(SamplingParams(token_mask=lambda prompt, output: mask))
-    assert sample(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), [made])[0].token_id == token
-
-
-@pytest.mark.parametrize("mask", [[-1], [1.5], torch.tensor([0.0, 1.0])])
-def test_what_is_no_token_id_is_an_error_of_its_request(mask: Any) -> None:
-    made = request(SamplingParams(token_mask=lambda prompt, output: mask))
-    sample(torch.zeros(1, 4), [made])
-    assert isinstance(made.error, BadInput) and "a mask of token ids holds what is none" in str(
-        made.error
-    )
-
-
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_what_logits_are_divided_by_is_finite(name: str) -> None:
     with pytest.raises(BadInput, match=rf"decoding.{name}=inf must be .* finite"):
         SamplingParams(**{name: math.inf})
-
-
-def test_biases_may_be_keyed_by_text_as_json_does() -> None:
-    assert SamplingParams(logit_bias={"3": 1}).logit_bias == {3: 1.0}  # type: ignore[dict-item]
-
-
-def test_end_of_sequence_cannot_come_before_min_tokens() -> None:
-    logits = torch.zeros(1, 8)
-    logits[0, 5], logits[0, 6] = 9.0, 1.0
-    params = SamplingParams(min_tokens=2, max_tokens=10)
-    assert sample(logits, [request(params, [0, 1])])[0].token_id == 6
-    assert sample(logits, [request(params, [0, 1, 1])])[0].token_id == 5
-    assert sample(logits, [request(SamplingParams(), [0, 1])])[0].token_id == 5
-
-
-def test_logprobs_are_those_of_the_model() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    params = SamplingParams(temperature=0.5, logprobs=2, seed=3)
-    picked = sample(logits, [request(params, seed=11)])[0]
-    expected = torch.log_softmax(logits[0], 0)
-    assert picked.logprobs is not None
-    assert {0, 1, picked.token_id} == set(picked.logprobs)
-    for token, value in picked.logprobs.items():
-        assert value == pytest.approx(float(expected[token]), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from minivllm.assembly import sampler_ops
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
-from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
+from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.kernels import sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise
+from tests.engine.sampling import sample
 from tests.reference import make_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -127,9 +128,7 @@ def test_a_step_is_sampled_as_by_torch_and_draws_are_counted(one_by_one: bool) -
         results, counters = [], [SamplerCounters(), SamplerCounters()]
         for with_kernels, count in zip((sampler.TORCH, kernels), counters, strict=True):
             some = logits[: len(requests)]
-            results.append(
-                sampler.sample(some, requests, count, one_by_one, with_kernels).read(count)
-            )
+            results.append(sample(some, requests, count, one_by_one, with_kernels))
         assert results[0] == results[1]
         assert counters[0].drawn_fused == 0 and counters[1].drawn_fused == 3
         assert counters[1].tokens_drawn == counters[0].tokens_drawn == len(requests) - 1
@@ -142,7 +141,7 @@ def test_columns_of_any_number_of_requests() -> None:
         requests = [
             Request(str(i), [3] * (i + 1), params, max_num_tokens=9, seed=-i) for i in range(count)
         ]
-        packed = torch.from_numpy(pack_sampling(requests, range(count))).to(DEVICE)
+        packed = torch.from_numpy(pack_columns(requests, range(count))).to(DEVICE)
         columns, logits = SamplingColumns.unpack(packed), torch.randn(count, 50).to(DEVICE)
         assert torch.equal(sampling.draw(logits, columns), sampler.draw(logits, columns))
 

@@ -25,7 +25,7 @@ from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.extras import graphs
 from minivllm.extras.capture import CudaCapture, record_all, unrecordable
-from minivllm.extras.graphs import GraphKeeper
+from minivllm.extras.graphs import GraphExecutor
 from tests.engine.traffic import DRAWN, GREEDY, Asked, check, serve, traffic
 from tests.reference import VARIANTS, make_checkpoint
 
@@ -138,17 +138,24 @@ def load(folder: Path, *overrides: str) -> LLM:
     return LLM(str(folder), quant="fp32", device="cpu", overrides=[*groups, *common, *knobs])
 
 
-def keep(engine: Engine, capture: Any = record) -> GraphKeeper:
+def graphs_of(engine: Engine) -> GraphExecutor | None:
+    executor = engine.launcher.executor
+    return executor if isinstance(executor, GraphExecutor) else None
+
+
+def keep(engine: Engine, capture: Any = record) -> GraphExecutor:
     """Let the engine replay what `capture` records, in a cache whose reserved block is poisoned
     before every step."""
-    keeper = GraphKeeper(
-        engine.launcher,
+    keeper = GraphExecutor(
+        engine.runner,
+        engine.launcher.one_by_one,
+        engine.cache.block_size,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,
         engine.loaded.warnings,
     )
-    engine.launcher.graphs = keeper
+    engine.launcher.executor = keeper
     fill = keeper.fill
 
     def poisoned(*args: Any) -> None:
@@ -193,7 +200,7 @@ def test_replayed_steps_give_the_same_tokens(
 
 
 def test_decoding_is_replayed_and_recorded_once(engines: tuple[Engine, Engine]) -> None:
-    keeper = engines[1].launcher.graphs
+    keeper = graphs_of(engines[1])
     assert keeper is not None
     loads = [
         [Asked([3 + i] * (1 + 5 * i), params, comes=i % 3) for i, params in enumerate(kinds * 2)]
@@ -262,7 +269,7 @@ def test_what_decodes_as_configured_is_recorded_at_start(
 ) -> None:
     with load(folder, "attention=cpu", "batching.max_num_seqs=2") as llm:
         assert record_all(llm.engine, record, params) is None
-        keeper = llm.engine.launcher.graphs
+        keeper = graphs_of(llm.engine)
         assert (
             keeper is not None and list(dict.fromkeys(key.kind for key in keeper.graphs)) == kinds
         )
@@ -279,7 +286,7 @@ def test_what_decodes_as_configured_is_recorded_at_start(
 def test_graphs_that_end_with_logits_share_their_memory(folder: Path) -> None:
     with load(folder, "attention=cpu", "batching.max_num_seqs=4") as llm:
         assert record_all(llm.engine, record, replace(DRAWN, top_k=5)) is None
-        keeper = llm.engine.launcher.graphs
+        keeper = graphs_of(llm.engine)
         assert keeper is not None
         found = [graph.outputs[0] for key, graph in keeper.graphs.items() if key.kind == "logits"]
         assert len(found) >= 3 and len({logits.data_ptr() for logits in found}) == 1
@@ -295,11 +302,8 @@ def test_a_recording_that_fails_at_start_leaves_plain_steps(folder: Path) -> Non
     with load(folder, "attention=cpu") as llm:
         reason = record_all(llm.engine, out_of_memory, GREEDY)
         assert reason == "recording failed: out of memory. Tried to allocate 2 MiB."
-        assert llm.engine.launcher.graphs is None
-        assert (
-            record_all(llm.engine, record, GREEDY) is None
-            and llm.engine.launcher.graphs is not None
-        )
+        assert graphs_of(llm.engine) is None
+        assert record_all(llm.engine, record, GREEDY) is None and graphs_of(llm.engine) is not None
 
 
 def test_a_recording_that_fails_while_serving_ends_its_kind(folder: Path) -> None:
@@ -456,7 +460,7 @@ def test_a_cpu_has_no_graphs(folder: Path) -> None:
     with pytest.raises(BadInput, match="cuda_graphs=true: the device is cpu"):
         load(folder, "runtime.cuda_graphs=true")
     with load(folder, "runtime.cuda_graphs=auto") as llm:
-        assert llm.engine.launcher.graphs is None
+        assert graphs_of(llm.engine) is None
 
 
 def test_recordings_share_a_stream_that_is_no_other_engine_s(

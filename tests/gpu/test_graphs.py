@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from tests.engine.traffic import DRAWN, GREEDY, KINDS, Asked, serve, traffic
+from tests.extras.test_graphs import graphs_of
 from tests.reference import make_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +53,7 @@ def test_tokens_are_those_of_plain_steps(folder: Path, graphs: str, overlap: str
         expected = serve(llm.engine, asked())
     with load(folder, f"runtime.cuda_graphs={graphs}", f"runtime.overlap={overlap}") as llm:
         assert serve(llm.engine, asked()) == expected
-        keeper = llm.engine.launcher.graphs
+        keeper = graphs_of(llm.engine)
         assert (keeper is not None) == (graphs == "true")
         if keeper is not None:
             assert keeper.counters["graph_replays"] > 40
@@ -79,7 +80,7 @@ def test_attention_without_graphs_says_so(folder: Path) -> None:
     with pytest.raises(BadInput, match="attention=sdpa lays each step out on the host"):
         load(folder, "runtime.cuda_graphs=true", attention="sdpa")
     with load(folder, attention="sdpa") as llm:
-        assert llm.engine.launcher.graphs is None
+        assert graphs_of(llm.engine) is None
         assert any("no CUDA graphs" in warning for warning in llm.engine.loaded.warnings)
 
 
@@ -102,7 +103,8 @@ def test_a_decoding_step_waits_for_nothing(folder: Path, graphs: str, overlap: s
                 engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert (engine.launcher.graphs is not None) == (graphs == "true")
-        if engine.launcher.graphs is not None:
-            assert engine.launcher.graphs.counters["graph_replays"] >= 6
+        replayed = graphs_of(engine)
+        assert (replayed is not None) == (graphs == "true")
+        if replayed is not None:
+            assert replayed.counters["graph_replays"] >= 6
         engine.abort_all()

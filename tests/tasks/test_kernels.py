@@ -106,11 +106,11 @@ def test_the_sampler_is_timed_with_the_kernels_that_an_engine_gives_it(
 ) -> None:
     given: list[Any] = []
 
-    def sample(*args: Any, kernels: Any = None) -> Any:
-        given.append(kernels)
-        return sampler.sample(*args, kernels=kernels)
+    def choose(logits: Any, sampled: Any, ops: Any) -> Any:
+        given.append(ops)
+        return sampler.choose(logits, sampled, ops)
 
-    monkeypatch.setattr(sampling, "sample", sample)
+    monkeypatch.setattr(sampling, "choose", choose)
     next(sampling.cases(setting(triton))).ours.call(0)
     assert given == [sampler_ops(None if triton else library.load(), triton)]
 

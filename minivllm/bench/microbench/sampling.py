@@ -11,10 +11,17 @@ from torch import Tensor
 
 from minivllm.assembly import sampler_ops
 from minivllm.bench.microbench.case import ITEM, Case, Setting, Side
-from minivllm.engine.batch_inputs import SamplingColumns, pack_sampling
+from minivllm.engine.batch_inputs import Sampling, SamplingColumns, pack_columns, pack_draws
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.sampler import SamplerCounters, draw, exponential_noise, filter_probs, sample
+from minivllm.engine.sampler import (
+    SampledTokens,
+    SamplerCounters,
+    choose,
+    draw,
+    exponential_noise,
+    filter_probs,
+)
 from minivllm.kernels.transfer import upload
 
 TOP_K, TOP_P = 20, 0.9
@@ -48,7 +55,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     logits = _logits(setting, copies, rows)
     requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
     counters = SamplerCounters()
-    kernels = sampler_ops(setting.kernels, setting.triton)
+    ops = sampler_ops(setting.kernels, setting.triton)
 
     name, plain = "argmax", partial(torch.argmax, dim=-1)
     if params.top_k:
@@ -57,8 +64,8 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
         name, plain = "torch", partial(_drawn, requests=requests)
 
     def ours(i: int) -> Tensor:
-        picks = sample(logits[i % copies], requests, counters, kernels=kernels)
-        return torch.tensor([one.token_id for one in picks.read(counters)])
+        chosen = choose(logits[i % copies], Sampling(draws=pack_draws(requests)), ops)
+        return torch.tensor(SampledTokens(*chosen).read(counters))
 
     def theirs(i: int) -> Tensor:
         return plain(logits[i % copies]).cpu()
@@ -78,7 +85,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
 
 def _columns(logits: Tensor, requests: list[Request]) -> SamplingColumns:
     return SamplingColumns.unpack(
-        upload(pack_sampling(requests, range(len(requests))), logits.device)
+        upload(pack_columns(requests, range(len(requests))), logits.device)
     )
 
 

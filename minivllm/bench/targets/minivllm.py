@@ -24,6 +24,7 @@ from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
+from minivllm.extras.graphs import GraphExecutor
 from minivllm.extras.scoring import sequence_logits
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
@@ -105,10 +106,15 @@ class MinivllmEngine(Adapter):
             warnings=loaded.warnings,  # not a copy: serving may add to them
         )
 
+    @property
+    def _graphs(self) -> GraphExecutor | None:
+        executor = self.engine.launcher.executor
+        return executor if isinstance(executor, GraphExecutor) else None
+
     def _compile_s(self) -> float | None:
         """Seconds of compiling kernels and layers and of recording graphs; None where there are
         none of these."""
-        kernels, graphs = self.engine.loaded.kernels, self.engine.launcher.graphs
+        kernels, graphs = self.engine.loaded.kernels, self._graphs
         times = [kernels.compile_s] if kernels is not None else []
         times += [graphs.capture_s] if graphs is not None else []
         times += [
@@ -171,7 +177,7 @@ class MinivllmEngine(Adapter):
             "overlap_steps": float(overlap.steps),
             "overlap_wasted_tokens": float(overlap.wasted_tokens),
         }
-        graphs = self.engine.launcher.graphs
+        graphs = self._graphs
         found = {} if graphs is None else graphs.counters
         runtime |= {name: float(found.get(name, 0)) for name in ("graph_replays", "graph_captures")}
         return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
@@ -180,7 +186,7 @@ class MinivllmEngine(Adapter):
         """See BenchEngine."""
         loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
         library = {"library": attention.library} if hasattr(attention, "library") else {}
-        graphs = self.engine.launcher.graphs
+        graphs = self._graphs
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)

@@ -37,10 +37,10 @@ def phase_ranges(engine: Engine) -> Iterator[None]:
     step of all reads no tokens, so its `sample` goes on to its end; the last one computes nothing,
     so it has no `prepare` and `forward`.
     """
-    ranges, usual = _Ranges(), engine.launcher.mark
-    engine.launcher.mark = ranges.mark
+    ranges, usual = _Ranges(), engine.runner.mark
+    engine.runner.mark = ranges.mark
     try:
         yield
     finally:
-        engine.launcher.mark = usual
+        engine.runner.mark = usual
         ranges.mark("")

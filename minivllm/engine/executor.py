@@ -1,0 +1,136 @@
+"""The executor: a packed step in, chosen tokens out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
+from minivllm.cache.eviction.policies import Eviction
+from minivllm.engine.batch_inputs import PackedStep, StepInputs
+from minivllm.engine.request import placeholder
+from minivllm.engine.sampler import TORCH, SamplerOps, choose
+
+
+class StepResult(NamedTuple):
+    """What a step has computed. Tensors are on the device, which need not be done yet."""
+
+    prepared_s: float  # when the inputs were there, on the clock of time.perf_counter
+    computed_s: float  # when the logits were
+    tokens: Tensor | None = None  # int64 [S], see `sampler.choose`
+    argmax: Tensor | None = None  # int64 [S], the model's own; None where that is what was chosen
+    logits: Tensor | None = None  # [L, vocab]; None where the step does not need them
+    attention_scores: Tensor | None = None  # float32 [R, B], that each block got, if asked for
+
+
+class Executor(Protocol):
+    """Runs packed steps, one after another. What it returns holds until the next one."""
+
+    def run(self, packed: PackedStep) -> StepResult:
+        """Compute a step and choose its tokens. Nothing waits for the device."""
+
+
+class CausalLM(Protocol):
+    """What the runner asks of a model."""
+
+    def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """Hidden states after the final norm: [T, hidden], or [L, hidden] of the rows whose logits
+        are wanted."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to [rows, vocab]."""
+
+
+def phase_begins(phase: str) -> float:
+    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own
+    in place of this."""
+    return time.perf_counter()
+
+
+def fill_in(token_ids: Tensor, pending: Tensor) -> Tensor:
+    """Token ids int64 [T] with the tokens int64 [R] that placeholders stand for; nothing waits for
+    the device. Of a request that fails, whose token is below 0, what is computed is thrown away."""
+    rows = (placeholder(0) - token_ids).clamp_(min=0)
+    return torch.where(token_ids < 0, pending[rows].clamp_(min=0), token_ids)
+
+
+class ModelRunner:
+    """The executor that computes each step afresh.
+
+    Args:
+        model: gives hidden states and logits.
+        attention: the backend, which holds the cache's tensors.
+        device: where the model runs.
+        ops: to choose tokens with.
+        eviction: says which queries' attention is asked for.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        device: torch.device,
+        ops: SamplerOps = TORCH,
+        eviction: Eviction | None = None,
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.device = device
+        self.ops = ops
+        self.eviction = eviction if eviction is not None and eviction.scored else None
+        self.mark: Callable[[str], float] = phase_begins
+        self.rows_trimmed = 0  # tokens that the model gave no hidden states of
+        # int64 [S], of the last step, which placeholders in the next one stand for
+        self.tokens = torch.empty(0, dtype=torch.int64, device=device)
+        self._inputs = StepInputs(device)
+
+    def run(self, packed: PackedStep) -> StepResult:
+        """See Executor."""
+        batch = self.prepare(packed)
+        prepared_s = self.mark("forward")
+        result = self.sample(packed, self.forward(batch), prepared_s)
+        return result._replace(attention_scores=batch.attention_scores)
+
+    def prepare(self, packed: PackedStep) -> StepBatch:
+        """Tensors of one step, until the next one is prepared."""
+        batch = StepBatch(
+            **self._inputs.put(packed.ints, packed.shape),
+            query_lens_host=packed.query_lens,
+            seq_lens_host=packed.shape.seq_lens,
+            rotated_lens_host=packed.rotated_lens,
+        )
+        if packed.has_placeholders:
+            batch = batch._replace(token_ids=fill_in(batch.token_ids, self.tokens))
+        if (policy := self.eviction) is not None:
+            counts = zip(batch.seq_lens_host, batch.query_lens_host, strict=True)
+            batch = batch._replace(
+                attention_scores=torch.zeros(batch.block_table.shape, device=self.device),
+                observed_host=tuple(
+                    policy.observed(length - count, count) for length, count in counts
+                ),
+            )
+        shared = self.attention.prepare(batch)
+        return batch if shared is None else batch._replace(attention=shared)
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Logits [L, vocab] of `batch.logit_rows`, in the model's dtype."""
+        hidden = self.model(batch, self.attention)
+        self.rows_trimmed += len(batch.token_ids) - len(hidden)
+        if len(batch.logit_rows) != len(hidden):
+            hidden = hidden[batch.logit_rows]
+        return self.model.compute_logits(hidden)
+
+    def sample(self, packed: PackedStep, logits: Tensor, prepared_s: float) -> StepResult:
+        """The result of a step whose logits are `logits` [L, vocab]."""
+        result = StepResult(prepared_s, self.mark("sample"))
+        if packed.needs_logits:
+            result = result._replace(logits=logits)
+        if packed.sampling is not None:
+            self.tokens, argmax = choose(logits, packed.sampling, self.ops)
+            result = result._replace(tokens=self.tokens, argmax=argmax)
+        return result

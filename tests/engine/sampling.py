@@ -1,0 +1,28 @@
+"""Logits to tokens as an engine takes them, with every extra."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from minivllm.engine.batch_inputs import Sampling, pack_draws
+from minivllm.engine.request import Request
+from minivllm.engine.sampler import TORCH, SampledTokens, SamplerCounters, SamplerOps, choose
+from minivllm.extras.adjust_logits import adjust_logits
+
+
+def sample(
+    logits: Tensor,
+    requests: list[Request],
+    counters: SamplerCounters | None = None,
+    one_by_one: bool = False,
+    ops: SamplerOps = TORCH,
+) -> list[int]:
+    """The tokens of requests; row i of the logits [R, vocab] belongs to requests[i]."""
+    counters = counters or SamplerCounters()
+    adjusts = any(request.adjusts_logits for request in requests)
+    sampling = Sampling(
+        draws=pack_draws(requests, one_by_one),
+        adjustment=adjust_logits(requests, logits.shape[1]) if adjusts else None,
+    )
+    counters.note(sampling, ops.fused)
+    return SampledTokens(*choose(logits, sampling, ops)).read(counters)
