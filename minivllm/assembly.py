@@ -9,11 +9,18 @@ from typing import Any
 
 import torch
 
-from minivllm.cache.kv import free_memory
+from minivllm.cache.compression.eight_bits import kv_cache
+from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
+from minivllm.cache.manager import CacheManager
+from minivllm.cache.spec import CacheDemand, CachePolicy
+from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
+from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.extension import Extensions
+from minivllm.engine.launcher import Launcher
 from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.errors import BadInput
 from minivllm.extras.adjust_logits import adjust_logits
@@ -21,12 +28,15 @@ from minivllm.extras.bad_words import BadWords
 from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.capture import keep_graphs
 from minivllm.extras.logprobs import top_logprobs
+from minivllm.extras.preemption import make_preemption
 from minivllm.extras.prompt_logprobs import take_prompt_logprobs
+from minivllm.extras.scheduling import make_scheduler
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES, architecture_costs
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress
 from minivllm.passes.base import ModelPass, PassContext, apply_passes
@@ -142,6 +152,43 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
     return made
 
 
+def _cache_memory(
+    loaded: LoadedModel, policy: BatchingPolicy, cache: CachePolicy, device: torch.device
+) -> tuple[KVCache, BlockTransfers]:
+    """The memory of the KV cache, laid out for the model and the batching policy.
+
+    Raises:
+        BadInput: the cache option cannot serve this model, or not here.
+    """
+    specs, dtype, rope = loaded.model.attention_specs, loaded.model.dtype, loaded.config.rope
+    token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype)
+    layout = cache.layout(
+        CacheDemand(token_bytes, free_memory(device), loaded.max_model_len, policy.max_num_seqs)
+    )
+    if layout.prefix_caching and rope.depends_on_length:
+        raise BadInput(
+            f"cache.prefix_caching: this model's rope scaling ({rope.kind}) turns keys by the "
+            "prompt's length, so prompts of different lengths share nothing; use "
+            "cache.prefix_caching=false"
+        )
+    layout = make_preemption(policy.preemption).fit(layout)
+    if layout.eviction is not None:
+        layout.eviction.check(spec.window for spec in specs)
+    kv = kv_cache(specs, layout, dtype, device, cache.kv_dtype)
+    return kv, BlockTransfers(kv.blocks, layout)
+
+
+def _extensions(loaded: LoadedModel, one_by_one: bool) -> Extensions:
+    """What requests may need beyond the core."""
+    return Extensions(
+        joint=BeamDecoding(one_by_one),
+        bad_words=BadWords,
+        adjust_logits=partial(adjust_logits, vocab_size=loaded.config.vocab_size),
+        logprobs=top_logprobs,
+        prompt_logprobs=take_prompt_logprobs,
+    )
+
+
 def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model, apply the passes and put the engine together.
 
@@ -176,24 +223,21 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
         loaded.warnings.append(missing)
     apply_passes([*before, *own], loaded, context)
     asked = {"kernels": cpu, "invariant": alike}  # of a backend that takes these
+    kv, transfers = _cache_memory(loaded, policy, cache, device)
+    backend = build(attention, asked, specs=loaded.model.attention_specs, kv=kv)
+    ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
+    manager = CacheManager(kv.layout, transfers.disk)
+    runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
+    launcher = Launcher(runner, manager, alike, _extensions(loaded, alike))
     engine = Engine(
         loaded,
         loaded.tokenizer,
-        policy,
-        cache,
-        lambda specs, kv: build(attention, asked, specs=specs, kv=kv),
-        device,
-        sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before)),
+        make_scheduler(policy, manager, rotated_anew_at=loaded.config.rope.rotates_anew_at),
+        launcher,
+        kv,
+        transfers,
         seed=config.measure.seed,
-        batch_invariant=alike,
         overlap=runtime.overlap,
-        extensions=Extensions(
-            joint=BeamDecoding(one_by_one=alike),
-            bad_words=BadWords,
-            adjust_logits=partial(adjust_logits, vocab_size=loaded.config.vocab_size),
-            logprobs=top_logprobs,
-            prompt_logprobs=take_prompt_logprobs,
-        ),
     )
     apply_passes(after, loaded, replace(context, engine=engine))
     keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))

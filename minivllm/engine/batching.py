@@ -4,14 +4,9 @@ shared out."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import Protocol
 
-from minivllm.engine.options import (
-    ContinuousOptions,
-    PreemptionName,
-)
-from minivllm.engine.preemption import Preemption, make_preemption
+from minivllm.engine.options import ContinuousOptions
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
 
@@ -27,7 +22,7 @@ class BatchingPolicy(Protocol):
     prefill_first: bool
     fair_prefill: bool
     whole_batch: bool
-    preemption_strategy: Preemption  # what becomes of running requests when the cache is full
+    preemption: str  # what becomes of running requests when the cache is full
     watermark: float
     aging_s: float
     shed: bool
@@ -47,7 +42,6 @@ class Batching:
 
     name: str
     max_num_seqs: int
-    preemption: PreemptionName
     prefill_first = fair_prefill = False
     # whether requests join together even where the step has no tokens left for them
     whole_batch = False
@@ -56,11 +50,6 @@ class Batching:
     def max_num_samples(self) -> int:
         """Most samples of one prompt."""
         return self.max_num_seqs
-
-    @cached_property
-    def preemption_strategy(self) -> Preemption:
-        """The strategy that `preemption` names."""
-        return make_preemption(self.preemption)
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
         """Never: candidates are there as soon as a request waits."""

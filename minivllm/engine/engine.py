@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
-from minivllm.cache.manager import CacheManager
-from minivllm.cache.spec import AttentionSpec, CacheDemand, CachePolicy
+from minivllm.cache.kv import KVCache
 from minivllm.cache.tiers.transfer import BlockTransfers
-from minivllm.engine.batching import BatchingPolicy
-from minivllm.engine.events import EventBus, StepTimed
-from minivllm.engine.executor import ModelRunner
-from minivllm.engine.extension import CORE, Extensions
+from minivllm.engine.events import StepTimed
 from minivllm.engine.input_processor import InputProcessor
 from minivllm.engine.launcher import InFlightStep, Launcher, SampledToken
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState, placeholder
-from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
 from minivllm.engine.tokenizer import Detokenizer
@@ -33,8 +23,6 @@ from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.kernels.transfer import Download
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.tokenizer import Tokenizer
-
-AttentionFactory = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 
 
 class TokenOutput(NamedTuple):
@@ -63,70 +51,41 @@ class Engine:
     Args:
         loaded: the model and what it says of itself.
         tokenizer: None serves token ids only.
-        policy: the batching policy.
-        cache: how the KV cache is cut up.
-        attention: makes the attention backend from the model's layers and the cache.
-        device: where everything lives.
-        kernels: to choose tokens with.
+        scheduler: plans steps, with its cache.
+        launcher: carries them out, with an executor and with extensions for requests that need more
+            than the core does.
+        kv: the memory of the cache.
+        transfers: moves blocks between tiers.
         seed: seeds of requests that bring none are derived from it.
-        batch_invariant: sample each request by itself; model and attention must be invariant
-            already.
         overlap: plan and launch the next step before the tokens of one are read.
-        extensions: for requests that need more than the core does.
-
-    Raises:
-        BadInput: an option cannot serve this model here.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         tokenizer: Tokenizer | None,
-        policy: BatchingPolicy,
-        cache: CachePolicy,
-        attention: AttentionFactory,
-        device: torch.device,
-        kernels: SamplerOps = TORCH,
+        scheduler: Scheduler,
+        launcher: Launcher,
+        kv: KVCache,
+        transfers: BlockTransfers,
         seed: int = 0,
-        batch_invariant: bool = False,
         overlap: bool = False,
-        extensions: Extensions = CORE,
     ) -> None:
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.max_model_len = loaded.max_model_len
-        self.events = EventBus()
-        specs = loaded.model.attention_specs
-        token_bytes = bytes_per_token(specs, loaded.model.dtype, cache.kv_dtype)
-        layout = cache.layout(
-            CacheDemand(token_bytes, free_memory(device), self.max_model_len, policy.max_num_seqs)
-        )
-        if layout.prefix_caching and loaded.config.rope.depends_on_length:
-            raise BadInput(
-                f"cache.prefix_caching: this model's rope scaling ({loaded.config.rope.kind}) "
-                "turns keys by the prompt's length, so prompts of different lengths share "
-                "nothing; use cache.prefix_caching=false"
-            )
-        layout = policy.preemption_strategy.fit(layout)
-        if layout.eviction is not None:
-            layout.eviction.check(spec.window for spec in specs)
-        self.kv = kv_cache(specs, layout, loaded.model.dtype, device, cache.kv_dtype)
-        self.transfers = BlockTransfers(self.kv.blocks, layout)
-        self.cache = CacheManager(layout, self.transfers.disk)
-        anew_at = loaded.config.rope.rotates_anew_at
-        self.scheduler = Scheduler(policy, self.cache, self.events, rotated_anew_at=anew_at)
+        self.scheduler, self.cache, self.events = scheduler, scheduler.cache, scheduler.events
+        self.launcher, self.runner = launcher, launcher.runner
+        self.kv, self.transfers = kv, transfers
         self.input_processor = InputProcessor(
             loaded.config.vocab_size,
             self.max_model_len,
             loaded.config.eos_token_ids,
             tokenizer,
             seed,
-            self.scheduler.now,
-            extensions,
+            scheduler.now,
+            launcher.extensions,
         )
-        backend = attention(specs, self.kv)
-        self.runner = ModelRunner(loaded.model, backend, device, kernels, layout.eviction)
-        self.launcher = Launcher(self.runner, self.cache, batch_invariant, extensions)
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
         self._pending_timing: tuple[StepTimed, Download] | None = (

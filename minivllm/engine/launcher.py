@@ -78,7 +78,8 @@ class Launcher:
         one_by_one: bool = False,
         extensions: Extensions = CORE,
     ) -> None:
-        self.executor: Executor = runner
+        self.runner = runner
+        self.executor: Executor = runner  # or one that hands on to it
         self.cache = cache
         self.one_by_one, self.extensions = one_by_one, extensions
         self.counters = SamplerCounters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +31,7 @@ class RequestState(StrEnum):
     DONE = "done"
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Request:
     """One sequence being generated.
 
@@ -46,67 +48,41 @@ class Request:
         arrival_s: when it came, on the scheduler's clock.
     """
 
-    __slots__ = (
-        "arrival_s",
-        "cache",
-        "error",
-        "finish_reason",
-        "group",
-        "max_num_tokens",
-        "num_computed_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_rotated_tokens",
-        "params",
-        "prompt_logprobs",
-        "rank",
-        "request_id",
-        "seed",
-        "state",
-        "stop_ids",
-        "token_ids",
-    )
+    request_id: str
+    prompt_token_ids: InitVar[TokenSequence]
+    params: SamplingParams
+    _: KW_ONLY
+    max_num_tokens: int
+    seed: int
+    eos_token_ids: InitVar[tuple[int, ...]] = ()
+    arrival_s: float = 0.0
+    token_ids: Any = field(init=False)  # of the prompt and of what was generated
+    num_prompt_tokens: int = field(init=False)
+    num_rotated_tokens: int = field(init=False)  # the length that some rotary scalings go by
+    num_computed_tokens: int = field(default=0, init=False)
+    stop_ids: frozenset[int] = field(init=False)  # tokens that end the output
+    state: RequestState = field(default=RequestState.WAITING, init=False)
+    # Urgency and number of its coming, set by the scheduler: lower is served first.
+    rank: tuple[float, int] = field(default=(0.0, 0), init=False)
+    group: Group | None = field(default=None, init=False)  # requests that grow from the same prompt
+    cache: CachedSequence = field(default_factory=CachedSequence, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)  # ends it with the reason "error"
+    # An entry for each prompt token after the first, if they are asked for: token id -> natural log
+    # of its probability.
+    prompt_logprobs: list[dict[int, float]] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: TokenSequence,
-        params: SamplingParams,
-        *,
-        max_num_tokens: int,
-        seed: int,
-        eos_token_ids: tuple[int, ...] = (),
-        arrival_s: float = 0.0,
+    def __post_init__(
+        self, prompt_token_ids: TokenSequence, eos_token_ids: tuple[int, ...]
     ) -> None:
-        self.request_id = request_id
-        self.token_ids: Any = (
-            list(prompt_token_ids) if isinstance(prompt_token_ids, list) else prompt_token_ids
-        )
-        self.num_prompt_tokens = len(prompt_token_ids)
-        # the length that some rotary scalings go by
-        self.num_rotated_tokens = len(prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.max_num_tokens = max_num_tokens
-        self.params = params
-        self.seed = seed
-        self.stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
-        )
-        self.state = RequestState.WAITING
-        self.arrival_s = arrival_s
-        # urgency and number of its coming: lower is served first; set by the scheduler
-        self.rank = (0.0, 0)
-        self.group: Group | None = None  # of requests that grow from the same prompt
-        self.cache = CachedSequence()
-        self.num_preemptions = 0
-        self.finish_reason: str | None = None
-        # of its own mask, which ends it with the reason "error"
-        self.error: Exception | None = None
-        # One entry for each prompt token after the first: token id -> natural log of its
-        # probability.
-        self.prompt_logprobs: list[dict[int, float]] | None = (
-            None if params.prompt_logprobs is None else []
-        )
+        copied = isinstance(prompt_token_ids, list)
+        self.token_ids = list(prompt_token_ids) if copied else prompt_token_ids
+        self.num_prompt_tokens = self.num_rotated_tokens = len(prompt_token_ids)
+        ends = () if self.params.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset((*self.params.stop_token_ids, *ends))
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     @property
     def num_tokens(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
@@ -17,6 +16,20 @@ from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
 
 DISK_POLL_S = 0.001  # how soon to look again, where all that is to do waits for the disk
+RECOMPUTE = Recompute()
+
+
+class SchedulingRule(Protocol):
+    """What an extra adds to planning."""
+
+    def added(self, request: Request) -> None:
+        """A request has come, or starts as a further member of its group."""
+
+    def before_step(self, scheduler: Scheduler, now: float) -> None:
+        """A step is about to be planned, at `now` seconds: requests may be shed or preempted."""
+
+    def rejects(self, request: Request, now: float) -> bool:
+        """Whether to shed a waiting request whose turn it is."""
 
 
 class Scheduler:
@@ -36,8 +49,8 @@ class Scheduler:
         cache: gives blocks to growing requests.
         events: bus for state changes and decisions.
         now: clock in seconds, for deadlines and waiting.
-        rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another
-            way from then on (rope type longrope), so it is computed again.
+        preemption: what becomes of running requests when the cache is full.
+        rules: what extras add to planning.
     """
 
     def __init__(
@@ -46,10 +59,12 @@ class Scheduler:
         cache: CacheManager,
         events: EventBus,
         now: Callable[[], float] = time.monotonic,
-        rotated_anew_at: int | None = None,
+        preemption: Preemption = RECOMPUTE,
+        rules: Sequence[SchedulingRule] = (),
     ) -> None:
         self.policy = policy
-        self.rotated_anew_at = rotated_anew_at
+        self.preemption = preemption
+        self.rules = rules
         self.cache = cache
         self.events = events
         self.now = now
@@ -70,13 +85,9 @@ class Scheduler:
         self.chunks = policy.chunked_prefill and cache.layout.retains_kv
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap, where requests may be shed
-        self.forget_times()
-
-    def forget_times(self) -> None:
-        """Begin anew, as where the clock does."""
-        self._worked_at_s: float | None = None  # when the last step was planned, if it did anything
-        self._step_s = math.inf  # the shortest step so far
+        self._shed: list[Request] = []  # since the last step
+        # When the last step was planned, if it did anything.
+        self.worked_at_s: float | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -122,23 +133,22 @@ class Scheduler:
             )
         if request.group is not None:
             request.group.check(self.cache)
-        self.policy.preemption_strategy.check(request, self.cache)
+        self.preemption.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
         request.rank = (due + request.params.priority * self.policy.aging_s, self._num_added)
-        self._watch(request)
         self.waiting.push(request)
         self._changed(request, RequestState.WAITING)
+        for rule in self.rules:
+            rule.added(request)
 
     def plan(self) -> StepPlan:
         """Decide the next step. An empty plan means that there is nothing to do, or not before
         `next_poll_s`."""
         now = self.now()
-        if self._worked_at_s is not None:
-            self._step_s = min(self._step_s, now - self._worked_at_s)
         step = _Step(self.policy.max_num_batched_tokens)
-        self._shed_overdue(step, now)
-        self._restart_rotated()
+        for rule in self.rules:
+            rule.before_step(self, now)
         if self.cache.tiers is not None:
             self.cache.tiers.look_ahead(
                 (r.cache, r.reusable_token_ids) for r in self.waiting.front()
@@ -158,7 +168,7 @@ class Scheduler:
             self._serve(decoding, step)
             self._serve(prefilling, step)
             self._admit(step, now)
-        self._worked_at_s = now if step.scheduled else None
+        self.worked_at_s = now if step.scheduled else None
         wake_at = None if step.scheduled else step.next_poll_s
         if not step.scheduled and self.waiting and wake_at is None:
             wake_at = self.policy.wake_at(self.waiting)
@@ -166,12 +176,13 @@ class Scheduler:
         plan = StepPlan(
             tuple(step.scheduled),
             tuple(step.preempted),
-            tuple(step.shed),
+            tuple(self._shed),
             self.cache.take_transfers(),
             wake_at,
             self.policy.max_num_batched_tokens - step.budget,
             step.num_prefill_tokens,
         )
+        self._shed.clear()
         self._tell(plan)
         return plan
 
@@ -205,7 +216,7 @@ class Scheduler:
                 ]
                 if not others:
                     break
-                step.preempted.append(self._preempt(max(others, key=_rank)))
+                step.preempted.append(self.preempt(max(others, key=_rank)))
                 if request not in running:
                     break
             else:
@@ -251,14 +262,13 @@ class Scheduler:
         if step.preempted or not self.waiting:
             return
         for request in policy.candidates(self.waiting, self._num_seqs, now):
-            if policy.shed and self._is_hopeless(request, now):
-                self.finish(request, "shed")
-                step.shed.append(request)
+            if any(rule.rejects(request, now) for rule in self.rules):
+                self.shed(request)
                 continue
             if tiers is not None and tiers.must_wait(request.cache, request.reusable_token_ids):
                 step.next_poll_s = now + DISK_POLL_S  # The request keeps its place.
                 return
-            if not policy.preemption_strategy.may_admit(request, self.running, cache):
+            if not self.preemption.may_admit(request, self.running, cache):
                 self.num_held += 1
                 return
             count = 0
@@ -323,21 +333,21 @@ class Scheduler:
         self.running[child] = None
         assert child.group is not None
         child.group.unstarted.remove(child)  # its place was counted with the parent's
-        if not child.is_joint:  # joint members end with the first of them
-            self._watch(child)
         self._changed(child, RequestState.DECODE)
+        for rule in self.rules:
+            rule.added(child)
 
-    def _watch(self, request: Request) -> None:
-        """Remember the deadline of a request that has just got its number."""
-        if self.policy.shed and request.params.deadline_ms is not None:
-            heapq.heappush(self._deadlines, (request.deadline_s, self._num_added, request))
+    def shed(self, request: Request) -> None:
+        """End a request that will not be served in time."""
+        self.num_shed += 1
+        self._shed.append(request)
+        self.finish(request, "shed")
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request, wherever it is, and take its blocks back; joint members end with any of
         them."""
         if request.state is RequestState.DONE:
             return
-        self.num_shed += reason == "shed"
         for one in request.joint_members:
             self._leave(one)
             self.cache.free(one.cache)
@@ -355,22 +365,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def _restart_rotated(self) -> None:
-        """Let requests whose keys are rotated in another way from now on compute all their tokens
-        again."""
-        if (length := self.rotated_anew_at) is None:
-            return
-        for request in list(self.running):
-            is_there = (
-                request.num_rotated_tokens < length <= request.num_tokens < request.max_num_tokens
-            )
-            if is_there and request in self.running:  # joint members go together
-                for one in request.joint_members:
-                    one.num_rotated_tokens = length
-                self._preempt(request, Recompute())
-
-    def _preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
-        """Take a request's blocks; it waits, in the place that it had.
+    def preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
+        """Take a request's blocks; it waits, in the place that it had. Returns who waits.
 
         Of joint members the first one waits, and the others start again once it is computed, on
         those of its blocks that hold the same tokens.
@@ -388,29 +384,12 @@ class Scheduler:
         # Where it waits for its group nothing is left to compute; then the last token is computed
         # again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        (strategy or self.policy.preemption_strategy).preempt(request, self.cache)
+        (strategy or self.preemption).preempt(request, self.cache)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
         self._changed(request, RequestState.PREEMPTED)
         return request
-
-    def _shed_overdue(self, step: _Step, now: float) -> None:
-        """End every request whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            if request.state is not RequestState.DONE:
-                self.finish(request, "shed")
-                step.shed.append(request)
-
-    def _is_hopeless(self, request: Request, now: float) -> bool:
-        """Whether its deadline would pass even if it ran alone, at the shortest step seen so
-        far."""
-        steps = 1
-        if request.params.ignore_eos and not request.stop_ids and not request.params.stop:
-            steps = request.max_num_tokens - request.num_tokens
-        shortest = 0.0 if self._step_s == math.inf else self._step_s
-        return now + steps * shortest > request.deadline_s
 
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
@@ -435,14 +414,13 @@ class Scheduler:
 class _Step:
     """A step in the making."""
 
-    __slots__ = ("budget", "next_poll_s", "num_prefill_tokens", "preempted", "scheduled", "shed")
+    __slots__ = ("budget", "next_poll_s", "num_prefill_tokens", "preempted", "scheduled")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.num_prefill_tokens = 0
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
-        self.shed: list[Request] = []
         self.next_poll_s: float | None = None  # when the disk may be done with what is waited for
 
 

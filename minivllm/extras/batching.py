@@ -6,12 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from minivllm.engine.batching import Batching, requests_that_fit
-from minivllm.engine.options import (
-    DynamicOptions,
-    PreemptionName,
-    SequentialOptions,
-    StaticOptions,
-)
+from minivllm.engine.options import DynamicOptions, SequentialOptions, StaticOptions
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
 
@@ -22,7 +17,7 @@ class Sequential(Batching, SequentialOptions):
     name = "sequential"
     max_num_seqs = 1
     max_num_samples = sys.maxsize
-    preemption: PreemptionName = "recompute"
+    preemption = "recompute"
     watermark = 0.01
 
     def candidates(

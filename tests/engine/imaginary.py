@@ -10,13 +10,12 @@ from minivllm.cache.prefix import PrefixNode
 from minivllm.cache.spec import CacheLayout
 from minivllm.cache.tiers.offload import Finished
 from minivllm.engine.batching import BatchingPolicy
-from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request, RequestState
-from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.batching import Sequential
 from minivllm.extras.beam import BeamSearch, Hypothesis
+from minivllm.extras.scheduling import make_scheduler
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:
@@ -85,7 +84,7 @@ class Machine:
             slot: [(-1, -1)] * size for slot in range(layout.host_slots + layout.offload_slots)
         }
         self.disk = SlowDisk(self.host)
-        self.scheduler = Scheduler(policy, CacheManager(layout, self.disk), EventBus(), self.clock)
+        self.scheduler = make_scheduler(policy, CacheManager(layout, self.disk), self.clock)
         self.requests: list[Request] = []
 
     def request(

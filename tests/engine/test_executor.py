@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest

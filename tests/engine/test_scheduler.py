@@ -72,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
-        if policy.preemption_strategy.name != "swap" or not keeps:  # cache=none refuses to swap
+        if policy.preemption != "swap" or not keeps:  # cache=none refuses to swap
             host_slots = 0
         sinks, window, between = (count * block_size for count in kept)
         total = sinks + window + between
@@ -109,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             or (not scheduler.chunks and longest > self.policy.max_num_batched_tokens)
             or n > self.policy.max_num_samples
             or (
-                self.policy.preemption_strategy.name == "reserve"
+                self.policy.preemption == "reserve"
                 and n * -(-held // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
             )
         ):
@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
         held = scheduler.cache.footprint(longest)
         needed = -(-held // size)
-        if self.policy.preemption_strategy.name == "reserve":
+        if self.policy.preemption == "reserve":
             needed *= width
         elif keeps:
             needed += (width - 1) * (needed - (len(prompt) // size if held == longest else 0))
@@ -181,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert part.num_tokens >= 1
             assert part.start == part.request.num_computed_tokens
             assert part.request not in plan.preempted
-        if self.policy.preemption_strategy.name == "reserve":
+        if self.policy.preemption == "reserve":
             assert not plan.preempted
         self.machine.carry_out(plan)
         clock.time_s = max(clock.time_s + 0.001, plan.next_poll_s or 0.0)

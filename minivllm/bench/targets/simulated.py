@@ -19,12 +19,12 @@ from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
-from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
+from minivllm.extras.preemption import make_preemption
+from minivllm.extras.scheduling import make_scheduler
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import resolve
@@ -175,7 +175,7 @@ class SimulatedEngine(Adapter):
         layout = cache.layout(
             CacheDemand(costs["kv_bytes_per_token"], free, longest, policy.max_num_seqs)
         )
-        layout = policy.preemption_strategy.fit(layout)
+        layout = make_preemption(policy.preemption).fit(layout)
         if (eviction := layout.eviction) is not None:
             if eviction.scored:
                 raise BadInput(
@@ -185,7 +185,8 @@ class SimulatedEngine(Adapter):
             eviction.check(model.windows)
         self.clock = VirtualClock()
         self.cache = CacheManager(layout)
-        self.scheduler = Scheduler(policy, self.cache, EventBus(), self.clock.now)
+        self._policy = policy
+        self.scheduler = make_scheduler(policy, self.cache, self.clock.now)
         block_bytes = layout.block_size * costs["kv_bytes_per_token"]
         self._kv = {
             "kv_dtype": costs["dtype"] if cache.kv_dtype == "auto" else cache.kv_dtype,
@@ -322,8 +323,9 @@ class SimulatedEngine(Adapter):
             self.abort(request_id)
         if not self._keep_prefixes:
             self.cache.reset_prefix_cache()
-        self.scheduler.forget_times()
-        self.clock.time = 0.0  # so that equal measurements are equal to the last bit
+        # Equal measurements are equal to the last bit.
+        self.clock.time = 0.0
+        self.scheduler = make_scheduler(self._policy, self.cache, self.clock.now)
         self._begin()
 
     def _begin(self) -> None:
