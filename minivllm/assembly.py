@@ -19,17 +19,12 @@ from minivllm.config.typed import Config
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
-from minivllm.engine.extension import Extensions
 from minivllm.engine.launcher import Launcher
 from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.errors import BadInput
-from minivllm.extras.adjust_logits import adjust_logits
-from minivllm.extras.bad_words import BadWords
-from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.capture import keep_graphs
-from minivllm.extras.logprobs import top_logprobs
+from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.preemption import make_preemption
-from minivllm.extras.prompt_logprobs import take_prompt_logprobs
 from minivllm.extras.scheduling import make_scheduler
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu import library
@@ -178,17 +173,6 @@ def _cache_memory(
     return kv, BlockTransfers(kv.blocks, layout)
 
 
-def _extensions(loaded: LoadedModel, one_by_one: bool) -> Extensions:
-    """What requests may need beyond the core."""
-    return Extensions(
-        joint=BeamDecoding(one_by_one),
-        bad_words=BadWords,
-        adjust_logits=partial(adjust_logits, vocab_size=loaded.config.vocab_size),
-        logprobs=top_logprobs,
-        prompt_logprobs=take_prompt_logprobs,
-    )
-
-
 def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model, apply the passes and put the engine together.
 
@@ -228,7 +212,7 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
     manager = CacheManager(kv.layout, transfers.disk)
     runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
-    launcher = Launcher(runner, manager, alike, _extensions(loaded, alike))
+    launcher = Launcher(runner, manager, RequestExtras(loaded.config.vocab_size, alike), alike)
     engine = Engine(
         loaded,
         loaded.tokenizer,

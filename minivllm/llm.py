@@ -254,10 +254,7 @@ class LLM:
                     shown = shown[:-1]
                 prompt = request.token_ids[: request.num_prompt_tokens]
                 detokenizer = Detokenizer(
-                    self.tokenizer,
-                    (),
-                    prompt,
-                    skip_special_tokens=request.params.skip_special_tokens,
+                    self.tokenizer, prompt, request.params.skip_special_tokens
                 )
                 text = "".join(map(detokenizer.push, shown)) + detokenizer.finish()
             outputs.append(

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from minivllm.cache.manager import CacheManager
 from minivllm.engine.options import ContinuousOptions
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
+from minivllm.errors import BadInput
 
 
 class BatchingPolicy(Protocol):
@@ -76,3 +78,46 @@ def requests_that_fit(requests: Iterable[Request], places: int) -> Iterator[Requ
         if places < 0:
             return
         yield request
+
+
+def may_chunk(policy: BatchingPolicy, cache: CacheManager) -> bool:
+    """Whether a prompt may be computed over several steps."""
+    return policy.chunked_prefill and cache.layout.retains_kv
+
+
+def require_servable(request: Request, policy: BatchingPolicy, cache: CacheManager) -> None:
+    """Raises BadInput if a request can never run: it does not fit the cache, one step, or the
+    sequences allowed."""
+    chunks = may_chunk(policy, cache)
+    # The last token is never computed, so it needs no room.
+    longest = request.max_num_tokens - 1
+    held = cache.footprint(longest)
+    if held > cache.capacity_tokens:
+        raise BadInput(
+            f"request {request.request_id} may grow to {held} cached tokens, and the KV "
+            f"cache holds {cache.capacity_tokens}: ask for fewer tokens, or raise "
+            "cache.num_blocks or cache.memory_fraction"
+        )
+    if not chunks and longest > policy.max_num_batched_tokens:
+        raise BadInput(
+            f"request {request.request_id} may need {longest} tokens in one step (all of "
+            "them, should it be preempted near its end), and a step takes "
+            f"{policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
+            "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps "
+            "what is computed"
+        )
+    if not chunks and longest > held:
+        raise BadInput(
+            f"request {request.request_id} may grow to {longest} tokens, beyond "
+            f"cache.eviction_budget (it holds {held}), and what exceeds it cannot be "
+            "computed in one step: use batching.chunked_prefill=true"
+        )
+    samples = 1 + len(request.unstarted)
+    if request.group is not None and samples > policy.max_num_samples:
+        raise BadInput(
+            f"request {request.request_id} wants {samples} samples at once, and "
+            f"batching.max_num_seqs={policy.max_num_seqs}: lower {request.group.knobs}, "
+            "or raise it"
+        )
+    if request.group is not None:
+        request.group.check(cache)

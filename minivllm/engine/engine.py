@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -88,9 +89,8 @@ class Engine:
         )
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
-        self._pending_timing: tuple[StepTimed, Download] | None = (
-            None  # of that step; its experts are counted
-        )
+        # of that step, whose experts are still being counted
+        self._pending_timing: tuple[StepTimed, Download] | None = None
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._last_step_end: float | None = None
@@ -140,14 +140,14 @@ class Engine:
         for one in (request, *request.unstarted):
             self._requests[one.request_id] = one
             if self.tokenizer is not None and (detokenize or params.stop):
-                self._detokenizers[one.request_id] = Detokenizer(
-                    self.tokenizer,
-                    params.stop,
-                    prompt_token_ids,
-                    params.include_stop_str_in_output,
-                    params.skip_special_tokens,
-                )
+                self._detokenizers[one.request_id] = self._detokenizer(prompt_token_ids, params)
         return request
+
+    def _detokenizer(self, prompt: list[int], params: SamplingParams) -> Detokenizer:
+        assert self.tokenizer is not None
+        if not params.stop:
+            return Detokenizer(self.tokenizer, prompt, params.skip_special_tokens)
+        return self.launcher.extensions.stop_strings(self.tokenizer, prompt, params)
 
     def abort(self, request_id: str) -> None:
         """End a request early, and samples of it that have not started; unknown and finished ones
@@ -165,12 +165,9 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        mark, ended, timed = (
-            self.runner.mark,
-            self._last_step_end,
-            self.events.has_subscribers(StepTimed),
-        )
+        mark, timed = self.runner.mark, self.events.has_subscribers(StepTimed)
         begin = mark("schedule")
+        ended = self._last_step_end or begin
         plan = self.scheduler.plan()
         self.transfers.run(plan.transfers)
         outputs = [output for request in plan.shed for output in self._forget(request)]
@@ -205,16 +202,8 @@ class Engine:
             outputs += self._advance(launched)
         end = mark("")
         if timed:
-            marks = (
-                ended or begin,
-                begin,
-                planned,
-                launched.prepared_s,
-                launched.computed_s,
-                read,
-                end,
-            )
-            self._emit_timing(launched, marks, *blocks)
+            computed = (launched.prepared_s, launched.computed_s)
+            self._emit_timing(launched, (ended, begin, planned, *computed, read, end), *blocks)
             if not deferred or not self._requests:
                 self._emit_pending_timing()  # its tokens are here, or nobody waits for them
         if self._requests:
@@ -276,10 +265,8 @@ class Engine:
 
     def _advance(self, launched: InFlightStep) -> list[TokenOutput]:
         """Let the joint groups of a step go on; the outputs of those that are over."""
-        joint = self.launcher.extensions.joint
-        assert joint is not None
         outputs: list[TokenOutput] = []
-        for request, token_ids, reason in joint.advance(
+        for request, token_ids, reason in self.launcher.extensions.joint.advance(
             list(launched.joint), launched.choices, self.scheduler
         ):
             if request.error is not None:
@@ -301,18 +288,18 @@ class Engine:
             )
         if request.error is not None:
             return self._fail(request)
-        params, reason = request.params, request.append(token_id)
-        text, stop_reason = (
-            "",
-            self.input_processor.stop_reason(params, token_id) if reason == "stop" else None,
-        )
+        params, reason, text = request.params, request.append(token_id), ""
+        end_token_id = token_id if reason == "stop" else None
+        stop_reason: int | str | None = None
+        if end_token_id in params.stop_token_ids:
+            stop_reason = end_token_id
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
             if reason != "stop" or params.include_stop_str_in_output:
                 text = detokenizer.push(token_id, may_stop=request.may_stop)
             if reason is not None:
-                text += detokenizer.finish()
-            if detokenizer.stopped:
+                text += detokenizer.finish(end_token_id)
+            if detokenizer.stop_reason is not None:
                 reason, stop_reason = "stop", detokenizer.stop_reason
         if reason is not None:
             self._finish(request, reason)
@@ -347,10 +334,12 @@ class Engine:
     def _emit_timing(
         self, launched: InFlightStep, marks: tuple[float, ...], used: int, wasted: int
     ) -> None:
-        ended, begin, planned, prepared, computed, chosen, end = marks
+        gap, schedule, prepare, forward, sample, emit = (
+            1e3 * (end - begin) for begin, end in pairwise(marks)
+        )
         plan, lens, window = launched.plan, launched.seq_lens, self.loaded.config.sliding_window
         timed = StepTimed(
-            start_s=time.monotonic() - (time.perf_counter() - begin),
+            start_s=time.monotonic() - (time.perf_counter() - marks[1]),
             num_requests=len(plan.scheduled),
             num_tokens=plan.num_tokens,
             num_prefill_tokens=plan.num_prefill_tokens,
@@ -362,12 +351,12 @@ class Engine:
             kv_blocks_total=self.cache.pool.num_usable,
             kv_slots_wasted=wasted,
             kv_slots_allocated=used * self.cache.block_size,
-            schedule_ms=(planned - begin) * 1e3,
-            prepare_ms=(prepared - planned) * 1e3,
-            forward_ms=(computed - prepared) * 1e3,
-            sample_ms=(chosen - computed) * 1e3,
-            emit_ms=(end - chosen) * 1e3,
-            gap_ms=(begin - ended) * 1e3,
+            schedule_ms=schedule,
+            prepare_ms=prepare,
+            forward_ms=forward,
+            sample_ms=sample,
+            emit_ms=emit,
+            gap_ms=gap,
         )
         if isinstance(launched.experts, int):
             self.events.emit(timed)

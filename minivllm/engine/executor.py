@@ -93,8 +93,7 @@ class ModelRunner:
         """See Executor."""
         batch = self.prepare(packed)
         prepared_s = self.mark("forward")
-        result = self.sample(packed, self.forward(batch), prepared_s)
-        return result._replace(attention_scores=batch.attention_scores)
+        return self.sample(packed, self.forward(batch), prepared_s, batch.attention_scores)
 
     def prepare(self, packed: PackedStep) -> StepBatch:
         """Tensors of one step, until the next one is prepared."""
@@ -125,12 +124,18 @@ class ModelRunner:
             hidden = hidden[batch.logit_rows]
         return self.model.compute_logits(hidden)
 
-    def sample(self, packed: PackedStep, logits: Tensor, prepared_s: float) -> StepResult:
+    def sample(
+        self,
+        packed: PackedStep,
+        logits: Tensor,
+        prepared_s: float,
+        attention_scores: Tensor | None = None,
+    ) -> StepResult:
         """The result of a step whose logits are `logits` [L, vocab]."""
-        result = StepResult(prepared_s, self.mark("sample"))
-        if packed.needs_logits:
-            result = result._replace(logits=logits)
+        computed_s = self.mark("sample")
+        tokens = argmax = None
         if packed.sampling is not None:
-            self.tokens, argmax = choose(logits, packed.sampling, self.ops)
-            result = result._replace(tokens=self.tokens, argmax=argmax)
-        return result
+            tokens, argmax = choose(logits, packed.sampling, self.ops)
+            self.tokens = tokens
+        kept = logits if packed.needs_logits else None
+        return StepResult(prepared_s, computed_s, tokens, argmax, kept, attention_scores)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from minivllm.engine.batch_inputs import LogitsAdjustment
-from minivllm.engine.options import TokenMask
+from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
+from minivllm.engine.tokenizer import Detokenizer
 from minivllm.models.load.tokenizer import Tokenizer
 
 
@@ -40,21 +41,31 @@ class JointDecoding(Protocol):
         """
 
 
-class Extensions(NamedTuple):
-    """The extras that an engine has."""
+class Extensions(Protocol):
+    """What requests need beyond the core."""
 
-    joint: JointDecoding | None = None
-    # (words, tokenizer, vocab_size, the request's own mask): a mask that forbids the words
-    bad_words: Callable[[Sequence[str], Tokenizer, int, TokenMask | None], TokenMask] | None = None
-    # What changes the logits of requests that ask for it: row i belongs to requests[i].
-    adjust_logits: Callable[[Sequence[Request]], LogitsAdjustment] | None = None
-    # Of rows of logits, for tokens and counts, see `top_logprobs`.
-    logprobs: (
-        Callable[[Tensor, Sequence[int], Sequence[int | None]], Sequence[dict[int, float] | None]]
-        | None
-    ) = None
-    # Keeps the log-probabilities that prompts ask for of a step's logits.
-    prompt_logprobs: Callable[[StepPlan, Tensor], None] | None = None
+    joint: JointDecoding
 
+    def token_ids_of_words(
+        self, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> SamplingParams:
+        """Parameters with token ids for stop strings that are special tokens, and for bad words.
+        Raises BadInput without a tokenizer."""
 
-CORE = Extensions()  # none
+    def stop_strings(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams
+    ) -> Detokenizer:
+        """The text of an output that stop strings may end."""
+
+    def adjust_logits(self, requests: Sequence[Request]) -> LogitsAdjustment:
+        """What changes the logits of requests; row i belongs to requests[i]."""
+
+    def logprobs(
+        self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]
+    ) -> Sequence[dict[int, float] | None]:
+        """The log-probabilities that requests ask for of chosen tokens; row i of the logits
+        [R, vocab] belongs to requests[i]."""
+
+    def prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> None:
+        """Keep the log-probabilities that prompts ask for. Logits [L, vocab] are those of every
+        token of such requests, and of the last known one of others."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 
-from minivllm.engine.extension import CORE, Extensions
+from minivllm.engine.extension import Extensions
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.errors import BadInput
@@ -31,7 +31,7 @@ class InputProcessor:
         tokenizer: None where prompts are token ids only.
         seed: seeds of requests that bring none are derived from it.
         now: the scheduler's clock, seconds.
-        extensions: make joint groups, and masks of bad words.
+        extensions: make joint groups, and token ids of words.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class InputProcessor:
         tokenizer: Tokenizer | None,
         seed: int,
         now: Callable[[], float],
-        extensions: Extensions = CORE,
+        extensions: Extensions,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -64,7 +64,7 @@ class InputProcessor:
         """
         self._check(request_id, prompt, params)
         if params.stop or params.bad_words:
-            params = self._with_token_ids(params)
+            params = self.extensions.token_ids_of_words(params, self.tokenizer)
         request = self._make(request_id, prompt, params)
         members = [request]
         for index in range(1, max(params.n, params.beam_width)):
@@ -72,23 +72,10 @@ class InputProcessor:
             own = replace(params, seed=seed, prompt_logprobs=None)
             members.append(self._make(f"{request_id}.{index}", prompt, own))
         if params.beam_width > 1:
-            assert self.extensions.joint is not None, "this engine has no joint decoding"
             self.extensions.joint.group(members)
         elif len(members) > 1:
             Group(members)
         return request
-
-    def stop_reason(self, params: SamplingParams, token_id: int) -> int | str | None:
-        """Which of a request's own stops a token is: the text of a special token, or an id; None
-        for the model's end."""
-        text = (
-            self.tokenizer.decode([token_id], False)
-            if self.tokenizer is not None and params.stop
-            else None
-        )
-        return (
-            text if text in params.stop else token_id if token_id in params.stop_token_ids else None
-        )
 
     def _make(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
         allowed = self.max_model_len - len(prompt)
@@ -120,24 +107,6 @@ class InputProcessor:
         self.check_ids(f"request {request_id}: prompt token ids", prompt)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self.check_ids(f"request {request_id}: {name}", tuple(getattr(params, name) or ()))
-
-    def _with_token_ids(self, params: SamplingParams) -> SamplingParams:
-        """The same, with token ids for stop strings that are special tokens, whose text is never
-        seen, and for bad words."""
-        if self.tokenizer is None:
-            raise BadInput(
-                "stop strings and bad words need a tokenizer, and this checkpoint has none; use "
-                "stop_token_ids"
-            )
-        special = (self.tokenizer.token_id(text) for text in params.stop)
-        mask = params.token_mask
-        if params.bad_words:
-            assert self.extensions.bad_words is not None, "this engine has no masks of bad words"
-            mask = self.extensions.bad_words(
-                params.bad_words, self.tokenizer, self.vocab_size, mask
-            )
-        ends = (*params.stop_token_ids, *(token for token in special if token is not None))
-        return replace(params, stop_token_ids=ends, token_mask=mask)
 
     def check_ids(self, what: str, token_ids: Sequence[int]) -> None:
         """Raises BadInput unless the model knows all these ids."""

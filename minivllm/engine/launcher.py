@@ -12,7 +12,7 @@ from torch import Tensor
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batch_inputs import PackedStep, Sampling, pack, pack_draws
 from minivllm.engine.executor import Executor, ModelRunner, StepResult
-from minivllm.engine.extension import CORE, Extensions
+from minivllm.engine.extension import Extensions
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest, StepPlan
@@ -67,16 +67,16 @@ class Launcher:
     Args:
         runner: computes steps.
         cache: is told where attention went, if it asks.
-        one_by_one: sample each request by itself.
         extensions: for requests that need more than the core does.
+        one_by_one: sample each request by itself.
     """
 
     def __init__(
         self,
         runner: ModelRunner,
         cache: CacheManager,
+        extensions: Extensions,
         one_by_one: bool = False,
-        extensions: Extensions = CORE,
     ) -> None:
         self.runner = runner
         self.executor: Executor = runner  # or one that hands on to it
@@ -102,18 +102,17 @@ class Launcher:
             rows = step.separate()
         sampling = self._pack_sampling(step, rows) if step.sampling else None
         wants_logprobs = any(r.params.logprobs is not None for r in step.sampling)
+        needs_logits = of_prompts or wants_logprobs or bool(step.joint)
         packed = packed._replace(
-            sampling=sampling,
-            has_placeholders=follows,
-            needs_logits=of_prompts or wants_logprobs or bool(step.joint),
+            sampling=sampling, has_placeholders=follows, needs_logits=needs_logits
         )
         result = self.run(plan.scheduled, packed)
         step.prepared_s, step.computed_s = result.prepared_s, result.computed_s
         if of_prompts:
-            assert self.extensions.prompt_logprobs is not None and result.logits is not None
+            assert result.logits is not None
             self.extensions.prompt_logprobs(plan, result.logits)
         if step.joint:
-            assert self.extensions.joint is not None and result.logits is not None
+            assert result.logits is not None
             self.counters.rows_adjusted += sum(r.params.adjusts_logits for r in step.joint)
             logits = result.logits[list(step.joint.values())]
             step.choices = self.extensions.joint.choose(logits, list(step.joint))
@@ -134,7 +133,6 @@ class Launcher:
     def _pack_sampling(self, step: InFlightStep, rows: list[int] | None) -> Sampling:
         requests, adjustment = step.sampling, None
         if any(request.adjusts_logits for request in requests):
-            assert self.extensions.adjust_logits is not None, "this engine adjusts no logits"
             adjustment = self.extensions.adjust_logits(requests)
         sampling = Sampling(
             None if rows is None else tuple(rows),
@@ -162,9 +160,6 @@ class Launcher:
         token_ids = step.sampled.read(self.counters)
         if step.logits is None:
             return [SampledToken(token_id) for token_id in token_ids]
-        assert self.extensions.logprobs is not None, "this engine has no log-probabilities"
-        counts = [request.params.logprobs for request in step.sampling]
-        logprobs = self.extensions.logprobs(
-            step.logits, [max(token_id, 0) for token_id in token_ids], counts
-        )
+        known = [max(token_id, 0) for token_id in token_ids]
+        logprobs = self.extensions.logprobs(step.logits, known, step.sampling)
         return [SampledToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]

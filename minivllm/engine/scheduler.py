@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minivllm.cache.manager import CacheManager
-from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.batching import BatchingPolicy, may_chunk, require_servable
 from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.errors import BadInput
 
 DISK_POLL_S = 0.001  # how soon to look again, where all that is to do waits for the disk
 RECOMPUTE = Recompute()
@@ -81,8 +80,7 @@ class Scheduler:
         self.num_overtaken = 0  # requests that started after one that had come later
         self.num_waits = 0  # steps put off in the hope of a fuller batch
         self._latest = 0  # the last to come of those that have started
-        # whether a prompt may be cut
-        self.chunks = policy.chunked_prefill and cache.layout.retains_kv
+        self.chunks = may_chunk(policy, cache)
         self._num_added = 0
         self._num_seqs = 0  # running, with the further samples of prompts that are being computed
         self._shed: list[Request] = []  # since the last step
@@ -101,38 +99,7 @@ class Scheduler:
             BadInput: it can never run: it does not fit the cache, one step, or the sequences
                 allowed.
         """
-        # The last token is never computed, so it needs no room.
-        longest = request.max_num_tokens - 1
-        held = self.cache.footprint(longest)
-        if held > self.cache.capacity_tokens:
-            raise BadInput(
-                f"request {request.request_id} may grow to {held} cached tokens, and the KV "
-                f"cache holds {self.cache.capacity_tokens}: ask for fewer tokens, or raise "
-                "cache.num_blocks or cache.memory_fraction"
-            )
-        if not self.chunks and longest > self.policy.max_num_batched_tokens:
-            raise BadInput(
-                f"request {request.request_id} may need {longest} tokens in one step (all of "
-                "them, should it be preempted near its end), and a step takes "
-                f"{self.policy.max_num_batched_tokens}: raise batching.max_num_batched_tokens, "
-                "or use chunked prefill (batching.chunked_prefill=true) on a cache that keeps "
-                "what is computed"
-            )
-        if not self.chunks and longest > held:
-            raise BadInput(
-                f"request {request.request_id} may grow to {longest} tokens, beyond "
-                f"cache.eviction_budget (it holds {held}), and what exceeds it cannot be "
-                "computed in one step: use batching.chunked_prefill=true"
-            )
-        samples = 1 + len(request.unstarted)
-        if request.group is not None and samples > self.policy.max_num_samples:
-            raise BadInput(
-                f"request {request.request_id} wants {samples} samples at once, and "
-                f"batching.max_num_seqs={self.policy.max_num_seqs}: lower {request.group.knobs}, "
-                "or raise it"
-            )
-        if request.group is not None:
-            request.group.check(self.cache)
+        require_servable(request, self.policy, self.cache)
         self.preemption.check(request, self.cache)
         self._num_added += 1
         due = min(request.deadline_s, request.arrival_s + self.policy.aging_s)
@@ -154,11 +121,9 @@ class Scheduler:
                 (r.cache, r.reusable_token_ids) for r in self.waiting.front()
             )
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
-        decoding = (
-            [r for r in self.running if r.state is RequestState.DECODE]
-            if prefilling
-            else list(self.running)
-        )
+        decoding = list(self.running)
+        if prefilling:
+            decoding = [r for r in decoding if r.state is RequestState.DECODE]
         if self.policy.prefill_first:
             self._serve(prefilling, step)
             # each of them may need a block in this very step
@@ -183,7 +148,7 @@ class Scheduler:
             step.num_prefill_tokens,
         )
         self._shed.clear()
-        self._tell(plan)
+        self._emit_plan(plan)
         return plan
 
     def _serve(self, requests: list[Request], step: _Step) -> None:
@@ -194,17 +159,11 @@ class Scheduler:
                 self.num_deferred += len(requests) - index
                 return
             gap = len(request.token_ids) - request.num_computed_tokens
-            if gap > 1:
-                count = self._cut(gap, step, len(requests) - index)
-            else:
-                count = gap
-            # It waits for its group, was preempted for one of them, or only its last token is still
-            # to be read.
-            if (
-                count <= 0
-                or request not in running
-                or len(request.token_ids) >= request.max_num_tokens
-            ):
+            count = self._cut(gap, step, len(requests) - index) if gap > 1 else gap
+            # A request may wait for its group, have been preempted for one of them, or wait for its
+            # last token to be read.
+            is_full = len(request.token_ids) >= request.max_num_tokens
+            if count <= 0 or request not in running or is_full:
                 continue
             while not (placed := self._place(request, count)):
                 # The least urgent without a part in this step goes; that may be the request itself.
@@ -396,19 +355,14 @@ class Scheduler:
         if self.events.has_subscribers(StateChanged):
             self.events.emit(StateChanged(self.now(), request.request_id, state))
 
-    def _tell(self, plan: StepPlan) -> None:
+    def _emit_plan(self, plan: StepPlan) -> None:
         if self.events.has_subscribers(StepPlanned):
-            counts = (
-                len(plan.scheduled),
-                plan.num_tokens,
-                plan.num_prefill_tokens,
-                len(plan.preempted),
-            )
-            self.events.emit(StepPlanned(self.now(), *counts, len(self.waiting)))
+            counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens)
+            queued = (len(plan.preempted), len(self.waiting))
+            self.events.emit(StepPlanned(self.now(), *counts, *queued))
         if self.events.has_subscribers(BlocksChanged):
-            self.events.emit(
-                BlocksChanged(self.now(), self.cache.pool.num_used, self.cache.pool.num_usable)
-            )
+            pool = self.cache.pool
+            self.events.emit(BlocksChanged(self.now(), pool.num_used, pool.num_usable))
 
 
 class _Step:

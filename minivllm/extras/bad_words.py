@@ -1,15 +1,38 @@
-"""Words that may not be generated, as a token mask."""
+"""Words of a request as token ids: those that end its output, and those that may not come."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from minivllm.engine.options import TokenMask
+from minivllm.engine.options import SamplingParams, TokenMask
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
+
+
+def token_ids_of_words(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int
+) -> SamplingParams:
+    """The same parameters, with token ids for stop strings that are special tokens, whose text is
+    never seen, and a mask for bad words.
+
+    Raises:
+        BadInput: there is no tokenizer, or it makes no tokens of a bad word.
+    """
+    if tokenizer is None:
+        raise BadInput(
+            "stop strings and bad words need a tokenizer, and this checkpoint has none; use "
+            "stop_token_ids"
+        )
+    special = (tokenizer.token_id(text) for text in params.stop)
+    ends = (*params.stop_token_ids, *(token for token in special if token is not None))
+    mask = params.token_mask
+    if params.bad_words:
+        mask = BadWords(params.bad_words, tokenizer, vocab_size, mask)
+    return replace(params, stop_token_ids=ends, token_mask=mask)
 
 
 class BadWords:

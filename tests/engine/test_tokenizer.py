@@ -1,8 +1,7 @@
-"""Incremental text: characters split over tokens, stop strings, chat templates."""
+"""Incremental text: characters split over tokens, chat templates."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -10,30 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models
 
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
+from tests.engine.byte_tokenizer import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer with one token a byte: every character above ASCII is split."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fast = FastTokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens(["<end>"])
-    folder = tmp_path_factory.mktemp("tokenizer")
-    fast.save(str(folder / "tokenizer.json"))
-    template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if think %}!{% "
-        "endif %}[assistant]"
-    )
-    config = {"chat_template": template, "eos_token": {"content": "<end>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer(folder)
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @settings(deadline=None)
@@ -51,71 +37,6 @@ def test_an_unfinished_character_is_shown_only_at_the_end(tokenizer: Tokenizer) 
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push(i) for i in ids] == ["a", ""]
     assert detokenizer.finish() == "\ufffd"
-
-
-@settings(deadline=None)
-@given(
-    text=st.text(alphabet="abé", max_size=30),
-    stop=st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
-)
-def test_text_ends_before_the_first_stop_string(
-    tokenizer: Tokenizer, text: str, stop: list[str]
-) -> None:
-    detokenizer = Detokenizer(tokenizer, stop)
-    shown, fed = "", ""
-    for character in text:
-        for token in tokenizer.encode(character):
-            shown += detokenizer.push(token)
-        fed += character
-        if detokenizer.stopped:
-            break
-    shown += detokenizer.finish()
-    # The stop string that completes first ends the text; where it begins is where the text ends.
-    ends = [(fed.find(s) + len(s), fed.find(s)) for s in stop if s in fed]
-    if ends:
-        assert detokenizer.stopped
-        first = min(end for end, _ in ends)
-        assert shown == fed[: min(begin for end, begin in ends if end == first)]
-    else:
-        assert not detokenizer.stopped
-        assert shown == text
-
-
-class Pieces:
-    """A tokenizer whose tokens are given pieces of bytes, cut anywhere."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self.pieces = pieces
-
-    def decode(self, token_ids: list[int]) -> str:
-        return b"".join(self.pieces[token] for token in token_ids).decode(errors="replace")
-
-
-@settings(deadline=None, max_examples=500)
-@given(
-    text=st.text(alphabet="abé€", max_size=24),
-    cuts=st.sets(st.integers(1, 60)),
-    stop=st.lists(st.text("abé€", min_size=1, max_size=5), min_size=1, max_size=3),
-)
-def test_stop_strings_are_found_however_the_text_is_split(
-    text: str, cuts: set[int], stop: list[str]
-) -> None:
-    whole = text.encode()
-    edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
-    pieces = [whole[begin:end] for begin, end in itertools.pairwise(edges)]
-    detokenizer = Detokenizer(Pieces(pieces), stop)  # type: ignore[arg-type]
-    shown, told = "", ""
-    for token, end in enumerate(edges[1:]):
-        shown += detokenizer.push(token)
-        told = whole[:end].decode(errors="ignore")  # the characters that are complete
-        if any(one in told for one in stop):
-            break
-        assert not detokenizer.stopped and told.startswith(shown)
-    shown += detokenizer.finish()
-    begins = [told.find(one) for one in stop if one in told]
-    assert detokenizer.stopped == bool(begins)
-    assert shown == told[: min(begins)] if begins else shown == text
-    assert not any(one in shown for one in stop)
 
 
 def test_chat_template(tokenizer: Tokenizer) -> None:
@@ -222,13 +143,6 @@ def test_any_bytes_decode_without_a_crash(sentencepiece: Tokenizer, ids: list[in
         assert text == sentencepiece.decode(ids)
 
 
-def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer, ["b"])
-    ids = tokenizer.encode("abab")
-    shown = "".join(detokenizer.push(i, may_stop=position >= 2) for position, i in enumerate(ids))
-    assert (shown, detokenizer.stopped) == ("aba", True)
-
-
 def test_one_of_several_templates_is_the_default(tmp_path: Path, tokenizer: Tokenizer) -> None:
     tokenizer.fast.save(str(tmp_path / "tokenizer.json"))
     config = tmp_path / "tokenizer_config.json"
@@ -286,9 +200,3 @@ def test_special_tokens_are_text_only_where_they_are_asked_for(tokenizer: Tokeni
     for skip, expected in ((True, "a"), (False, "a<end>")):
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
         assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == expected
-
-
-def test_a_stop_string_may_be_kept(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer, ["bc", "c"], keep_stop=True)
-    assert "".join(map(detokenizer.push, tokenizer.encode("abcd"))) == "abc"
-    assert detokenizer.stop_reason == "bc"

@@ -167,7 +167,7 @@ class MinivllmEngine(Adapter):
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
         counts, joint = vars(self.engine.launcher.counters), self.engine.launcher.extensions.joint
-        counts = counts if joint is None else {**counts, **joint.counters}
+        counts = {**counts, **joint.counters}
         decoding = {name: float(count) for name, count in counts.items()}
         launches = getattr(self.engine.runner.attention, "counters", {})
         attention = {name: float(count) for name, count in launches.items()}

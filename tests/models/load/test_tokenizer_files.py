@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from minivllm.engine.tokenizer import Detokenizer
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.extras.stop_strings import StopStrings
 from minivllm.models.load import tokenizer_files
 from minivllm.models.load.generation import read_generation
 from minivllm.models.load.tokenizer import Tokenizer
@@ -297,7 +298,7 @@ def test_any_files_are_a_tokenizer_or_one_line(
         tokenizer = Tokenizer(tmp_path)
         tokenizer.decode(tokenizer.encode("hi ab 12 <s><tool> é"))
         assert tokenizer.special_id("bos_token") in (None, *range(1 << 20))
-        detokenizer = Detokenizer(tokenizer, ("ab",), ids[:3])
+        detokenizer = StopStrings(tokenizer, ids[:3], SamplingParams(stop=("ab",)))
         "".join(map(detokenizer.push, ids[3:])) + detokenizer.finish()
     except BadInput as error:
         assert "\n" not in str(error) and len(str(error)) < 1000

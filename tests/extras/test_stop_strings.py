@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
+from minivllm.extras.stop_strings import StopStrings
+from minivllm.models.load.tokenizer import Tokenizer
+from tests.engine.byte_tokenizer import byte_tokenizer
 
 YES, NO, END, CALL = 1, 2, 3, 4
 
@@ -96,3 +102,90 @@ def test_words_need_a_tokenizer(llm: LLM) -> None:
                 llm.generate([[YES]], params)
     finally:
         llm.engine.input_processor.tokenizer = tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def stop_strings(tokenizer: Any, stop: list[str], **params: Any) -> StopStrings:
+    return StopStrings(tokenizer, [], SamplingParams(stop=tuple(stop), **params))
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(alphabet="abé", max_size=30),
+    stop=st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
+)
+def test_text_ends_before_the_first_stop_string(
+    tokenizer: Tokenizer, text: str, stop: list[str]
+) -> None:
+    detokenizer = stop_strings(tokenizer, stop)
+    shown, fed = "", ""
+    for character in text:
+        for token in tokenizer.encode(character):
+            shown += detokenizer.push(token)
+        fed += character
+        if detokenizer.stop_reason is not None:
+            break
+    shown += detokenizer.finish()
+    # The stop string that completes first ends the text; where it begins is where the text ends.
+    ends = [(fed.find(s) + len(s), fed.find(s)) for s in stop if s in fed]
+    if ends:
+        assert detokenizer.stop_reason is not None
+        first = min(end for end, _ in ends)
+        assert shown == fed[: min(begin for end, begin in ends if end == first)]
+    else:
+        assert detokenizer.stop_reason is None
+        assert shown == text
+
+
+class Pieces:
+    """A tokenizer whose tokens are given pieces of bytes, cut anywhere."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def decode(self, token_ids: list[int]) -> str:
+        return b"".join(self.pieces[token] for token in token_ids).decode(errors="replace")
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    text=st.text(alphabet="abé€", max_size=24),
+    cuts=st.sets(st.integers(1, 60)),
+    stop=st.lists(st.text("abé€", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_stop_strings_are_found_however_the_text_is_split(
+    text: str, cuts: set[int], stop: list[str]
+) -> None:
+    whole = text.encode()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
+    pieces = [whole[begin:end] for begin, end in itertools.pairwise(edges)]
+    detokenizer = stop_strings(Pieces(pieces), stop)  # type: ignore[arg-type]
+    shown, told = "", ""
+    for token, end in enumerate(edges[1:]):
+        shown += detokenizer.push(token)
+        told = whole[:end].decode(errors="ignore")  # the characters that are complete
+        if any(one in told for one in stop):
+            break
+        assert detokenizer.stop_reason is None and told.startswith(shown)
+    shown += detokenizer.finish()
+    begins = [told.find(one) for one in stop if one in told]
+    assert (detokenizer.stop_reason is not None) == bool(begins)
+    assert shown == told[: min(begins)] if begins else shown == text
+    assert not any(one in shown for one in stop)
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+    detokenizer = stop_strings(tokenizer, ["b"])
+    ids = tokenizer.encode("abab")
+    shown = "".join(detokenizer.push(i, may_stop=position >= 2) for position, i in enumerate(ids))
+    assert (shown, detokenizer.stop_reason) == ("aba", "b")
+
+
+def test_a_stop_string_may_be_kept(tokenizer: Tokenizer) -> None:
+    detokenizer = stop_strings(tokenizer, ["bc", "c"], include_stop_str_in_output=True)
+    assert "".join(map(detokenizer.push, tokenizer.encode("abcd"))) == "abc"
+    assert detokenizer.stop_reason == "bc"
