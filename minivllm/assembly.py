@@ -66,7 +66,7 @@ def select_device(name: str) -> torch.device:
     return device
 
 
-def refuse_too_large(config: Mapping[str, Any], device: torch.device) -> None:
+def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) -> None:
     """Tell before they are filled that a host cannot hold the weights: it would be minutes,
     everything else would have to wait for memory, and the kernel might end another process than
     this.
@@ -182,13 +182,13 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
 
     Raises:
         BadInput: an option cannot be used with this model or on this machine.
-        MemoryError: see `refuse_too_large`.
+        MemoryError: see `require_memory_for_weights`.
     """
     config = Config.of(config)
     runtime = config.runtime
     device = select_device(runtime.device)
     alike = runtime.determinism == "batch"  # results do not depend on a request's neighbours
-    refuse_too_large(config, device)
+    require_memory_for_weights(config, device)
     pin(config["runtime"])
     torch.set_num_threads(thread_count(config["runtime"]))
     policy = build(config["batching"])

@@ -187,13 +187,13 @@ def _withhold(arguments: list[str]) -> list[str]:
         for text in given.overrides
         if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$|runs_dir=", text)
     ]
-    _refuse_to_store(given.overrides, kept, bool(given.multirun), given.config_dir)
+    _require_no_stored_secret(given.overrides, kept, bool(given.multirun), given.config_dir)
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]
 
 
-def _refuse_to_store(
+def _require_no_stored_secret(
     overrides: Sequence[str], kept: Sequence[str], multirun: bool, config_dir: str | None
 ) -> None:
     """Raise BadInput for a secret in a command whose settings have Hydra write down overrides and

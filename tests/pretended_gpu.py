@@ -46,14 +46,14 @@ class Device:
     pinned: set[int] = set()  # addresses of pinned host memory
     recording: CUDAGraph | None = None
     graphs: list[CUDAGraph] = []
-    refuses_waits = False
+    forbids_waits = False
 
     @classmethod
     def wait(cls, what: str) -> None:
         """The host waits until the device has done everything."""
         if cls.recording is not None:
             raise RuntimeError(f"operation not permitted while a stream is capturing: {what}")
-        if cls.refuses_waits:
+        if cls.forbids_waits:
             raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
         cls.arrive()
 
@@ -391,7 +391,7 @@ def pretend() -> None:
         setattr(cuda, name, lambda *_, value=value, **__: value)
     cuda.Event, cuda.Stream, cuda.CUDAGraph, cuda.graph = Event, Stream, CUDAGraph, graph
     cuda.synchronize = lambda *_: Device.arrive()
-    cuda.set_sync_debug_mode = lambda mode: setattr(Device, "refuses_waits", mode == "error")
+    cuda.set_sync_debug_mode = lambda mode: setattr(Device, "forbids_waits", mode == "error")
 
     # These of Python's own look for a GPU before anything is dispatched.
     tensor, to, copy_, arange = torch.tensor, Tensor.to, Tensor.copy_, torch.arange

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minivllm import assembly
-from minivllm.assembly import _attention, refuse_too_large, select_device
+from minivllm.assembly import _attention, require_memory_for_weights, select_device
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 
@@ -67,18 +67,20 @@ def test_what_is_needed_is_what_the_precision_stores(
     monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
     config = compose([*HUGE, f"quant={quant}"])
     if fits:
-        refuse_too_large(config, torch.device(device))
+        require_memory_for_weights(config, torch.device(device))
     else:
         with pytest.raises(MemoryError):
-            refuse_too_large(config, torch.device(device))
+            require_memory_for_weights(config, torch.device(device))
 
 
 def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
     config = compose([*HUGE])
     with pytest.raises(MemoryError, match="the weights take about"):
-        refuse_too_large(config, torch.device("cpu"))
-    refuse_too_large({**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu"))
+        require_memory_for_weights(config, torch.device("cpu"))
+    require_memory_for_weights(
+        {**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu")
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,4 +97,4 @@ def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, tol
     config["model"]["architecture"] |= {key: value}
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=told):
         patch.setattr(assembly, "free_memory", lambda device: 16e9)
-        refuse_too_large(config, torch.device("cpu"))
+        require_memory_for_weights(config, torch.device("cpu"))

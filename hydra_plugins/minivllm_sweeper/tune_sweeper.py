@@ -16,7 +16,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
 
-REFUSED = ("fresh", "retry")
+UNSUPPORTED = ("fresh", "retry")
 
 
 class TuneSweeper(Sweeper):
@@ -48,7 +48,7 @@ class TuneSweeper(Sweeper):
         """
         from minivllm.config.compose import finish
         from minivllm.errors import BadInput
-        from minivllm.experiments.ending import refuse_unwritable
+        from minivllm.experiments.ending import require_writable_reports
         from minivllm.experiments.search import Search, goal_of
 
         try:
@@ -60,16 +60,16 @@ class TuneSweeper(Sweeper):
         logging.set_verbosity(30)  # warnings
         self.settings = finish(config)
         asked = self.settings["sweep"]
-        if refused := next((key for key in REFUSED if asked[key]), None):
+        if unsupported := next((key for key in UNSUPPORTED if asked[key]), None):
             raise BadInput(
-                f"sweep.{refused} is not for a search: it chooses a cell by what others were worth"
+                f"sweep.{unsupported} is not for a search: its trials depend on earlier results"
             )
         for knob in ("n_trials", "n_jobs"):
             if type(count := self.options[knob]) is not int or count < 1:
                 raise BadInput(
                     f"hydra.sweeper.{knob}={count!r} must be a whole number of at least 1"
                 )
-        refuse_unwritable(self.settings)
+        require_writable_reports(self.settings)
         goal = goal_of(asked)
         launcher = make_launcher(hydra_context, task_function, config)
         loader = hydra_context.config_loader

@@ -31,7 +31,7 @@ LONGEST = 10  # operations in the table
 NAME_LENGTH = 100  # of one of them: a kernel's may have its whole template
 
 
-def refuse(config: dict[str, Any]) -> None:
+def validate(config: dict[str, Any]) -> None:
     """Raise BadInput, before an engine is built, if it is to be profiled and its class gives
     nothing to profile."""
     target = str(config["engine"]["_target_"])

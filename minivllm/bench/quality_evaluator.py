@@ -52,7 +52,7 @@ class Judge:
         return quality_reference.ensure(config, root, lambda: self._emit("reference"))
 
     @staticmethod
-    def refuse_early(info: EngineInfo, judge: Reference, offer: Offer) -> None:
+    def require_quality(info: EngineInfo, judge: Reference, offer: Offer) -> None:
         """Raise BadInput, before anything is measured, if quality cannot be measured afterwards.
 
         Args:
@@ -60,7 +60,7 @@ class Judge:
             judge: what it will be compared with.
             offer: raises BadInput for a request that can never be served.
         """
-        quality_reference.refuse_random(info.weights)
+        quality_reference.require_trained_weights(info.weights)
         try:
             offer("quality", judge.token_ids[: judge.window - 1], SamplingParams(max_tokens=1))
         except BadInput as refusal:

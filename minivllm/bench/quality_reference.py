@@ -225,7 +225,7 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     where = {key: config["runtime"][key] for key in ("device", "threads")}
     runtime = {**usual["runtime"], **where}
     engine = MinivllmEngine({**usual, "model": config["model"], "runtime": runtime})
-    refuse_random(engine.info.weights)
+    require_trained_weights(engine.info.weights)
     window, stride = window_and_stride(knobs, engine.info.max_model_len)
     token_ids, num_bytes = _tokens(engine, knobs)
     prompts = _prompts(token_ids, knobs)
@@ -277,7 +277,7 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     files.write_json(folder / REFERENCE, content)
 
 
-def refuse_random(weights: str) -> None:
+def require_trained_weights(weights: str) -> None:
     """Raise BadInput for random weights, whose text is noise in any precision."""
     if weights == "random":
         raise BadInput(

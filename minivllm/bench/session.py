@@ -184,15 +184,15 @@ class Session:
             Exception: whatever the engine raises; `usable` says whether it can go on.
         """
         config = measurement.config
-        profile.refuse(config)
+        profile.validate(config)
         reference = self._judge.find_reference(measurement)  # before the engine, see there
         engine = self.engine
         if reference is not None:
-            self._judge.refuse_early(engine.info, reference, self._offer)
+            self._judge.require_quality(engine.info, reference, self._offer)
         if quality_alone(config):
             return self._measure_quality(measurement, reference)
         load = self._load_of(config)
-        self._refuse_early(load)
+        self._validate_longest(load)
         # Content-addressed: all cells that use it share one file.
         load.workload.save(measurement.path.parent.parent / "workloads")
         self._probe_once()
@@ -200,7 +200,7 @@ class Session:
         first_batch = self._warm_up(load, config["measure"])
         traces, energy = self._run(load)
         self._emit("finishing")
-        self._refuse_late(traces)
+        self._validate_traces(traces)
         steps = engine.steps()
         record = self._account(measurement, load, traces, steps, energy, first_batch)
         start = min(trace.scheduled_s for trace in traces)
@@ -378,7 +378,7 @@ class Session:
         self._cold, self.usable = False, True
         return Result(record, [], [], (begin, time.monotonic()))
 
-    def _refuse_early(self, load: Load) -> None:
+    def _validate_longest(self, load: Load) -> None:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(load.workload.requests, key=lambda request: request.length)
         fitted = replace(load.params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
@@ -393,7 +393,7 @@ class Session:
             self.engine.reset()
             self.usable = True
 
-    def _refuse_late(self, traces: Sequence[RequestTrace]) -> None:
+    def _validate_traces(self, traces: Sequence[RequestTrace]) -> None:
         for trace in traces:
             if trace.finish_reason == "refused":
                 self.engine.reset()

@@ -85,7 +85,7 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
         options["design"],
         {name: tuple(entry.get("requires", ())) for name, entry in entries.items()},
     )
-    _refuse_explosion(design, options["max_arms"], measure["repeats"])
+    _validate_arm_count(design, options["max_arms"], measure["repeats"])
 
     def arm(name: str, chosen: Chosen) -> Arm:
         texts = dict([_split(text) for text in options["baseline"]])
@@ -110,7 +110,7 @@ def _split(text: str) -> tuple[str, str]:
     return text.partition("=")[0], text
 
 
-def _refuse_explosion(design: Design, limit: int, repeats: int) -> None:
+def _validate_arm_count(design: Design, limit: int, repeats: int) -> None:
     """Raise BadInput for more arms than `ablation.max_arms`."""
     k = len(design.names)
     known = design.kind != "factorial" or k <= MOST_NAMES

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from minivllm.report.studies.listed import Finding
 
 
-def refuse_unwritable(config: dict[str, Any]) -> None:
+def require_writable_reports(config: dict[str, Any]) -> None:
     """Raise BadInput where `conclude` could write no report, before anything is measured for it;
     nothing is written."""
     folder = Path(config.get("reports_dir") or "reports")

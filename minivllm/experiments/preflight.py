@@ -19,7 +19,7 @@ from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.platform.threads import refuse_absent_cores
+from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
 
 
@@ -36,7 +36,7 @@ def tracked(display: Display, config: dict[str, Any]) -> Progress:
     return hear
 
 
-def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
+def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
     """Raise BadInput for what only a sweep can do, asked of a task that measures by itself;
     `allowed` it can do, too."""
     settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
@@ -48,18 +48,18 @@ def refuse_sweep_settings(config: dict[str, Any], allowed: Sequence[str] = ()) -
             else "add -m to the command"
         )
         raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
-    identity.refuse_goal(config)
+    identity.require_no_objective(config)
     if config["measure"].get("target_ci") is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
 
 
-def refuse_absent_hardware(config: dict[str, Any]) -> None:
+def require_hardware(config: dict[str, Any]) -> None:
     """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there.
     Not for sweeps: their jobs may run elsewhere."""
     if config["engine"]["_target_"] != SIMULATED:
-        refuse_absent_cores(config["runtime"])
+        validate_cores(config["runtime"])
     device, support = str(config["runtime"]["device"]), support_of(config["engine"])
     if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
@@ -88,7 +88,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     require_supported(config)
     simulated = config["engine"].get("_target_") == SIMULATED
     if simulated:
-        profile.refuse(config)
+        profile.validate(config)
     SafeTracker(config)
     model, wanted = config["model"], identity.quality_wanted(config)
     if config["decoding"].get("_target_") in OPTIONS and not identity.quality_alone(config):
@@ -124,7 +124,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     if wanted:
         from minivllm.bench import quality_reference
 
-        quality_reference.refuse_random(source.weights)
+        quality_reference.require_trained_weights(source.weights)
         quality_reference.read_text(config["quality"])
         quality_reference.window_and_stride(config["quality"], longest)
     # of weights, of which a simulation has none

@@ -76,7 +76,7 @@ def _names(goal: Goal) -> list[tuple[str, str]]:
     return [("sweep.objective", goal.objective), *(("sweep.limits", name) for name in goal.limits)]
 
 
-def refuse(goal: Goal, config: dict[str, Any]) -> None:
+def validate(goal: Goal, config: dict[str, Any]) -> None:
     """Raise BadInput where a cell's configuration says that its record will lack one of the goal's
     numbers."""
     for key, name in _names(goal):
@@ -206,7 +206,7 @@ class Search:
             warnings = check_arms(cells, skip_absent=False)
             for cell in cells:
                 if cell.problem is None and cell.config is not None:
-                    refuse(self.goal, cell.config)
+                    validate(self.goal, cell.config)
             self.cells |= {cell.arm: cell for cell in cells}
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:

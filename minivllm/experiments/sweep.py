@@ -53,7 +53,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         BadInput: no arm at all can be measured, or no report can be written; nothing has been
             written then.
     """
-    from minivllm.experiments.ending import conclude, refuse_unwritable
+    from minivllm.experiments.ending import conclude, require_writable_reports
 
     cells = compose_arms(sweep, load)
     require_one(cells)
@@ -63,8 +63,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         for cell in cells
     ):
         return plain.launch_all(cells, sweep, launch)
-    identity.refuse_goal(first)
-    refuse_unwritable(first)
+    identity.require_no_objective(first)
+    require_writable_reports(first)
     warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
     require_one(cells)
     plan = make_plan(

@@ -50,7 +50,7 @@ def wanted_cores(runtime: dict[str, Any]) -> set[int]:
     return cores
 
 
-def refuse_absent_cores(runtime: dict[str, Any]) -> None:
+def validate_cores(runtime: dict[str, Any]) -> None:
     """Raise BadInput where this process may not run on one of `runtime.cores`, or the system cannot
     pin."""
     if runtime.get("cores") is None:
@@ -71,9 +71,9 @@ def pin(runtime: dict[str, Any]) -> None:
     them it may run again wherever it might before.
 
     Raises:
-        BadInput: see `refuse_absent_cores`.
+        BadInput: see `validate_cores`.
     """
-    refuse_absent_cores(runtime)
+    validate_cores(runtime)
     if runtime.get("cores") is None and not _before:
         return
     cores = wanted_cores(runtime)

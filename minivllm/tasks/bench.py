@@ -16,12 +16,12 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
 from minivllm.errors import BadInput
-from minivllm.experiments.ending import conclude, refuse_unwritable
+from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.preflight import (
     check,
-    refuse_absent_hardware,
-    refuse_sweep_settings,
+    require_hardware,
     tracked,
+    validate_single_run,
 )
 from minivllm.platform import files
 from minivllm.platform.untrusted import MAX_TEXT, read_json
@@ -87,9 +87,9 @@ def _run_job(path: Path, job: int) -> list[Outcome]:
 
 
 def _run_lone(config: dict[str, Any]) -> int:
-    refuse_sweep_settings(config, allowed=("dry_run",))
-    refuse_absent_hardware(config)
-    refuse_unwritable(config)
+    validate_single_run(config, allowed=("dry_run",))
+    require_hardware(config)
+    require_writable_reports(config)
     config, fingerprint, warnings = check(config)
     root = Path(config.get("runs_dir") or "runs")
     for warning in warnings:

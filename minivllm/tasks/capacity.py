@@ -27,12 +27,12 @@ from minivllm.bench.records.reading import read_record
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config.compose import OPTIONS, build
 from minivllm.errors import BadInput
-from minivllm.experiments.ending import conclude, refuse_unwritable
+from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.preflight import (
     check,
-    refuse_absent_hardware,
-    refuse_sweep_settings,
+    require_hardware,
     tracked,
+    validate_single_run,
 )
 from minivllm.experiments.preview import progress
 from minivllm.experiments.schedule import recorded_status, standing
@@ -59,9 +59,9 @@ def run(config: dict[str, Any]) -> int:
         BadInput: this cannot be searched; nothing has been written then.
         KeyboardInterrupt: Ctrl-C; what had finished is kept.
     """
-    refuse_sweep_settings(config, allowed=("dry_run",))
-    refuse_absent_hardware(config)
-    refuse_unwritable(config)
+    validate_single_run(config, allowed=("dry_run",))
+    require_hardware(config)
+    require_writable_reports(config)
     knob = _check(config)
     config, fingerprint, warnings = check(config)
     for warning in warnings:

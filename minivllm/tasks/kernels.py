@@ -16,7 +16,7 @@ from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import KERNELS_VERSION, portable
 from minivllm.errors import BadInput
-from minivllm.experiments.ending import list_reports, refuse_unwritable
+from minivllm.experiments.ending import list_reports, require_writable_reports
 from minivllm.platform import files
 from minivllm.platform.threads import pin, thread_count
 
@@ -49,7 +49,7 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.report.studies.kernels import findings, table, write
     from minivllm.report.terminal import print_table
 
-    refuse_unwritable(config)
+    require_writable_reports(config)
     console = Console(highlight=False)
     root, task = Path(config.get("runs_dir") or "runs"), config["task"]
 

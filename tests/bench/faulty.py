@@ -23,8 +23,8 @@ class FaultyEngine:
 
     Args:
         config: the resolved configuration.
-        fault: None, or what goes wrong: "refuse_build", "raise_build", "raise", "kill", "segfault",
-            "hang", "allocate", "memory_error", "exit", "refuse_request", "raise_once" (only where
+        fault: None, or what goes wrong: "reject_build", "raise_build", "raise", "kill", "segfault",
+            "hang", "allocate", "memory_error", "exit", "reject_request", "raise_once" (only where
             the file `state` is missing), "empty" (no tokens), "profile_raise", "profile_kill",
             "profile_hang" (these only once it is profiled), "paragraph" (an error of several
             lines), "native" (writes `token` past Python's streams, also when it closes).
@@ -46,7 +46,7 @@ class FaultyEngine:
         if progress is not None:
             progress(45, 99)
         print(f"building an engine with fault={fault}")
-        if fault == "refuse_build":
+        if fault == "reject_build":
             raise BadInput("engine.fault: this engine refuses to be built")
         if fault == "raise_build":
             raise ValueError("cannot build")
@@ -74,7 +74,7 @@ class FaultyEngine:
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        if self.fault == "refuse_request":
+        if self.fault == "reject_request":
             raise BadInput("the request is larger than the cache: raise cache.num_blocks")
         self.running[request_id] = params.max_tokens or 1
 

@@ -270,7 +270,7 @@ def test_an_engine_without_phases_is_refused_before_it_is_built(
     measurement.config["engine"]["_target_"] = "builtins.dict"
     with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine="):
         session.measure(measurement)
-    profile.refuse({**measurement.config, "runtime": {"profile": False}})
+    profile.validate({**measurement.config, "runtime": {"profile": False}})
 
 
 def make_engine(config: dict[str, Any], progress: Any = None, phases: bool = True) -> Any:

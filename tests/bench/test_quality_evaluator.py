@@ -77,10 +77,10 @@ def test_a_window_that_does_not_fit_is_refused_early(tmp_path: Path) -> None:
 
     engine = Markov(CANDIDATE)
     with pytest.raises(BadInput, match="these are random"):
-        Judge.refuse_early(engine.info, found, refuse)
+        Judge.require_quality(engine.info, found, refuse)
     engine.info.weights = "checkpoint"
     with pytest.raises(BadInput, match=r"quality\.window=16: too long"):
-        Judge.refuse_early(engine.info, found, refuse)
+        Judge.require_quality(engine.info, found, refuse)
 
 
 def test_a_text_of_ones_own_is_recorded_by_its_name() -> None:

@@ -153,8 +153,8 @@ def test_telemetry_covers_the_window_on_the_steps_clock(tmp_path: Path) -> None:
         ("segfault", "crashed", "SIGSEGV", "killed by SIGSEGV"),
         ("exit", "crashed", "WorkerExit", "exit code 7"),
         ("memory_error", "oom", "MemoryError", "no more"),
-        ("refuse_build", "invalid", "BadInput", "refuses to be built"),
-        ("refuse_request", "invalid", "BadInput", "larger than the cache"),
+        ("reject_build", "invalid", "BadInput", "refuses to be built"),
+        ("reject_request", "invalid", "BadInput", "larger than the cache"),
     ],
 )
 def test_a_fault_is_a_row_and_the_sweep_goes_on(
@@ -332,7 +332,7 @@ def test_a_workload_that_does_not_fit_leaves_the_engine_usable(tmp_path: Path) -
     assert len(set(state.read_text().split())) == 1
 
 
-@pytest.mark.parametrize("fault", ["refuse_build", "refuse_request"])
+@pytest.mark.parametrize("fault", ["reject_build", "reject_request"])
 def test_bad_input_of_a_lone_run_leaves_nothing(tmp_path: Path, fault: str) -> None:
     measurements = plan(tmp_path, make_config(fault, measure={"repeats": 2}))
     with pytest.raises(BadInput, match=r"refuses|larger"):

@@ -21,7 +21,7 @@ from minivllm.bench.records.record import Metrics
 from minivllm.config import compose as config
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
-from minivllm.experiments.search import WORST, Search, excess, goal_of, refuse, worth
+from minivllm.experiments.search import WORST, Search, excess, goal_of, validate, worth
 
 Cli = Callable[..., Any]
 GOAL = Goal(
@@ -118,21 +118,21 @@ def test_limits_must_be_numbers_of_the_record_above_zero() -> None:
 def test_what_a_record_may_have_is_not_refused(
     name: str, overrides: list[str], lacking: list[str]
 ) -> None:
-    refuse(Goal(name), compose(overrides))
+    validate(Goal(name), compose(overrides))
     with pytest.raises(BadInput, match=name):
-        refuse(Goal(name), compose(lacking))
+        validate(Goal(name), compose(lacking))
 
 
 def test_whether_energy_is_there_the_record_alone_can_say() -> None:
     """The objective is looked at before the limits."""
     goal = Goal("energy.joules", limits={"quality.perplexity": 9.0})
     with pytest.raises(BadInput, match=r"sweep.limits: quality.perplexity takes measure.quality"):
-        refuse(goal, compose([]))
+        validate(goal, compose([]))
 
 
 def test_the_limits_are_numbers_of_a_record_too() -> None:
     with pytest.raises(BadInput, match=r"sweep.limits: metrics.e2e_ms.p50 takes task=bench"):
-        refuse(
+        validate(
             Goal("quality.perplexity", False, {"metrics.e2e_ms.p50": 1.0}),
             compose(["task=quality"]),
         )
@@ -140,7 +140,7 @@ def test_the_limits_are_numbers_of_a_record_too() -> None:
     with pytest.raises(
         BadInput, match=r"sweep.limits: metrics.e2e_ms.p95 takes 20 requests: .*=19"
     ):
-        refuse(goal, compose(["workload.num_requests=19"]))
+        validate(goal, compose(["workload.num_requests=19"]))
 
 
 @pytest.fixture

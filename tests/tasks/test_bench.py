@@ -75,7 +75,7 @@ def test_a_failure_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     assert (tmp_path / "reports" / "mine" / "index.html").exists()
 
 
-@pytest.mark.parametrize("fault", ["refuse_build", "refuse_request"])
+@pytest.mark.parametrize("fault", ["reject_build", "reject_request"])
 def test_a_mistake_that_the_worker_sees_leaves_nothing(tmp_path: Path, fault: str) -> None:
     with pytest.raises(BadInput):
         bench.run(lone(tmp_path, fault))
@@ -176,9 +176,9 @@ def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
         with pytest.raises(
             BadInput, match=r"runtime.device=cuda:1: the torch that is installed knows no GPU"
         ):
-            preflight.refuse_absent_hardware(config)
+            preflight.require_hardware(config)
     else:
-        preflight.refuse_absent_hardware(config)
+        preflight.require_hardware(config)
 
 
 def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

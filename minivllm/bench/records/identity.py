@@ -211,7 +211,7 @@ def environment_hash(device: str, python: str | None = None) -> str:
     return digest(environment(device, python))
 
 
-def refuse_goal(config: dict[str, Any]) -> None:
+def require_no_objective(config: dict[str, Any]) -> None:
     """Raise BadInput for the goal of a search where nothing is searched."""
     if (config.get("sweep") or {}).get("objective") is not None:
         raise BadInput("sweep.objective is for a search: add preset=tune")

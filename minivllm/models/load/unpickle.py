@@ -65,7 +65,7 @@ def convert(task: Task) -> dict[str, int]:
 
     source = Path(task.source)
     tensors = _tensors(_load(source), source)
-    _refuse_expanded(tensors, source)
+    _validate_stored_size(tensors, source)
     kept = _apart(tensors, task.tied)
     save_file(kept, task.target, metadata={"format": "pt"})
     return {name: tensor.numel() * tensor.element_size() for name, tensor in kept.items()}
@@ -153,7 +153,7 @@ def _tensors(state: Any, source: Path) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in state.items()}
 
 
-def _refuse_expanded(tensors: Mapping[str, Tensor], source: Path) -> None:
+def _validate_stored_size(tensors: Mapping[str, Tensor], source: Path) -> None:
     """A few bytes can stand for any number of elements, and one storage for any number of
     tensors."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
