@@ -38,8 +38,12 @@ from minivllm.passes.base import ModelPass, PassContext, apply_passes
 from minivllm.passes.determinism import deterministic_kernels
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
+from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
 
+NO_PASS = (
+    "no pass: give it a `name` and a method `apply(loaded, context)` that returns a PassReport"
+)
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
 
 
@@ -132,12 +136,7 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
     """
     made = []
     for node in nodes:
-        one = build(node)
-        if not isinstance(one, ModelPass):
-            raise BadInput(
-                f"runtime.passes: {node['_target_']} is no pass: give it a `name` and a method "
-                "`apply(loaded, context)` that returns a PassReport"
-            )
+        one = make_own("runtime.passes", node, ModelPass, NO_PASS)
         if one.name in OWN_NAMES:
             raise BadInput(
                 f"runtime.passes: {node['_target_']} is named {one.name!r}, as a pass of "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option
+from minivllm.platform.plug_ins import names_class
 
 MAX_REPEATS = 10_000  # each is a record of its own
 
@@ -50,11 +51,16 @@ class MeasureOptions(Options):
     roofline: bool = True
     memory_limit_gb: float | None = knob(None, above=0)
     telemetry_interval_s: float = knob(0.2, at_least=0.01)
+    metrics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target_ci is not None and self.max_repeats < self.repeats:
             raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
+        if not all(map(names_class, self.metrics.values())):
+            raise self.bad(
+                "metrics", "must name a class each, such as {mine: {_target_: my_package.MyMetric}}"
+            )
 
 
 @option("quality")

@@ -21,10 +21,10 @@ from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.config.compose import locate
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform import files
+from minivllm.platform.plug_ins import locate
 
 PROFILED_STEPS = 64  # at most: a step of a large model is thousands of events
 LONGEST = 10  # operations in the table

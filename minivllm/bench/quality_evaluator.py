@@ -15,9 +15,9 @@ from minivllm.bench.records.identity import quality_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Quality, Record
 from minivllm.bench.targets.base import BenchEngine, EngineInfo, LogitsEngine
-from minivllm.config.compose import locate
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform.plug_ins import locate
 
 Offer = Callable[[str, list[int], SamplingParams], None]
 

@@ -41,8 +41,10 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import crowded, pin, thread_count
 
+OWN_METRIC = "no metric: derive it from minivllm.bench.metrics.metrics.Metric or Distribution"
 TELL_S = 0.2  # between two words on how far the loading is
 NOT_COMPUTED = "simulated: nothing was computed"
 
@@ -66,6 +68,7 @@ class Load:
     arrival: Arrival
     params: SamplingParams
     seed: int
+    metrics: dict[str, metrics.Metric]  # of the user's own
 
 
 class Session:
@@ -216,7 +219,11 @@ class Session:
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0
         workload = self._maker.make(self.engine, config["workload"], seed)
-        return Load(workload, build(config["arrival"]), build(config["decoding"]), seed)
+        own = {
+            name: make_own(f"measure.metrics.{name}", node, metrics.Metric, OWN_METRIC)
+            for name, node in (config["measure"].get("metrics") or {}).items()
+        }
+        return Load(workload, build(config["arrival"]), build(config["decoding"]), seed, own)
 
     def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
@@ -291,7 +298,7 @@ class Session:
         )
         overlapped = validity.overlap_steps(liveness) > 0
         max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_talks)
-        figures = metrics.compute(traces, measure.get("slo") or {}, max_running)
+        figures = metrics.compute(traces, measure.get("slo") or {}, max_running, load.metrics)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
         def reached(limits: Roofline) -> Roofline:

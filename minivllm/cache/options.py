@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option
+from minivllm.platform.plug_ins import names_class
 
 
 @option("minivllm.cache.paged.PagedCache")
@@ -28,7 +29,8 @@ class PagedOptions(Options):
         kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8
             bits, with a scale for each head of each token.
         eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them
-            all, "streaming", "h2o" and "snapkv" drop some (see eviction/policies.py).
+            all, "streaming", "h2o" and "snapkv" drop some (see eviction/policies.py); a class of
+            the user's own is {"_target_": "my_package.MyEviction"} with its knobs beside.
         eviction_budget: most tokens that a request holds, if it evicts.
         eviction_sinks: first tokens that are never dropped.
         eviction_window: newest tokens that are never dropped; None is half of the budget.
@@ -44,13 +46,15 @@ class PagedOptions(Options):
     offload_disk_gb: float = knob(0.0, at_least=0)
     offload_dir: str | None = None
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
-    eviction: Literal["none", "streaming", "h2o", "snapkv"] = "none"
+    eviction: Literal["none", "streaming", "h2o", "snapkv"] | dict[str, Any] = "none"
     eviction_budget: int = knob(1024, at_least=1)
     eviction_sinks: int = knob(4, at_least=0)
     eviction_window: int | None = knob(None, at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.eviction, dict) and not names_class(self.eviction):
+            raise self.bad("eviction", "must name a class, as {_target_: my_package.MyClass}")
         if self.offload_gb and not self.prefix_caching:
             raise self.bad("offload_gb", "keeps prefixes, so it needs cache.prefix_caching=true")
         if self.offload_disk_gb and not self.offload_gb:

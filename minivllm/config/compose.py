@@ -6,8 +6,6 @@ The command line, sweeps, presets and `LLM(...)` all end in `finish()`. Nothing 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +27,9 @@ from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
-from minivllm.config.typed import knobs_of, make_options, plain
+from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
+from minivllm.platform.plug_ins import arguments_of, knobs_of, make
 from minivllm.platform.untrusted import place
 
 __all__ = [
@@ -42,7 +41,6 @@ __all__ = [
     "conf_dir",
     "finish",
     "load",
-    "locate",
     "nearest",
     "validate",
 ]
@@ -244,9 +242,9 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
 
 
 def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
-    """What a cache evicts by, where it is one of ours that can. Raises BadInput, see
-    `make_eviction`."""
-    if cache["_target_"] not in OPTIONS or "eviction" not in cache:
+    """What a cache evicts by, where cache and policy are ours; others are imported by the worker.
+    Raises BadInput, see `make_eviction`."""
+    if cache["_target_"] not in OPTIONS or not isinstance(cache.get("eviction"), str):
         return None
     budget, sinks, window = (cache[f"eviction_{name}"] for name in ("budget", "sinks", "window"))
     return make_eviction(
@@ -306,48 +304,8 @@ def build(
     Raises:
         BadInput: there is no such class, or it does not take these knobs.
     """
-    target = str(node.get("_target_"))
-    knobs = knobs_of(node)
-    factory = locate(target)
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{target} cannot be built from options: {error}") from error
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = [p.name for p in named]
-    if "options" in names and target in OPTIONS:
+    target, knobs = str(node.get("_target_")), knobs_of(node)
+    if target in OPTIONS and "options" in arguments_of(target):
         cls = OPTIONS[target]
         knobs = {"options": make_options(cls, knobs, getattr(cls, "group", ""), target)}
-    for name in [] if open_ended else [*knobs, *runtime]:
-        if name not in names:
-            what = "is passed by minivllm" if name in runtime else "is set"
-            raise BadInput(
-                f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}"
-            )
-    given = {**{k: v for k, v in (offered or {}).items() if k in names}, **knobs, **runtime}
-    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
-    if missing:
-        raise BadInput(
-            f"{target} needs {', '.join(missing)}: set it in its option file or on the command line"
-        )
-    return factory(**given)
-
-
-def locate(target: str) -> Any:
-    """The class or function that a `_target_` names. Raises BadInput if there is none."""
-    module_name, _, attribute = target.rpartition(".")
-    if not module_name:
-        raise BadInput(
-            f"_target_={target!r} must name a class with its package, e.g. my_package.MyClass"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BadInput(
-            f"cannot import {target} ({error}); is its package installed or on PYTHONPATH?"
-        ) from error
-    if not callable(factory := getattr(module, attribute, None)):
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise BadInput(f"{module_name} has no class {attribute}; {nearest(attribute, public)}")
-    return factory
+    return make(target, knobs, offered, **runtime)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option, require_folder_name
+from minivllm.platform.plug_ins import names_class
 from minivllm.platform.threads import wanted_cores
 
 
@@ -37,11 +38,10 @@ class RuntimeOptions(Options):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
         wanted_cores({"cores": self.cores})
-        for node in self.passes:
-            if not isinstance(target := node.get("_target_"), str) or "." not in target:
-                raise self.bad(
-                    "passes", "must be a list of {_target_: my_package.MyPass, ...}, knobs beside"
-                )
+        if not all(map(names_class, self.passes)):
+            raise self.bad(
+                "passes", "must be a list of {_target_: my_package.MyPass, ...}, knobs beside"
+            )
         if self.compile and (self.cpu_kernels == "on" or self.fused_kernels == "triton"):
             knob = "cpu_kernels=on" if self.cpu_kernels == "on" else "fused_kernels=triton"
             raise self.bad(

@@ -22,6 +22,7 @@ from minivllm.config import compose
 from minivllm.errors import BadInput, first_line, last_frame
 from minivllm.platform.children import module_path
 from minivllm.platform.options import convert
+from minivllm.platform.plug_ins import locate, names_class
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them
@@ -32,7 +33,7 @@ Node = Mapping[str, Any]
 
 def check(settings: Mapping[str, Any]) -> None:
     """Check every class that is none of minivllm's own: those of a configuration's groups and
-    passes, and the studies.
+    knobs, and the studies.
 
     Raises:
         BadInput: the class cannot be imported, or a knob is none of its arguments or has another
@@ -44,9 +45,7 @@ def check(settings: Mapping[str, Any]) -> None:
         if group in compose.GROUPS and _is_users(node)
     }
     nodes |= studies(settings)
-    nodes |= {
-        f"runtime.passes[{i}]": node for i, node in enumerate(settings["runtime"].get("passes", ()))
-    }
+    nodes |= _in_knobs(settings)
     if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
         raise BadInput(problem)
 
@@ -55,6 +54,22 @@ def studies(settings: Mapping[str, Any]) -> dict[str, Node]:
     """The studies of a report that a resolved configuration adds, by the keys of their knobs."""
     named = (settings.get("report") or {}).get("studies") or {}
     return {f"report.studies.{name}": node for name, node in named.items()}
+
+
+def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
+    """The classes that knobs of groups name, by the knobs' keys: as a value, or within a list or a
+    dictionary."""
+    found: dict[str, Node] = {}
+    for group in compose.GROUPS:
+        for name, value in settings[group].items():
+            key = f"{group}.{name}"
+            if isinstance(value, list):
+                found |= {f"{key}[{i}]": node for i, node in enumerate(value)}
+            elif names_class(value):
+                found[key] = value
+            elif isinstance(value, Mapping):
+                found |= {f"{key}.{part}": node for part, node in value.items()}
+    return {key: node for key, node in found.items() if names_class(node)}
 
 
 def _is_users(node: Node) -> bool:
@@ -92,7 +107,7 @@ def problem_of(group: str, node: Node) -> str | None:
     """What is wrong with a group's class or knobs, as one line; None where nothing is."""
     target = str(node["_target_"])
     try:
-        factory = compose.locate(target)
+        factory = locate(target)
         parameters = inspect.signature(factory).parameters
     except BadInput as error:
         return f"{group}: {error}"

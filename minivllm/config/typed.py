@@ -15,6 +15,7 @@ from minivllm.config.groups import GROUPS, OPTIONS, TARGETLESS
 from minivllm.config.options import RuntimeOptions
 from minivllm.errors import BadInput, nearest
 from minivllm.platform.options import type_hints, typed
+from minivllm.platform.plug_ins import knobs_of
 
 T = TypeVar("T")
 
@@ -63,11 +64,6 @@ def plain(options: Any) -> dict[str, Any]:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(options).items()
     }
-
-
-def knobs_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of a group's node, without the class that it names."""
-    return {str(name): value for name, value in node.items() if name != "_target_"}
 
 
 class Config(Mapping[str, Any]):

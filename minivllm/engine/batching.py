@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from minivllm.cache.manager import CacheManager
-from minivllm.engine.options import ContinuousOptions
+from minivllm.engine.options import ContinuousOptions, PreemptionChoice
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
@@ -24,7 +24,7 @@ class BatchingPolicy(Protocol):
     prefill_first: bool
     fair_prefill: bool
     whole_batch: bool
-    preemption: str  # what becomes of running requests when the cache is full
+    preemption: PreemptionChoice  # what becomes of running requests when the cache is full
     watermark: float
     aging_s: float
     shed: bool

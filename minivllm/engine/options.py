@@ -19,8 +19,10 @@ from minivllm.platform.given import (
     token_ids,
 )
 from minivllm.platform.options import Options, knob, option
+from minivllm.platform.plug_ins import names_class
 
-PreemptionName = Literal["recompute", "swap", "reserve"]
+# A name, or a class of the user's own with its knobs.
+PreemptionChoice = Literal["recompute", "swap", "reserve"] | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class BatchingOptions(Options):
         max_num_batched_tokens: most tokens computed in one step.
         chunked_prefill: long prompts are cut into pieces that share steps with decoding requests
             (Sarathi-Serve, Agrawal et al. 2024); off, a prompt is computed in one step.
-        preemption: "recompute", "swap" or "reserve": see preemption.py.
+        preemption: "recompute", "swap" or "reserve" (see preemption.py), or a class of the user's
+            own as {"_target_": "my_package.MyPreemption"} with its knobs beside.
         watermark: share of the blocks that admission leaves free, so that those running can grow.
         aging_s: a request gains one step of priority for every so many seconds that it waits.
         shed: end requests that can no longer meet their deadline.
@@ -42,10 +45,15 @@ class BatchingOptions(Options):
     max_num_seqs: int = knob(64, at_least=1)
     max_num_batched_tokens: int = knob(2048, at_least=1)
     chunked_prefill: bool = True
-    preemption: PreemptionName = "recompute"
+    preemption: PreemptionChoice = "recompute"
     watermark: float = knob(0.01, at_least=0, at_most=1)
     aging_s: float = knob(60.0, above=0)
     shed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.preemption, dict) and not names_class(self.preemption):
+            raise self.bad("preemption", "must name a class, as {_target_: my_package.MyClass}")
 
 
 @option("minivllm.engine.batching.Continuous")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.request import Request
 
 
+@runtime_checkable
 class Preemption(Protocol):
     """A `batching.preemption` choice."""
 

@@ -6,7 +6,12 @@ import sys
 from collections.abc import Iterator
 
 from minivllm.engine.batching import Batching, requests_that_fit
-from minivllm.engine.options import DynamicOptions, SequentialOptions, StaticOptions
+from minivllm.engine.options import (
+    DynamicOptions,
+    PreemptionChoice,
+    SequentialOptions,
+    StaticOptions,
+)
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
 
@@ -17,7 +22,7 @@ class Sequential(Batching, SequentialOptions):
     name = "sequential"
     max_num_seqs = 1
     max_num_samples = sys.maxsize
-    preemption = "recompute"
+    preemption: PreemptionChoice = "recompute"
     watermark = 0.01
 
     def candidates(

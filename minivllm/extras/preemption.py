@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheLayout
+from minivllm.engine.options import PreemptionChoice
 from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
+from minivllm.platform.plug_ins import make_own
 
 
 class Swap(Recompute):
@@ -72,8 +74,13 @@ class Reserve(Recompute):
 STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}
 
 
-def make_preemption(name: str) -> Preemption:
-    """The strategy of that name. Raises BadInput for any other."""
-    if name not in STRATEGIES:
-        raise BadInput(f"batching.preemption={name!r} must be one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]()
+OWN = "no preemption strategy: derive it from minivllm.engine.preemption.Recompute"
+
+
+def make_preemption(choice: PreemptionChoice) -> Preemption:
+    """The strategy that `batching.preemption` names. Raises BadInput if a class of the user's own
+    is none."""
+    if isinstance(choice, dict):
+        own: Preemption = make_own("batching.preemption", choice, Preemption, OWN)
+        return own
+    return STRATEGIES[choice]()

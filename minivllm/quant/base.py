@@ -51,27 +51,28 @@ class QuantMethod(Protocol):
         """
 
 
-class Quantizer(QuantizerOptions):
-    """What the methods share: their options, and which layers they leave alone."""
+class Method(PlainQuantOptions):
+    """What all methods share: their options."""
 
-    name = "none"
     kernels: Kernels | None = None
+    skip: tuple[str, ...] = ()
     dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        use_torch_dtype(self)
+        object.__setattr__(self, "dtype", DTYPES[str(self.dtype)])
+
+
+class Quantizer(Method, QuantizerOptions):  # type: ignore[misc]  # see Method.dtype
+    """What the methods that quantise share: which layers they leave alone."""
+
+    name = "none"
 
     def quantizes(self, layer_name: str) -> bool:
         """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is
         set."""
         is_eligible = self.lm_head or layer_name != "lm_head"
         return is_eligible and not any(part in layer_name for part in self.skip)
-
-
-def use_torch_dtype(method: PlainQuantOptions) -> None:
-    """Put torch's dtype in place of its name."""
-    object.__setattr__(method, "dtype", DTYPES[method.dtype])
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:

@@ -27,7 +27,7 @@ GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
 _CHUNK = 256 * 1024  # weights quantised at a time on a CPU: its cache holds the float32 temporaries
 
 
-class Int4(Quantizer, Int4Options):  # type: ignore[misc]  # see Quantizer.dtype
+class Int4(Quantizer, Int4Options):  # type: ignore[misc]  # see Method.dtype
     """Weights in four bits, with a scale and a zero point for each group of inputs."""
 
     name = "int4"

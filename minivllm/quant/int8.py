@@ -23,7 +23,7 @@ from minivllm.quant.options import Int8Options
 _KERNEL_ROWS = 8
 
 
-class Int8(Quantizer, Int8Options):  # type: ignore[misc]  # see Quantizer.dtype
+class Int8(Quantizer, Int8Options):  # type: ignore[misc]  # see Method.dtype
     """Weights as int8 times a scale per output channel."""
 
     name = "int8"

@@ -27,7 +27,7 @@ _CHUNK = 128 * 1024  # weights encoded at a time on the CPU: its cache holds the
 _BINS = 64
 
 
-class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Quantizer.dtype
+class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
     """Weights in NF4."""
 
     name = "nf4"

@@ -10,23 +10,18 @@ from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
 from minivllm.kernels.cpu.packed import PackedLinear, can_pack
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import frozen, use_torch_dtype
-from minivllm.quant.options import PlainQuantOptions
+from minivllm.quant.base import Method, frozen
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-class Plain(PlainQuantOptions):
+class Plain(Method):
     """Weights as they are, in the compute dtype."""
 
-    skip: tuple[str, ...] = ()
-    kernels: Kernels | None = None
-    dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        use_torch_dtype(self)
-        self.name = NAMES[self.dtype]
+    @property
+    def name(self) -> str:
+        """The option's name."""
+        return NAMES[self.dtype]
 
     def quantizes(self, layer_name: str) -> bool:
         return False

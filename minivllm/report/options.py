@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.platform.options import Options, option
+from minivllm.platform.plug_ins import names_class
 
 MAX_PERCENTILES = 5  # of each of four latencies
 
@@ -21,9 +22,7 @@ class ReportOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(
-            isinstance(s, dict) and "." in str(s.get("_target_")) for s in self.studies.values()
-        ):
+        if not all(map(names_class, self.studies.values())):
             raise self.bad(
                 "studies", "must name a class each, such as {mine: {_target_: my_package.MyStudy}}"
             )

@@ -7,8 +7,9 @@ import pytest
 
 from minivllm.bench.records.identity import cell_id
 from minivllm.bench.records.reading import read_record
-from minivllm.config.compose import compose, locate
+from minivllm.config.compose import compose
 from minivllm.config.moved import MOVED, first, present
+from minivllm.platform.plug_ins import locate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -328,7 +328,10 @@ METRICS: tuple[Metric, ...] = (
 
 
 def compute(
-    traces: Sequence[RequestTrace], slo: Mapping[str, float | None], max_running: int
+    traces: Sequence[RequestTrace],
+    slo: Mapping[str, float | None],
+    max_running: int,
+    own: Mapping[str, Metric] | None = None,
 ) -> Metrics:
     """All metrics of one measurement.
 
@@ -336,12 +339,14 @@ def compute(
         traces: one a request, as the driver returns them.
         slo: limits in milliseconds by `ttft_ms`, `tpot_ms`, `e2e_ms`; None or missing is not set.
         max_running: most requests that can run at once (`driver.full_batch`).
+        own: metrics of the user's own, by their names in the record's `metrics.own`.
     """
     completed = [trace for trace in traces if trace.completed]
     first_arrival = min((trace.scheduled_s for trace in traces), default=None)
     last_end = max((trace.ended_s for trace in traces if trace.ended_s is not None), default=None)
     run = Run(completed, first_arrival, last_end, max_running, slo)
-    return Metrics(**{metric.name: metric.measure(run) for metric in METRICS})
+    found = {metric.name: metric.measure(run) for metric in METRICS}
+    return Metrics(**found, own={name: one.measure(run) for name, one in (own or {}).items()})
 
 
 def fewest(p: float) -> int:

@@ -48,6 +48,7 @@ NEUTRAL_MEASURE = frozenset(
         "roofline",
         "memory_limit_gb",
         "telemetry_interval_s",
+        "metrics",
     )
 )
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
@@ -245,6 +246,13 @@ def profile_wanted(config: dict[str, Any]) -> bool:
     return bool((config.get("runtime") or {}).get("profile"))
 
 
+def metrics_id(config: dict[str, Any]) -> str | None:
+    """Identity of the metrics of the user's own; None where there are none. They change nothing
+    that is measured, but a record without them does not stand for one with them."""
+    own = (config.get("measure") or {}).get("metrics")
+    return digest(["metrics", own]) if own else None
+
+
 def run_id(
     cell: str,
     device: str,
@@ -253,6 +261,7 @@ def run_id(
     quality: str | None = None,
     python: str | None = None,
     profiled: bool = False,
+    metrics: str | None = None,
 ) -> str:
     """Identity of one measurement of a cell: where, with what code, for which arm, which block.
 
@@ -264,9 +273,11 @@ def run_id(
         quality: from `quality_id`.
         python: the interpreter that the engine computes in, where that is another one.
         profiled: from `profile_wanted`.
+        metrics: from `metrics_id`.
     """
     what = [cell, code_hash(), environment_hash(device, python), arm, block]
-    return digest(what + [quality] * (quality is not None) + ["profile"] * profiled)
+    further = [part for part in (quality, metrics) if part is not None]
+    return digest(what + further + ["profile"] * profiled)
 
 
 def cell_name(config: dict[str, Any]) -> str:
@@ -310,7 +321,9 @@ def expand(
     quality, python = quality_id(config), (config.get("engine") or {}).get("python")
     measurements = []
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
-        run = run_id(cell, device, arm, block, quality, python, profile_wanted(config))
+        run = run_id(
+            *(cell, device, arm, block, quality, python, profile_wanted(config)), metrics_id(config)
+        )
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(
             Measurement(run, cell, sweep, arm, block, str(directory), config, position)

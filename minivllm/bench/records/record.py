@@ -57,6 +57,7 @@ class Metrics:
     input_tokens: int = 0
     output_tokens: int = 0
     steady: Window = field(default_factory=Window)
+    own: dict[str, Any] = field(default_factory=dict)  # of `measure.metrics`: numbers, Percentiles
 
 
 @dataclass

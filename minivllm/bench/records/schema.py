@@ -36,7 +36,9 @@ MEASURED = (
     "liveness",
 )
 COUNTED = {"liveness"}  # by engines and plug-ins, who may count downwards
-SIGNED = {"energy.joules_above_idle"}  # idle power is measured too, and a window may lie below it
+# Idle power is measured too, and a window may lie below it; a metric of a user's own may be any
+# number.
+SIGNED = ("energy.joules_above_idle", "metrics.own.")
 
 
 def _first_digests(record: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def impossible(record: dict[str, Any]) -> list[str]:
         for part in MEASURED
         for name, value in _numbers(record.get(part), part)
         if not math.isfinite(value)
-        or (value < -ROUNDING and part not in COUNTED and name not in SIGNED)
+        or (value < -ROUNDING and part not in COUNTED and not name.startswith(SIGNED))
     ]
 
 

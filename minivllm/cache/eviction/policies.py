@@ -8,11 +8,12 @@ alone. Tokens keep their true positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from minivllm.errors import BadInput
+from minivllm.platform.plug_ins import make_own
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,21 @@ class SnapKV(HeavyHitters):
 POLICIES: dict[str, type[Eviction]] = {cls.name: cls for cls in (Streaming, HeavyHitters, SnapKV)}
 
 
+OWN = "no eviction policy: derive it from minivllm.cache.eviction.policies.Eviction"
+
+
 def make_eviction(
-    name: str, block_size: int, budget: int, sinks: int, window: int | None, prefix_caching: bool
+    choice: str | Mapping[str, Any],
+    block_size: int,
+    budget: int,
+    sinks: int,
+    window: int | None,
+    prefix_caching: bool,
 ) -> Eviction | None:
-    """The policy of a name, None for "none".
+    """The policy of a name, or of a class of the user's own; None for "none".
 
     Args:
-        name: "none", "streaming", "h2o" or "snapkv".
+        choice: "none", "streaming", "h2o", "snapkv", or a dictionary with `_target_` and knobs.
         block_size: tokens a block.
         budget, sinks, window: in tokens. The budget is rounded down to whole blocks, sinks and
             window up. A window of None is half of the budget.
@@ -141,11 +150,11 @@ def make_eviction(
         BadInput: there is no such policy; the budget leaves nothing to drop; prefixes are cached,
             whose blocks come without the attention that they got.
     """
-    if name == "none":
+    if choice == "none":
         return None
-    if name not in POLICIES:
-        raise BadInput(f"cache.eviction={name!r} must be one of none, {', '.join(POLICIES)}")
-    policy, blocks = POLICIES[name], budget // block_size
+    if isinstance(choice, str) and choice not in POLICIES:
+        raise BadInput(f"cache.eviction={choice!r} must be one of none, {', '.join(POLICIES)}")
+    blocks = budget // block_size
     first = -(-sinks // block_size)
     last = max(1, blocks // 2) if window is None else -(-window // block_size)
     if first + last >= blocks:
@@ -154,12 +163,18 @@ def make_eviction(
             f"{first} for sinks and {last} for the window nothing is left to evict: raise it, or "
             "lower eviction_sinks, eviction_window or block_size"
         )
+    given = {"block_size": block_size, "budget": blocks, "sinks": first, "window": last}
+    policy = (
+        POLICIES[choice](**given)
+        if isinstance(choice, str)
+        else make_own("cache.eviction", choice, Eviction, OWN, **given)
+    )
     if policy.scored and prefix_caching:
         raise BadInput(
-            f"cache.eviction={name} needs the attention that every block got, which is not known "
-            "of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"
+            f"cache.eviction={policy.name} needs the attention that every block got, which is not "
+            "known of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"
         )
-    return policy(block_size, blocks, first, last)
+    return policy
 
 
 def require_unscored(backend: str, eviction: Eviction | type[Eviction] | None) -> None:
