@@ -296,7 +296,7 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
         for block in blocks(REFERENCE / "configuration.md", "python")
         if "class Float8" in block
     )
-    (option,) = blocks(REFERENCE / "configuration.md", "yaml")
+    option = blocks(REFERENCE / "configuration.md", "yaml")[0]
     (user_dir / "conf" / "quant").mkdir()
     (user_dir / "my_quant.py").write_text(source)
     (user_dir / "conf" / "quant" / "float8.yaml").write_text(option)
@@ -310,6 +310,39 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     packed, wanted = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
     assert (packed(x).double() - wanted).norm() / wanted.norm() < 0.04
     assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
+
+
+def written(user_dir: Path) -> Path:
+    """The files of the page on classes of one's own, in a user's folder; gives that of options."""
+    page = REFERENCE / "configuration.md"
+    for block in (*blocks(page, "python"), *blocks(page, "yaml")):
+        if found := re.match(r"# mine/(\S+)\n", block):
+            (user_dir / found[1]).parent.mkdir(parents=True, exist_ok=True)
+            (user_dir / found[1]).write_text(block)
+    return user_dir / "conf"
+
+
+def test_the_users_strategies_of_the_walk_through_work(user_dir: Path) -> None:
+    from minivllm import LLM, SamplingParams
+
+    options, params = written(user_dir), SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[5, 6, 7]] * 4
+    small = ["cache.block_size=4", "cache.num_blocks=24"]
+    with LLM(device="cpu", batching="patient", overrides=small, config_dir=options) as llm:
+        llm.generate(prompts, params)
+        assert llm.engine.scheduler.policy.preemption_strategy.free == 0.25
+    evicting = [*small, "cache.eviction_budget=32", "cache.eviction.step=3"]
+    with LLM(device="cpu", cache="every_other", overrides=evicting, config_dir=options) as llm:
+        llm.generate(prompts, params)
+        assert llm.engine.cache.counters.blocks_evicted > 0
+
+
+def test_the_users_metric_of_the_walk_through_works(user_dir: Path) -> None:
+    (node,) = compose.compose(["measure=gaps"], written(user_dir))["measure"]["metrics"].values()
+    trace = RequestTrace("a", input_tokens=3, scheduled_s=0.0)
+    trace.token_times = [1.0, 2.0, 5.0]
+    assert compose.build(node).samples(trace) == [3000.0]
+    assert compose.build({**node, "after": 3}).samples(trace) == []
 
 
 def test_the_users_pass_of_the_walk_through_works(user_dir: Path) -> None:

@@ -26,6 +26,7 @@ from minivllm.bench.hardware.readings import Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics import metrics, validity
+from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.price import cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
@@ -41,10 +42,8 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import crowded, pin, thread_count
 
-OWN_METRIC = "no metric: derive it from minivllm.bench.metrics.metrics.Metric or Distribution"
 TELL_S = 0.2  # between two words on how far the loading is
 NOT_COMPUTED = "simulated: nothing was computed"
 
@@ -219,10 +218,7 @@ class Session:
     def _load_of(self, config: dict[str, Any]) -> Load:
         seed = config["measure"].get("seed") or 0
         workload = self._maker.make(self.engine, config["workload"], seed)
-        own = {
-            name: make_own(f"measure.metrics.{name}", node, metrics.Metric, OWN_METRIC)
-            for name, node in (config["measure"].get("metrics") or {}).items()
-        }
+        own = own_metrics(config["measure"].get("metrics") or {})
         return Load(workload, build(config["arrival"]), build(config["decoding"]), seed, own)
 
     def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
@@ -291,11 +287,8 @@ class Session:
         first_batch: float | None,
     ) -> Record:
         """All that a measured window says, but for quality."""
-        measure, info, liveness = (
-            measurement.config["measure"],
-            self.engine.info,
-            self.engine.liveness(),
-        )
+        measure, info = measurement.config["measure"], self.engine.info
+        liveness = self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
         max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_talks)
         figures = metrics.compute(traces, measure.get("slo") or {}, max_running, load.metrics)
