@@ -125,7 +125,7 @@ def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
         from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
 
         return SamplerOps(partial(argmax, flag=True), draw, fused=True)
-    return TORCH if cpu is None else SamplerOps(partial(cpu.likeliest, flag=True))
+    return TORCH if cpu is None else SamplerOps(partial(cpu.argmax, flag=True))
 
 
 def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:

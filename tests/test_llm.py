@@ -224,7 +224,7 @@ def test_a_model_s_name_that_is_nearly_one_is_told() -> None:
 
 
 def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
-    talk = [{"role": "user", "content": "ab"}]
+    conversation = [{"role": "user", "content": "ab"}]
     with LLM("tiny", device="cpu") as llm:
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = (
@@ -232,7 +232,7 @@ def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
             "add_generation_prompt }}"
         )
         params = SamplingParams(max_tokens=3)
-        (one,) = llm.chat(talk, params)
+        (one,) = llm.chat(conversation, params)
         assert one.prompt == "abTrue" and one.prompt_token_ids == llm.tokenizer.encode(
             "abTrue", False
         )
@@ -241,22 +241,24 @@ def test_conversations_are_answered_by_the_chat_template(plain: LLM) -> None:
             == llm.generate([one.prompt_token_ids], params)[0].outputs[0].token_ids
         )
         both = llm.chat(
-            [talk, talk * 2],
+            [conversation, conversation * 2],
             [params, params],
             add_generation_prompt=False,
             chat_template_kwargs={"extra": "!"},
         )
         assert [output.prompt for output in both] == ["ab!False", "abab!False"]
-        (own,) = llm.chat(talk, params, chat_template_kwargs={"add_generation_prompt": False})
+        (own,) = llm.chat(
+            conversation, params, chat_template_kwargs={"add_generation_prompt": False}
+        )
         assert own.prompt == "abFalse"
         for kwargs in ({"messages": []}, {1: 2}):
             with pytest.raises(BadInput, match="must have names of variables"):
-                llm.chat(talk, params, chat_template_kwargs=kwargs)  # type: ignore[arg-type]
-        for wrong in ([], "ab", [[]], ["ab"], [talk, "ab"], {"role": "user"}):
+                llm.chat(conversation, params, chat_template_kwargs=kwargs)  # type: ignore[arg-type]
+        for wrong in ([], "ab", [[]], ["ab"], [conversation, "ab"], {"role": "user"}):
             with pytest.raises(BadInput, match="is no conversation"):
                 llm.chat(wrong, params)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="has no tokenizer"):
-        plain.chat(talk)
+        plain.chat(conversation)
 
 
 def test_one_seed_for_several_prompts_is_told_once(qwen3: Path) -> None:

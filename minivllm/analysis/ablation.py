@@ -29,7 +29,7 @@ from minivllm.analysis.metric import OTHERS, USUAL, Block, MetricRef, find_metri
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.remarks import Told, remarks, why_none
 from minivllm.analysis.rows import Row, below, started
-from minivllm.analysis.token_agreement import Sameness
+from minivllm.analysis.token_agreement import TokenAgreement
 from minivllm.bench.records.reading import flatten
 
 
@@ -116,7 +116,7 @@ class _Reading:
 
     told: Told
     design: Design
-    sameness: Sameness = field(default_factory=Sameness)
+    token_agreement: TokenAgreement = field(default_factory=TokenAgreement)
 
     @property
     def cells(self) -> list[Cell]:
@@ -198,7 +198,7 @@ class _Reading:
             effect = replace(effect, reason=reason)
             if metric == self.metric:  # the outputs are the same whatever else is told of them
                 cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
-                effect = replace(effect, same_tokens=self.sameness.share(cells))
+                effect = replace(effect, same_tokens=self.token_agreement.share(cells))
             found.append(effect)
         return tuple(found)
 
@@ -338,7 +338,7 @@ class _Reading:
             minimum_detectable=statistics.minimum_detectable(logs, 1),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
-            same_tokens=self.sameness.share([(again, self.arms[self.design.baseline])]),
+            same_tokens=self.token_agreement.share([(again, self.arms[self.design.baseline])]),
             reason=why_none(estimate, estimate.p_value, 1, 0.0) if verdict == "none" else "",
             spikes=statistics.spikes(logs),
         )

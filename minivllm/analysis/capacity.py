@@ -95,9 +95,9 @@ class Probe:
             n /= max(1.0, variance(map(fmean, stretches)) / independent)
         z = NormalDist().inv_cdf(0.5 + confidence / 2)
         middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-        reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        low = middle - reach if share > 0 else 0.0  # which rounding would miss
-        high = middle + reach if share < 1 else 1.0
+        half_width = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        low = middle - half_width if share > 0 else 0.0  # which rounding would miss
+        high = middle + half_width if share < 1 else 1.0
         return max(0.0, low), min(1.0, high)
 
     def verdict(self, criterion: Criterion) -> str:

@@ -163,10 +163,10 @@ def compare(
     matched, used = [], set()
     for key, cell in first.items():
         candidates = [other for (cell_id, _), other in second.items() if cell_id == cell.cell_id]
-        siblings = [other for (cell_id, _), other in first.items() if cell_id == cell.cell_id]
+        same_cells = [other for (cell_id, _), other in first.items() if cell_id == cell.cell_id]
         # Names may differ between a lone run and a sweep; they only count where they tell arms
         # apart.
-        alone = len(candidates) == len(siblings) == 1
+        alone = len(candidates) == len(same_cells) == 1
         partner = candidates[0] if alone else second.get(key)
         if partner is None:  # a configuration that is refused by now has no identity but its name
             partner = next(
@@ -185,7 +185,7 @@ def compare(
     estimates = [draft.estimate(tests) for draft in drafts]
     corrected = statistics.holm([e.p_value if e else None for e in estimates])
     cells = [
-        draft.judge(estimate, p_holm, threshold, margin)
+        draft.compared(estimate, p_holm, threshold, margin)
         for draft, estimate, p_holm in zip(drafts, estimates, corrected, strict=True)
     ]
     paired = {(cell.cell_id, cell.arm) for cell, _ in matched}
@@ -335,7 +335,7 @@ class _Draft:
             return None
         return max(0.0, 1 - estimate.low if self.metric.better > 0 else estimate.high - 1)
 
-    def judge(
+    def compared(
         self,
         estimate: statistics.Estimate | None,
         p_holm: float | None,

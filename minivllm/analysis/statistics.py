@@ -145,8 +145,8 @@ def contrast(
 
     variance = math.fsum(float(value) ** 2 for group in away for value in group) / freedom
     deviation = math.sqrt(variance * sum(1 / len(group) for group, _ in known))
-    reach = float(t.ppf(1 - ALPHA / tests / 2, freedom)) * deviation
-    return Estimate(_exp(middle), _exp(middle - reach), _exp(middle + reach), None, n)
+    half_width = float(t.ppf(1 - ALPHA / tests / 2, freedom)) * deviation
+    return Estimate(_exp(middle), _exp(middle - half_width), _exp(middle + half_width), None, n)
 
 
 def multiply(ratio: float | None, low: float | None, high: float | None) -> bool | None:
@@ -196,8 +196,8 @@ def _student(x: Array, alpha: float = ALPHA) -> tuple[Array, Array]:
     n = x.shape[-1]
     if n < 2:
         return np.full(x.shape[:-1], np.nan), np.full(x.shape[:-1], np.nan)
-    reach = t.ppf(1 - alpha / 2, n - 1) * x.std(axis=-1, ddof=1) / math.sqrt(n)
-    return x.mean(axis=-1) - reach, x.mean(axis=-1) + reach
+    half_width = t.ppf(1 - alpha / 2, n - 1) * x.std(axis=-1, ddof=1) / math.sqrt(n)
+    return x.mean(axis=-1) - half_width, x.mean(axis=-1) + half_width
 
 
 @cache

@@ -14,7 +14,7 @@ from minivllm.bench.records.storage import REQUESTS
 Outputs = dict[Block, dict[str, list[int]]]  # of each block: request id -> token ids
 
 
-class Sameness:
+class TokenAgreement:
     """Compares the outputs of arms, each of which is read once."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
 from minivllm.bench.targets.base import BenchEngine, EngineOutput
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
-from minivllm.bench.workloads.conversations import Talks
+from minivllm.bench.workloads.conversations import Conversations
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -63,7 +63,8 @@ def drive(
 
     Returns:
         A trace for each request, in the workload's order. A request that the engine refuses
-        (BadInput) or aborts has the reason in its trace, and so have the later turns of its talk.
+        (BadInput) or aborts has the reason in its trace, and so have the later turns of its
+        conversation.
 
     Raises:
         BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
@@ -84,8 +85,8 @@ def warm_up(
 ) -> float | None:
     """Run requests of the workload with short outputs, as many at a time as the measurement will.
 
-    The caller resets the engine afterwards: the prompts are those that will be measured. Of a talk
-    it is the first turn's; the others' are not known yet.
+    The caller resets the engine afterwards: the prompts are those that will be measured, and of
+    a conversation the first turn, whose prompt alone is known beforehand.
 
     Args:
         num_requests: how many; None is one full batch, 0 none.
@@ -94,7 +95,7 @@ def warm_up(
     Returns:
         Seconds that it took, or None where nothing was run.
     """
-    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_talks)
+    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_conversations)
     count = batch if num_requests is None else num_requests
     if count == 0 or not workload.requests:
         return None
@@ -118,7 +119,11 @@ def warm_up(
 
 
 def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
-    """Most requests that can run at once; of a talk it is one turn (`Workload.num_talks`)."""
+    """Most requests that can run at once, of each conversation one turn.
+
+    Args:
+        num_requests: of the workload; with conversations `Workload.num_conversations`.
+    """
     return min(max_num_seqs, num_requests, arrival.concurrency or num_requests)
 
 
@@ -174,12 +179,14 @@ class Drive:
         self.requests = requests
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.params = request_params(params, requests, seed)
-        self.talks = Talks(requests, simulated=engine.info.clock is not None)
-        self.prompts = {i: prompt_for(engine, self.talks.prompt(i)) for i in self.talks.openings}
+        self.conversations = Conversations(requests, simulated=engine.info.clock is not None)
+        self.prompts = {
+            i: prompt_for(engine, self.conversations.prompt(i)) for i in self.conversations.openings
+        }
         self.concurrency = arrival.concurrency
-        openings = [requests[i] for i in self.talks.openings]
+        openings = [requests[i] for i in self.conversations.openings]
         self.due = _checked(arrival.due(openings, seed), len(openings))
-        self.begun = 0  # talks
+        self.begun = 0  # conversations
         self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
         self.traces: dict[int, RequestTrace] = {}  # by the request's place in the workload
         self.open: dict[str, RequestTrace] = {}
@@ -193,7 +200,7 @@ class Drive:
         next_report = start if self.on_progress else math.inf
         while True:
             self.submit_due(now)
-            next_due = min(self.opening_due(), self.talks.next_due())
+            next_due = min(self.opening_due(), self.conversations.next_due())
             if self.open:
                 outputs = poll(min(next_due - now, PATIENCE_S))
                 now = clock.now()
@@ -211,7 +218,7 @@ class Drive:
         return [self.traces[i] for i in range(len(self.requests))]
 
     def opening_due(self) -> float:
-        """When the next talk is due; infinite if none is, or if it waits for a slot."""
+        """When the next conversation is due; infinite if none is, or if it waits for a slot."""
         if self.begun == len(self.due):
             return math.inf
         if self.concurrency is None:
@@ -220,14 +227,16 @@ class Drive:
 
     def submit_due(self, now: float) -> None:
         """Submit whatever is due by `now`, in the order of the times at which it was."""
-        while (opening := self.opening_due()) <= now or self.talks.next_due() <= now:
-            if self.talks.next_due() <= opening:
-                scheduled_s, turn = self.talks.pop()
-                self.submit(turn, prompt_for(self.engine, self.talks.prompt(turn)), scheduled_s)
+        while (opening := self.opening_due()) <= now or self.conversations.next_due() <= now:
+            if self.conversations.next_due() <= opening:
+                scheduled_s, turn = self.conversations.pop()
+                self.submit(
+                    turn, prompt_for(self.engine, self.conversations.prompt(turn)), scheduled_s
+                )
                 continue
             if self.concurrency is not None:
                 self.free_slots.popleft()
-            index = self.talks.openings[self.begun]
+            index = self.conversations.openings[self.begun]
             self.begun += 1
             self.submit(index, self.prompts.pop(index), opening)
 
@@ -279,10 +288,10 @@ class Drive:
         trace.finished_s = trace.token_times[-1] if trace.completed else now
         index = self.index[trace.request_id]
         if reason in COMPLETED:
-            if self.talks.answered(index, trace.token_ids, trace.finished_s):
+            if self.conversations.answered(index, trace.token_ids, trace.finished_s):
                 return
         else:
-            for turn in self.talks.broken_off(index):
+            for turn in self.conversations.broken_off(index):
                 error = f"never asked, since {trace.request_id} was not answered: {trace.error}"
                 request = self.requests[turn]
                 never = RequestTrace(request.request_id, len(request.stand_in), now, error=error)

@@ -46,7 +46,7 @@ def validate(config: dict[str, Any]) -> None:
 
 def _refusal(name: str) -> BadInput:
     return BadInput(
-        f"runtime.profile=true is not honoured by engine={name}, which does not compute with "
+        f"runtime.profile=true is not supported by engine={name}, which does not compute with "
         "torch in the worker or does not tell its phases: use runtime.profile=false"
     )
 
@@ -60,8 +60,9 @@ def trace(
     device: str,
     folder: Path,
 ) -> None:
-    """Run a full batch from the workload's beginning, of talks the first turns, and write what was
-    seen.
+    """Run a full batch from the workload's beginning, and write the operations that it took.
+
+    Of conversations only the first turns run.
 
     Args:
         engine: at rest; it is reset afterwards.
@@ -80,7 +81,7 @@ def trace(
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.startswith("cuda")
-    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_talks)
+    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_conversations)
     requests = [request for request in workload.requests if request.follows is None][:batch]
     with (
         engine.phases(),

@@ -19,10 +19,10 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import locate
 
-Offer = Callable[[str, list[int], SamplingParams], None]
+SubmitCheck = Callable[[str, list[int], SamplingParams], None]
 
 
-class Judge:
+class QualityEvaluator:
     """Fills in the quality of a session's records.
 
     Args:
@@ -52,40 +52,42 @@ class Judge:
         return quality_reference.ensure(config, root, lambda: self._emit("reference"))
 
     @staticmethod
-    def require_quality(info: EngineInfo, judge: Reference, offer: Offer) -> None:
+    def require_quality(info: EngineInfo, reference: Reference, check_submit: SubmitCheck) -> None:
         """Raise BadInput, before anything is measured, if quality cannot be measured afterwards.
 
         Args:
             info: of the engine.
-            judge: what it will be compared with.
-            offer: raises BadInput for a request that can never be served.
+            reference: what it will be compared with.
+            check_submit: raises BadInput for a request that can never be served.
         """
         quality_reference.require_trained_weights(info.weights)
         try:
-            offer("quality", judge.token_ids[: judge.window - 1], SamplingParams(max_tokens=1))
+            check_submit(
+                "quality", reference.token_ids[: reference.window - 1], SamplingParams(max_tokens=1)
+            )
         except BadInput as refusal:
-            raise BadInput(f"quality.window={judge.window}: {refusal}") from refusal
+            raise BadInput(f"quality.window={reference.window}: {refusal}") from refusal
 
-    def fill(self, record: Record, engine: BenchEngine, judge: Reference | None) -> None:
+    def fill(self, record: Record, engine: BenchEngine, reference: Reference | None) -> None:
         """Measure, when all else has been measured and taken down; the engine is at rest before and
         after."""
         if not quality_wanted(record.config):
             return
-        if judge is None or not isinstance(engine, LogitsEngine):
+        if reference is None or not isinstance(engine, LogitsEngine):
             record.validity.notes.append(
                 f"engine={engine.info.name} gives no logits: quality was not measured"
             )
             return
-        if judge.id not in self._known:
-            self._known[judge.id] = self._evaluate(engine, judge)
-        record.quality = self._known[judge.id]
+        if reference.id not in self._known:
+            self._known[reference.id] = self._evaluate(engine, reference)
+        record.quality = self._known[reference.id]
         if not math.isfinite(record.quality.perplexity or math.nan):
             record.validity.ok = False
             record.validity.reasons.append(
                 "the engine's logits are not finite, so neither is its perplexity"
             )
 
-    def _evaluate(self, engine: LogitsEngine, judge: Reference) -> Quality:
+    def _evaluate(self, engine: LogitsEngine, reference: Reference) -> Quality:
         began = time.monotonic()
 
         def tick(done: int, total: int) -> None:
@@ -94,7 +96,7 @@ class Judge:
             )
 
         self._emit("quality")
-        quality = evaluate(engine, judge, tick)
+        quality = evaluate(engine, reference, tick)
         engine.reset()
         gc.collect()
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():

@@ -32,7 +32,7 @@ from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, breakdown, kv_waste, recorded_requests
 from minivllm.bench.quality import Reference
-from minivllm.bench.quality_evaluator import Judge
+from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Cold, Memory, Record
@@ -94,7 +94,7 @@ class Session:
         self._cold = True
         self._jumped: str | None = None  # what is wrong with the clocks of the last window
         self._probed = False
-        self._judge = Judge(emit)
+        self._quality = QualityEvaluator(emit)
         self._maker = WorkloadMaker()
 
     @property
@@ -187,10 +187,10 @@ class Session:
         """
         config = measurement.config
         profile.validate(config)
-        reference = self._judge.find_reference(measurement)  # before the engine, see there
+        reference = self._quality.find_reference(measurement)  # before the engine is built
         engine = self.engine
         if reference is not None:
-            self._judge.require_quality(engine.info, reference, self._offer)
+            self._quality.require_quality(engine.info, reference, self._check_submit)
         if quality_alone(config):
             return self._measure_quality(measurement, reference)
         load = self._load_of(config)
@@ -208,7 +208,7 @@ class Session:
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
-        self._judge.fill(record, engine, reference)
+        self._quality.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
         return Result(
@@ -230,7 +230,7 @@ class Session:
         warmed = 0 if clock is not None else None if wanted == "auto" else int(wanted)
         warm = measure.get("prefix_cache") == "warm"
         if warm:  # every prompt has been seen
-            warmed = max(warmed or 0, load.workload.num_talks)
+            warmed = max(warmed or 0, load.workload.num_conversations)
         others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
         first_batch = warm_up(
             self.engine,
@@ -290,7 +290,7 @@ class Session:
         measure, info = measurement.config["measure"], self.engine.info
         liveness = self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
-        max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_talks)
+        max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_conversations)
         figures = metrics.compute(traces, measure.get("slo") or {}, max_running, load.metrics)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
@@ -373,7 +373,7 @@ class Session:
             liveness=self.engine.liveness(),
         )
         record.validity.notes += info.warnings
-        self._judge.fill(record, self.engine, reference)
+        self._quality.fill(record, self.engine, reference)
         self._emit("finishing")  # there is no load whose memory would be counted instead
         self._cold, self.usable = False, True
         return Result(record, [], [], (begin, time.monotonic()))
@@ -382,9 +382,9 @@ class Session:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(load.workload.requests, key=lambda request: request.length)
         fitted = replace(load.params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
-        self._offer(longest.request_id, prompt_for(self.engine, longest.stand_in), fitted)
+        self._check_submit(longest.request_id, prompt_for(self.engine, longest.stand_in), fitted)
 
-    def _offer(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def _check_submit(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         """Raise BadInput if the engine can never serve the request."""
         self.usable = False
         try:

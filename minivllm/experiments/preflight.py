@@ -78,7 +78,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     Raises:
         NotInstalled: the engine is not there.
         BadInput: a user's own class cannot be imported or does not take its knobs, the engine does
-            not honour a knob, the model is not there or not supported, its context is too short, a
+            not support a knob, the model is not there or not supported, its context is too short, a
             request cannot fit it, a request would have several completions, there are no experts to
             group, or quality is wanted of random weights or with a text that cannot be read, or the
             tracker is not installed.

@@ -98,12 +98,16 @@ def test_what_comes_faster_than_it_is_served_caps_nothing(
 
 
 def test_users_who_think_longer_than_they_wait_set_the_throughput() -> None:
-    talk = {"choices__arrival": "concurrency", "config__workload__turns": 4}
+    conversation = {"choices__arrival": "concurrency", "config__workload__turns": 4}
     for think_s, e2e_ms, well in ((0.5, 100.0, True), (0.5, 900.0, False), (0.0, 100.0, None)):
-        found = cell(**talk, config__workload__think_s=think_s, metrics__e2e_ms__mean=e2e_ms)
+        found = cell(
+            **conversation, config__workload__think_s=think_s, metrics__e2e_ms__mean=e2e_ms
+        )
         assert keeps_up(found) is well
     assert (
-        keeps_up(cell(**{**talk, "config__workload__turns": 1}, config__workload__think_s=0.5))
+        keeps_up(
+            cell(**{**conversation, "config__workload__turns": 1}, config__workload__think_s=0.5)
+        )
         is None
     )
 

@@ -268,7 +268,7 @@ def test_an_engine_without_phases_is_refused_before_it_is_built(
 ) -> None:
     session, measurement = session_of(tmp_path)
     measurement.config["engine"]["_target_"] = "builtins.dict"
-    with pytest.raises(BadInput, match=r"runtime.profile=true is not honoured by engine="):
+    with pytest.raises(BadInput, match=r"runtime.profile=true is not supported by engine="):
         session.measure(measurement)
     profile.validate({**measurement.config, "runtime": {"profile": False}})
 
@@ -293,7 +293,7 @@ def test_an_engine_that_a_function_makes_is_judged_once_it_is_there(
         session.profile(measurement)
     else:
         with pytest.raises(
-            BadInput, match=r"runtime.profile=true is not honoured by engine=faulty"
+            BadInput, match=r"runtime.profile=true is not supported by engine=faulty"
         ):
             session.profile(measurement)
     assert (measurement.path / storage.TRACE).exists() == phases

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minivllm.bench import supervisor
-from minivllm.bench.quality_evaluator import Judge
+from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records import identity
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.record import Record
@@ -44,17 +44,20 @@ def test_quality_alone_needs_logits(tmp_path: Path) -> None:
 
 def test_it_is_measured_once_for_each_reference(tmp_path: Path) -> None:
     events: list[str] = []
-    judge, engine = Judge(lambda event, **details: events.append(event)), Markov(CANDIDATE)
+    evaluator, engine = (
+        QualityEvaluator(lambda event, **details: events.append(event)),
+        Markov(CANDIDATE),
+    )
     found = make_reference(tmp_path, [0, 1, 2] * 30, 16, 8)
     first, second = make_record(), make_record()
-    judge.fill(first, engine, found)
+    evaluator.fill(first, engine, found)
     asked = len(engine.seen)
-    judge.fill(second, engine, found)
+    evaluator.fill(second, engine, found)
     assert first.quality == second.quality and first.quality is not None
     assert len(engine.seen) == asked and set(events) == {"quality"}
     assert not engine.waiting and not engine.running
     unasked = make_record(measure={"quality": False})
-    judge.fill(unasked, engine, None)
+    evaluator.fill(unasked, engine, None)
     assert unasked.quality is None and unasked.validity.notes == []
 
 
@@ -62,7 +65,7 @@ def test_logits_that_are_not_finite_make_the_record_invalid(tmp_path: Path) -> N
     record = make_record()
     with np.errstate(all="ignore"):
         found = make_reference(tmp_path, [0, 1, 2] * 30, 16, 8)
-        Judge(lambda event, **details: None).fill(
+        QualityEvaluator(lambda event, **details: None).fill(
             record, Markov(np.full_like(REFERENCE, np.nan)), found
         )
     assert not record.validity.ok and "not finite" in record.validity.reasons[0]
@@ -77,10 +80,10 @@ def test_a_window_that_does_not_fit_is_refused_early(tmp_path: Path) -> None:
 
     engine = Markov(CANDIDATE)
     with pytest.raises(BadInput, match="these are random"):
-        Judge.require_quality(engine.info, found, refuse)
+        QualityEvaluator.require_quality(engine.info, found, refuse)
     engine.info.weights = "checkpoint"
     with pytest.raises(BadInput, match=r"quality\.window=16: too long"):
-        Judge.require_quality(engine.info, found, refuse)
+        QualityEvaluator.require_quality(engine.info, found, refuse)
 
 
 def test_a_text_of_ones_own_is_recorded_by_its_name() -> None:

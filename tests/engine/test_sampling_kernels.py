@@ -104,8 +104,8 @@ def test_tokens_without_probability_are_never_drawn_and_none_beyond_the_vocabula
     columns = some_columns(torch.tensor([1.0, 0.01, 1.0, 1.0, 0.0, 1.0]))  # 0: padding of a graph
     drawn = sampling.draw(logits.to(DEVICE), columns).tolist()
     assert drawn[0] == 4000 and drawn[1] in (7, 2060)
-    likeliest = sampling.argmax(logits.to(DEVICE)).tolist()
-    assert all(0 <= token < 4100 for token in [*drawn, *likeliest])
+    most_likely = sampling.argmax(logits.to(DEVICE)).tolist()
+    assert all(0 <= token < 4100 for token in [*drawn, *most_likely])
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

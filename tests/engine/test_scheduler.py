@@ -51,7 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks=st.integers(1, 8),
         block_size=st.sampled_from([1, 3, 4]),
         prefix_caching=st.booleans(),
-        keeps=st.booleans(),
+        retains=st.booleans(),
         host_slots=st.integers(0, 6),
         offload_slots=st.sampled_from([0, 1, 3, 9]),
         disk_records=st.sampled_from([0, 1, 3, 9]),
@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks: int,
         block_size: int,
         prefix_caching: bool,
-        keeps: bool,
+        retains: bool,
         host_slots: int,
         offload_slots: int,
         disk_records: int,
@@ -72,22 +72,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept: tuple[int, int, int],
     ) -> None:
         self.policy = policy
-        if policy.preemption != "swap" or not keeps:  # cache=none refuses to swap
+        if policy.preemption != "swap" or not retains:  # cache=none refuses to swap
             host_slots = 0
         sinks, window, between = (count * block_size for count in kept)
         total = sinks + window + between
-        prefix_caching = prefix_caching and keeps and eviction not in ("h2o", "snapkv")
+        prefix_caching = prefix_caching and retains and eviction not in ("h2o", "snapkv")
         self.machine = make(
             policy,
             blocks,
             block_size,
             prefix_caching=prefix_caching,
-            retains_kv=keeps,
+            retains_kv=retains,
             host_slots=host_slots,
             offload_slots=offload_slots,
             disk_records=disk_records,
             eviction=make_eviction(eviction, block_size, total, sinks, window, prefix_caching)
-            if keeps
+            if retains
             else None,
         )
 
@@ -128,12 +128,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], output: int, width: int, deadline_ms: float | None
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
-        size, keeps = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
+        size, retains = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
         held = scheduler.cache.footprint(longest)
         needed = -(-held // size)
         if self.policy.preemption == "reserve":
             needed *= width
-        elif keeps:
+        elif retains:
             needed += (width - 1) * (needed - (len(prompt) // size if held == longest else 0))
         if (
             needed > scheduler.cache.pool.num_usable

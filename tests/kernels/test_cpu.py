@@ -339,9 +339,9 @@ def test_the_likeliest_is_the_first_of_the_largest(
         logits[row, torch.rand(size) < 0.3] = value
     logits[7], logits[8] = -math.inf, math.nan
     logits = logits.to(dtype)
-    assert torch.equal(kernels.likeliest(logits), logits.max(dim=-1).indices)
+    assert torch.equal(kernels.argmax(logits), logits.max(dim=-1).indices)
     wide = torch.cat((logits, logits.new_full((12, 5), 1e3)), dim=1)[:, :size]
-    assert torch.equal(kernels.likeliest(wide), logits.max(dim=-1).indices)
+    assert torch.equal(kernels.argmax(wide), logits.max(dim=-1).indices)
 
 
 PROMPTS = [[7, 3, 9] * 12, [5], [2] * 19, [11, 4, 8, 1]]

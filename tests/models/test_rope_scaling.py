@@ -140,6 +140,6 @@ def test_a_peer_that_is_not_told_refuses_it() -> None:
 
     overrides = ["engine=transformers", "model.rope_scaling={rope_type: yarn, factor: 2.0}"]
     with pytest.raises(
-        BadInput, match=r"model\.rope_scaling=.* is not honoured by engine=transformers"
+        BadInput, match=r"model\.rope_scaling=.* is not supported by engine=transformers"
     ):
         require_supported(compose(overrides))

@@ -64,7 +64,7 @@ class OpenAIEngine(Adapter):
         options: the knobs of `engine`.
 
     Raises:
-        BadInput: a knob is set that is not honoured, the server cannot be reached, or it refuses
+        BadInput: a knob is set that is not supported, the server cannot be reached, or it refuses
             such requests.
     """
 

@@ -71,7 +71,7 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
 def _refusal(support: Support, group: str, what: str, instead: str) -> BadInput:
     engine, knobs = support.engine, support.knobs or {}
     advice = f"use {instead}" if group in knobs else f"leave it out, {engine} has its own {group}"
-    return BadInput(f"{what} is not honoured by {engine}: {advice}; it honours {_summary(knobs)}")
+    return BadInput(f"{what} is not supported by {engine}: {advice}; it supports {_summary(knobs)}")
 
 
 def _summary(groups: Mapping[str, Knobs]) -> str:

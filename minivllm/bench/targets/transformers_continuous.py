@@ -48,7 +48,7 @@ class TransformersContinuousEngine(Adapter):
         options: the knobs of `engine`.
 
     Raises:
-        BadInput: a knob is set that is not honoured, transformers is missing, or the model cannot
+        BadInput: a knob is set that is not supported, transformers is missing, or the model cannot
             be loaded.
     """
 

@@ -45,7 +45,7 @@ class VllmEngine(Adapter):
         options: the knobs of `engine`.
 
     Raises:
-        BadInput: a knob is set that is not honoured, there is no vLLM, or it refuses the
+        BadInput: a knob is set that is not supported, there is no vLLM, or it refuses the
             configuration.
         RuntimeError: the process ended; its last words are in the message, and all of them in the
             log.

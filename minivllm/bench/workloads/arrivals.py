@@ -23,12 +23,12 @@ ARRIVAL_STREAM = 0xA331  # keeps arrival noise apart from workload noise drawn w
 
 
 class Arrival:
-    """An arrival process, of requests that follow no other: of a talk, its first turn.
+    """An arrival process, of requests that follow no other: of a conversation, its first turn.
 
     Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine
     does. Closed loop: at most `concurrency` requests are in flight, and a request is due the moment
-    its slot becomes free; the schedule is then not used. A talk keeps its slot while its user
-    thinks.
+    its slot becomes free; the schedule is then not used. A conversation keeps its slot while
+    its user thinks.
     """
 
     concurrency: int | None = None
@@ -48,8 +48,7 @@ class Offline(Arrival):
 
 
 class Concurrency(ConcurrencyOptions, Arrival):  # type: ignore[misc]  # an option cannot be set anew
-    """Closed loop: `concurrency` clients, each beginning its next request, or talk, when its last
-    one has ended."""
+    """Closed loop: `concurrency` clients, each with one request, or conversation, at a time."""
 
 
 class Constant(RateOptions, Arrival):

@@ -1,4 +1,4 @@
-"""Talks of several turns: which turn comes next, when it is due, and what its prompt has become."""
+"""Conversations of several turns: each turn's order, due time and prompt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from minivllm.bench.workloads.workload import WorkloadRequest
 from minivllm.errors import BadInput
 
 
-class Talks:
+class Conversations:
     """The later turns of a workload, from the answer that they wait for to the moment they are due.
 
     A turn's prompt is the prompt of the turn before it, the answer that came, and its own tokens.
 
     Args:
-        requests: of the workload. One that follows no other opens a talk; its index is in
+        requests: of the workload. One that follows no other opens a conversation; its index is in
             `openings`.
         simulated: answers have no tokens, only positions (`answer_positions`).
 
@@ -39,7 +39,7 @@ class Talks:
                         f"request, and no other may follow the same: {request.follows}"
                     )
                 self._next[before] = i
-        self._prompts: dict[int, Sequence[int]] = {}  # of talks that go on
+        self._prompts: dict[int, Sequence[int]] = {}  # of conversations that go on
         self._due: list[tuple[float, int]] = []  # heap of turns that wait for their time
 
     def prompt(self, index: int) -> Sequence[int]:
@@ -51,7 +51,7 @@ class Talks:
         return prompt
 
     def answered(self, index: int, token_ids: Sequence[int], now: float) -> bool:
-        """Take note of an answer that has ended; returns whether its talk goes on."""
+        """Take note of an answer that has ended; returns whether its conversation goes on."""
         if index not in self._next:
             return False
         turn = self._next[index]

@@ -66,7 +66,7 @@ class LazyPrompt(_Computed):
 
 @dataclass(frozen=True, slots=True)
 class JoinedPrompt(_Computed):
-    """Pieces one after the other: what was said in the earlier turns of a talk, and the new one.
+    """A prompt in pieces: the earlier turns of a conversation, then the new one.
 
     Args:
         pieces: token ids each, or a stretch of `answer_positions` where nothing is computed.
@@ -92,7 +92,7 @@ def runs_of(prompt: Sequence[int]) -> tuple[Sequence[int], ...]:
 
 
 def answer_positions(request_id: str, length: int = LONGEST_ANSWER) -> range:
-    """Positions of a simulated answer, which nobody shares but the later turns of its talk."""
+    """Positions of a simulated answer; only later turns of its conversation share them."""
     number = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
     start = ANSWERS + number * LONGEST_ANSWER
     return range(start, start + length)

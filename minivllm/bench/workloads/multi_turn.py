@@ -21,8 +21,8 @@ class MultiTurn(Drawn, MultiTurnOptions):
     """Users who talk: ask, read the answer, think, ask on.
 
     The workload holds what the users say and for how long they think. The answers are the engine's
-    own, and become part of the next turn's prompt (see `Talks`); with `ignore_eos` their lengths,
-    and so the work, are the same whatever an engine says.
+    own, and become part of the next turn's prompt (see `Conversations`); with `ignore_eos` their
+    lengths, and so the work, are the same whatever an engine says.
 
     Raises:
         BadInput: a knob has no sensible value.

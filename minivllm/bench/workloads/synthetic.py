@@ -77,7 +77,7 @@ class Smoke(Synthetic, SmokeOptions):
 
 
 class Chat(Synthetic, ChatWorkloadOptions):
-    """Questions and answers of mixed lengths, as in a talk of single turns."""
+    """Questions and answers of mixed lengths, as in a conversation of single turns."""
 
     name = "chat"
 

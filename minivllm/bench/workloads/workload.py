@@ -19,9 +19,9 @@ class WorkloadRequest:
     """One request: a prompt as token ids (and text where there is a tokenizer), and how much to
     generate.
 
-    A later turn of a talk `follows` another request: its prompt is that request's prompt, the
-    answer that the engine gave, and then `prompt_token_ids`. It is due `think_s` after the end of
-    that answer.
+    A later turn of a conversation `follows` another request: its prompt is that request's prompt,
+    the answer that the engine gave, and then `prompt_token_ids`. It is due `think_s` after the end
+    of that answer.
     """
 
     request_id: str
@@ -77,7 +77,7 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order in which they arrive, a talk's turns one after the other.
+    """Requests in the order in which they arrive, a conversation's turns one after the other.
 
     Equal content has an equal `hash`, however it was made. `notes` say what was left out in making
     it; they are neither stored nor part of what it is.
@@ -92,8 +92,8 @@ class Workload:
         return len(self.requests)
 
     @cached_property
-    def num_talks(self) -> int:
-        """Requests that follow no other; of each talk one turn at most is in flight."""
+    def num_conversations(self) -> int:
+        """Requests that follow no other; of each conversation one turn at most is in flight."""
         return sum(request.follows is None for request in self.requests)
 
     @cached_property

@@ -203,12 +203,12 @@ Tensor silu_and_multiply_op(const Tensor& gate_up) {
 
 namespace {
 
-Tensor likeliest_op(const Tensor& logits, bool flag) {
-  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "likeliest: [rows, vocabulary]");
+Tensor argmax_op(const Tensor& logits, bool flag) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "argmax: [rows, vocabulary]");
   Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
   by_dtype(logits, [&](auto kind) {
     using T = decltype(kind);
-    likeliest(pointer<T>(logits), logits.stride(0), logits.size(0), logits.size(1), flag, pointer<int64_t>(out));
+    argmax(pointer<T>(logits), logits.stride(0), logits.size(0), logits.size(1), flag, pointer<int64_t>(out));
   });
   return out;
 }
@@ -234,5 +234,5 @@ TORCH_LIBRARY(minivllm_cpu, library) {
   library.def("norm_and_rotate_(Tensor(a!) x, Tensor? weight, float eps, Tensor cos, Tensor sin) -> ()",
               norm_and_rotate_op);
   library.def("silu_and_multiply(Tensor gate_up) -> Tensor", silu_and_multiply_op);
-  library.def("likeliest(Tensor logits, bool flag=False) -> Tensor", likeliest_op);
+  library.def("argmax(Tensor logits, bool flag=False) -> Tensor", argmax_op);
 }

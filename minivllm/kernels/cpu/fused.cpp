@@ -97,7 +97,7 @@ void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out) {
 }
 
 template <typename T>
-void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out) {
+void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out) {
   const int64_t parts = (size + kPart - 1) / kPart;
   std::vector<float> tops(rows * parts);
 #pragma omp parallel for if (rows * size > kWorthwhile)
@@ -119,7 +119,7 @@ void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, bool
   template void norm_and_rotate(T*, int64_t, int64_t, int64_t, int64_t, const T*, float, const T*,         \
                                 const T*, int64_t, int64_t);                                               \
   template void silu_and_multiply(const T*, int64_t, int64_t, T*);                                         \
-  template void likeliest(const T*, int64_t, int64_t, int64_t, bool, int64_t*);
+  template void argmax(const T*, int64_t, int64_t, int64_t, bool, int64_t*);
 MINIVLLM_INSTANTIATE(float)
 MINIVLLM_INSTANTIATE(BFloat16)
 MINIVLLM_INSTANTIATE(Half)

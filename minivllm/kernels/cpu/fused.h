@@ -22,6 +22,6 @@ void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out);
 // Where the largest value of each row of logits [rows][size] lies; of several the first, and a NaN is larger than all.
 // With `flag`, -1 - place where that value is not finite.
 template <typename T>
-void likeliest(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out);
+void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out);
 
 }  // namespace minivllm

@@ -50,7 +50,7 @@ class Kernels:
     rms_norm: Callable[..., Any]
     norm_and_rotate_: Callable[..., Any]
     silu_and_multiply: Callable[..., Any]
-    likeliest: Callable[..., Any]
+    argmax: Callable[..., Any]
     decoder_layer: Callable[..., Any]  # the class of layer.cpp
 
 

@@ -43,19 +43,19 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
         if not known:
             continue
         scale, unit = latency_unit(cells, f"metrics.{name.lower()}_ms")
-        reach, slowest = _reach(known)
+        longest_shown, slowest = _shown_range(known)
         least = min(float(values[len(values) // 2]) for values in known)
-        logarithmic = reach > WIDE * max(least, 1e-3)
+        logarithmic = longest_shown > WIDE * max(least, 1e-3)
         series = [
-            _curve(cell, looks[cell.label], data[index], reach, (scale, unit), logarithmic)
+            _curve(cell, looks[cell.label], data[index], longest_shown, (scale, unit), logarithmic)
             for cell, data in samples
             if len(data[index]) > 1
         ]
         title = {"TTFT": "TTFT (time to first token)", "ITL": "ITL (between tokens)"}[name]
         label = f"{name}, {unit}" + (" (log scale)" if logarithmic else "")
-        if slowest > reach:
+        if slowest > longest_shown:
             ends.append(
-                f"{name} ends at {sig(reach * scale)} {unit}; the slowest was "
+                f"{name} ends at {sig(longest_shown * scale)} {unit}; the slowest was "
                 f"{sig(slowest * scale)} {unit}"
             )
         panels.append(Panel(title, label, "% that were no slower", series, log_x=logarithmic))
@@ -108,7 +108,7 @@ def token_gaps(times_s: np.ndarray) -> np.ndarray:
     return 1e3 * np.concatenate([np.zeros(int(together[0]) - 1), shared])
 
 
-def _reach(known: list[np.ndarray]) -> tuple[float, float]:
+def _shown_range(known: list[np.ndarray]) -> tuple[float, float]:
     """Where the axis ends, and the slowest sample: a few outliers must not squeeze all else into
     its left end."""
     import numpy as np
@@ -122,14 +122,14 @@ def _curve(
     cell: Cell,
     look: Look,
     samples: np.ndarray,
-    reach: float,
+    longest_shown: float,
     unit: tuple[float, str],
     logarithmic: bool,
 ) -> Series:
     """The curve of ascending samples in milliseconds as far as the axis reaches."""
     import numpy as np
 
-    within = max(1, int(np.searchsorted(samples, reach, side="right")))
+    within = max(1, int(np.searchsorted(samples, longest_shown, side="right")))
     ranks = np.linspace(0, within - 1, min(POINTS, within)).round().astype(int)
     at, shares = samples[ranks] * unit[0], 100 * ranks / (len(samples) - 1)
     kept = at > 0 if logarithmic else np.ones(len(at), dtype=bool)

@@ -21,17 +21,17 @@ KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
 
 def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
-    """Operations a second against operations a byte, under the measured roofs; None where nothing
-    was counted."""
+    """Operations a second against operations a byte, under the measured rooflines; None where
+    nothing was counted."""
     drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
-    roofs = _roofs([cell for found in drawn.values() for cell in found])
-    if not any(drawn.values()) or not roofs:
+    rooflines = _rooflines([cell for found in drawn.values() for cell in found])
+    if not any(drawn.values()) or not rooflines:
         return None
     places = [at for kind, found in drawn.items() for cell in found if (at := _place(cell, kind))]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
     lines = []
     for (name, (bandwidth, rate)), (colour, dashed) in zip(
-        roofs.items(), ROOF_STYLES, strict=False
+        rooflines.items(), ROOF_STYLES, strict=False
     ):
         ridge = rate / bandwidth
         xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
@@ -80,8 +80,10 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
         caption += (
             " Where the streamed bytes fit the last-level cache, points may lie above the slope."
         )
-    if len(roofs) > len(ROOF_STYLES):
-        caption += f" Roofs of {len(ROOF_STYLES)} of {len(roofs)} machines and dtypes are drawn."
+    if len(rooflines) > len(ROOF_STYLES):
+        caption += (
+            f" Rooflines of {len(ROOF_STYLES)} of {len(rooflines)} machines and dtypes are drawn."
+        )
     return Chart(
         "roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)]
     )
@@ -95,7 +97,7 @@ def _place(cell: Cell, kind: str) -> tuple[float, float] | None:
     return (flops / moved, flops / seconds * GIGA) if flops and moved and seconds else None
 
 
-def _roofs(cells: list[Cell]) -> dict[str, tuple[float, float]]:
+def _rooflines(cells: list[Cell]) -> dict[str, tuple[float, float]]:
     """Bandwidth (bytes/s) and matrix rate (FLOP/s) by device and dtype, means over the records."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in {id(row): row for cell in cells for row in cell.ok}.values():

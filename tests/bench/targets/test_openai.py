@@ -179,7 +179,7 @@ def test_a_server_that_is_not_there(make: Make, knobs: dict[str, Any], said: str
     "override", ["quant=nf4", "batching.max_num_seqs=2", "runtime.threads=2", "decoding.top_k=5"]
 )
 def test_what_only_the_server_decides_is_refused(make: Make, override: str) -> None:
-    with pytest.raises(BadInput, match=r"is not honoured by engine=openai"):
+    with pytest.raises(BadInput, match=r"is not supported by engine=openai"):
         make(overrides=(override,))
 
 

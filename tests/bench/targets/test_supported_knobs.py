@@ -1,4 +1,4 @@
-"""docs/guides/peers.md says what each peer honours, in the words of the tables that refuse the
+"""docs/guides/peers.md says what each peer supports, in the words of the tables that refuse the
 rest."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def table() -> str:
 
 def test_the_page_has_the_table() -> None:
     shown = re.search(
-        r"<!-- honoured -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.S
+        r"<!-- supported -->\n(.*?)<!-- end -->", PAGE.read_text(encoding="utf-8"), re.S
     )
     assert shown is not None and shown[1].strip() == table(), f"put this there:\n{table()}"
 
@@ -56,24 +56,24 @@ def test_every_table_names_knobs_that_exist() -> None:
     [
         (
             ["engine=transformers", "quant=int8"],
-            "quant=int8 is not honoured by engine=transformers: use quant=bf16",
+            "quant=int8 is not supported by engine=transformers: use quant=bf16",
         ),
         (
             ["engine=transformers", "batching=static"],
-            "batching=static is not honoured by engine=transformers: leave it out, "
+            "batching=static is not supported by engine=transformers: leave it out, "
             "engine=transformers has its own batching",
         ),
         (
             ["engine=transformers", "runtime.profile=true"],
-            "runtime.profile=True is not honoured by engine=transformers",
+            "runtime.profile=True is not supported by engine=transformers",
         ),
         (
             ["engine=simulated", "runtime.profile=true"],
-            "runtime.profile=true is not honoured by engine=simulated",
+            "runtime.profile=true is not supported by engine=simulated",
         ),
         (
             ["engine=openai", "runtime.threads=1"],
-            "runtime.threads=1 is not honoured by engine=openai",
+            "runtime.threads=1 is not supported by engine=openai",
         ),
     ],
 )

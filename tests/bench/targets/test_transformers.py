@@ -186,8 +186,8 @@ def test_sampling_is_asked_for_and_repeatable(engine: TransformersEngine, ours: 
     first, second = (run(engine, workload(), temperature=1.0, seed=7) for _ in range(2))
     assert [t.token_ids for t in first] == [t.token_ids for t in second]
     assert [t.token_ids for t in first] != expected(ours, ignore_eos=True)
-    likeliest = run(engine, workload(), temperature=1.0, top_k=1, seed=7)
-    assert [t.token_ids for t in likeliest] == expected(ours, ignore_eos=True)
+    most_likely = run(engine, workload(), temperature=1.0, top_k=1, seed=7)
+    assert [t.token_ids for t in most_likely] == expected(ours, ignore_eos=True)
 
 
 def test_reset_ends_a_running_batch(engine: TransformersEngine, ours: LLM) -> None:
@@ -310,7 +310,7 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("quant=nf4", "quant=nf4 is not honoured by engine=transformers: use quant=bf16"),
+        ("quant=nf4", "quant=nf4 is not supported by engine=transformers: use quant=bf16"),
         (
             "attention=eager",
             "attention=eager .* leave it out, engine=transformers has its own attention",
@@ -326,7 +326,7 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
         ("decoding.stop_token_ids=[5]", r"decoding.stop_token_ids=\[5\]"),
     ],
 )
-def test_knobs_that_are_not_honoured_are_refused(folder: Path, override: str, said: str) -> None:
+def test_knobs_that_are_not_supported_are_refused(folder: Path, override: str, said: str) -> None:
     config = configuration(folder, override)
     with pytest.raises(BadInput, match=said) as refusal:
         build(config["engine"], config=config)
@@ -341,12 +341,12 @@ def test_knobs_that_are_not_honoured_are_refused(folder: Path, override: str, sa
         ("workload=chat", "arrival=poisson", "measure.repeats=3"),
     ],
 )
-def test_honoured_knobs_pass(folder: Path, overrides: tuple[str, ...]) -> None:
-    """One that is not honoured is all that is refused of them."""
+def test_supported_knobs_pass(folder: Path, overrides: tuple[str, ...]) -> None:
+    """One that is not supported is all that is refused of them."""
     require_supported(configuration(folder, *overrides))
     with pytest.raises(BadInput) as refusal:
         require_supported(configuration(folder, *overrides, "cache.block_size=32"))
-    assert str(refusal.value).startswith("cache.block_size=32 is not honoured")
+    assert str(refusal.value).startswith("cache.block_size=32 is not supported")
 
 
 def test_a_peer_may_stand_for_more_options(folder: Path) -> None:

@@ -169,13 +169,13 @@ def test_a_failure_within_transformers_reaches_the_driver(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("quant=nf4", "quant=nf4 is not honoured by engine=transformers_continuous"),
+        ("quant=nf4", "quant=nf4 is not supported by engine=transformers_continuous"),
         ("batching.chunked_prefill=false", "batching.chunked_prefill=False"),
         ("decoding.repetition_penalty=1.2", "decoding.repetition_penalty=1.2"),
         ("engine.attn_implementation=flash_attention_2", "attn_implementation=flash_attention_2"),
     ],
 )
-def test_what_is_not_honoured_is_refused(folder: Path, override: str, said: str) -> None:
+def test_what_is_not_supported_is_refused(folder: Path, override: str, said: str) -> None:
     config = configuration(folder, override)
     with pytest.raises(BadInput, match=said):
         build(config["engine"], config=config)

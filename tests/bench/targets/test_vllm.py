@@ -263,8 +263,8 @@ def test_the_process_ends_with_the_engine(engine: VllmEngine) -> None:
         ({}, ("engine.args={nonsense: 1}",), BadInput, "nonsense"),
         ({"PYTHONPATH": "nowhere"}, (), BadInput, "cannot import vLLM"),
         ({}, ("runtime.device=cuda",), BadInput, "built for cpu"),
-        ({}, ("quant=nf4",), BadInput, "quant=nf4 is not honoured by engine=vllm"),
-        ({}, ("cache.num_blocks=5",), BadInput, "cache.num_blocks=5 is not honoured"),
+        ({}, ("quant=nf4",), BadInput, "quant=nf4 is not supported by engine=vllm"),
+        ({}, ("cache.num_blocks=5",), BadInput, "cache.num_blocks=5 is not supported"),
     ],
 )
 def test_what_cannot_be_built(

@@ -27,7 +27,7 @@ from tests.bench.scripted import ScriptedClock, ScriptedEngine
 ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")
 
 
-def talks(*each: list[tuple[list[int], int, float]]) -> Workload:
+def conversations(*each: list[tuple[list[int], int, float]]) -> Workload:
     """Conversations a, b, ...: of each its turns, as the user's tokens, the answer's length and the
     think time."""
     requests: list[WorkloadRequest] = []
@@ -45,7 +45,9 @@ def talks(*each: list[tuple[list[int], int, float]]) -> Workload:
     return Workload(tuple(requests))
 
 
-TWO = talks([([9, 8], 2, 0.0), ([7], 3, 5.0), ([6, 6], 1, 0.5)], [([5], 1, 0.0), ([4], 2, 2.0)])
+TWO = conversations(
+    [([9, 8], 2, 0.0), ([7], 3, 5.0), ([6, 6], 1, 0.5)], [([5], 1, 0.0), ([4], 2, 2.0)]
+)
 
 
 def run(
@@ -72,7 +74,7 @@ def test_a_turn_is_due_at_the_end_of_the_last_answer_plus_think_time() -> None:
 
 def test_a_turn_that_the_driver_is_late_for_keeps_its_time() -> None:
     """A step of c0 lasts until 22 s; a1 was due before."""
-    work = talks([([9], 1, 0.0), ([7], 1, 0.25)], [([5], 8, 0.0)])
+    work = conversations([([9], 1, 0.0), ([7], 1, 0.25)], [([5], 8, 0.0)])
     _, traces = run(work, Offline(), step_s=2.0)
     late = traces[1]
     assert late.scheduled_s == 12.25 and late.submitted_s == late.started_s == 14
@@ -146,7 +148,7 @@ def test_warm_up_asks_first_turns() -> None:
     engine = ScriptedEngine(ScriptedClock())
     warm_up(engine, TWO, Offline(), SamplingParams(), engine.clock)
     assert [prompt for prompt, _ in engine.submitted.values()] == [[9, 8], [5]]
-    assert full_batch(64, Offline(), TWO.num_talks) == 2
+    assert full_batch(64, Offline(), TWO.num_conversations) == 2
 
 
 @given(
@@ -170,10 +172,12 @@ def test_warm_up_asks_first_turns() -> None:
 def test_any_talks_are_whole_and_valid(
     each: Any, arrival: Arrival, seqs: int, step_s: float
 ) -> None:
-    work = talks(*each)
+    work = conversations(*each)
     _, traces = run(work, arrival, max_num_seqs=seqs, step_s=step_s)
     assert (
-        check(traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_talks))).reasons
+        check(
+            traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_conversations))
+        ).reasons
         == []
     )
     ends = {trace.request_id: trace.finished_s for trace in traces}
@@ -208,7 +212,7 @@ def test_conversations_are_drawn_and_repeat() -> None:
         "r0.0",
         "r1.0",
         "r2.0",
-    ] and work.num_talks == 3
+    ] and work.num_conversations == 3
     place = {request.request_id: request for request in work.requests}
     for request in work.requests:
         assert 16 <= len(request.prompt_token_ids) <= 64 and 32 <= request.max_tokens <= 96

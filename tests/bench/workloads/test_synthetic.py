@@ -373,9 +373,9 @@ def test_text_has_its_first_token_once(tmp_path: Path) -> None:
         for request in tree.generate(begun, 256, 100, seed=0).requests:
             prompt = list(request.prompt_token_ids)
             assert prompt[0] == first and prompt.count(first) == 1 and len(prompt) in (32, 6)
-    talks = MultiTurn(3, 4, input_len=7).generate(begun, 256, 999, seed=0).requests
-    assert [r.prompt_token_ids.count(first) for r in talks] == [1, 0, 0, 0] * 3
-    assert {len(r.prompt_token_ids) for r in talks} == {7}
+    conversations = MultiTurn(3, 4, input_len=7).generate(begun, 256, 999, seed=0).requests
+    assert [r.prompt_token_ids.count(first) for r in conversations] == [1, 0, 0, 0] * 3
+    assert {len(r.prompt_token_ids) for r in conversations} == {7}
     (asked,) = (
         File(share_gpt(tmp_path, TALK), format="sharegpt")
         .generate(begun, 256, 100, seed=0)
@@ -608,9 +608,9 @@ TALK = {
 }
 
 
-def share_gpt(folder: Path, *talks: Any, newline: str = "\n") -> str:
+def share_gpt(folder: Path, *conversations: Any, newline: str = "\n") -> str:
     path = folder / "sharegpt.json"
-    path.write_bytes(json.dumps(talks, indent=1).replace("\n", newline).encode())
+    path.write_bytes(json.dumps(conversations, indent=1).replace("\n", newline).encode())
     return str(path)
 
 
@@ -733,7 +733,7 @@ def test_any_object_is_a_request_or_a_line_of_advice(row: dict[str, Any]) -> Non
         assert parsed.max_tokens is None or parsed.max_tokens >= 1
 
 
-talks = st.recursive(
+conversations = st.recursive(
     st.none() | st.text(max_size=5) | st.sampled_from(["human", "gpt"]),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -745,14 +745,18 @@ talks = st.recursive(
 
 @pytest.mark.fuzz("prompt files")
 @given(
-    talks
+    conversations
     | st.fixed_dictionaries(
-        {"conversations": st.lists(st.fixed_dictionaries({"from": talks, "value": talks}))}
+        {
+            "conversations": st.lists(
+                st.fixed_dictionaries({"from": conversations, "value": conversations})
+            )
+        }
     )
 )
-def test_any_conversation_is_a_request_nothing_or_a_line_of_advice(talk: Any) -> None:
+def test_any_conversation_is_a_request_nothing_or_a_line_of_advice(conversation: Any) -> None:
     try:
-        parsed = parse_conversation(json.loads(json.dumps(talk)), "f: conversation 1")
+        parsed = parse_conversation(json.loads(json.dumps(conversation)), "f: conversation 1")
     except BadInput as error:
         assert str(error).startswith("f: conversation 1: ") and "\n" not in str(error)
     else:

@@ -286,8 +286,8 @@ def test_roofs_of_two_dtypes_can_be_told_apart(tmp_path: Path) -> None:
     records = make_record(roofline=counted()), make_record("int8", index=1, roofline=other)
     plot = figure_of(roofline, cells_of(tmp_path, *records))
     assert plot is not None
-    roofs = [entry for entry in plot.legend if entry["label"].startswith("measured roof")]
-    assert len({(entry["colour"], entry["dashed"]) for entry in roofs}) == 2
+    rooflines = [entry for entry in plot.legend if entry["label"].startswith("measured roof")]
+    assert len({(entry["colour"], entry["dashed"]) for entry in rooflines}) == 2
 
 
 def test_marks_lie_within_their_axes() -> None:
@@ -421,8 +421,10 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
     for some in (cells, cells[2:], cells[4:]):
         expected = {looks[cell.label].colour for cell in some}
         assert {series.colour for series in points_of(some, looks)} == expected
-        roofs = roofline(some, looks)
-        assert roofs is not None and {key["colour"] for key in keys(roofs)} - {INK} == expected
+        rooflines = roofline(some, looks)
+        assert (
+            rooflines is not None and {key["colour"] for key in keys(rooflines)} - {INK} == expected
+        )
     assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
     bars = throughput(cells, looks)
     assert bars is not None and all(
